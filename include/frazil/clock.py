@@ -1,6 +1,4 @@
-"""The wall clock, in milliseconds. Functions that make decisions take the time as an argument; only their callers read
-the clock.
-"""
+"""The wall clock. Functions that decide take the time as an argument; only their callers read the clock."""
 
 from __future__ import annotations
 

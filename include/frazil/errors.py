@@ -43,9 +43,7 @@ class FrazilError(Exception):
     restartable: bool = False
 
     def __init_subclass__(cls, *, exit_code: int | None = None, restartable: bool | None = None) -> None:
-        """Set the exit code of an error class, and whether a writer that raised it is restarted. Both are inherited by
-        default.
-        """
+        """Set an error class's exit code, and whether its writer is restarted. Both are inherited."""
         if exit_code is not None:
             cls.exit_code = exit_code
         if restartable is not None:
@@ -136,9 +134,7 @@ class UnsupportedVersion(EnvironmentUnusable, ImportError):
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """Raised if a package of an extra is missing. It is an ImportError, so that code can try to import
-    `frazil.airflow`.
-    """
+    """A package of an extra is missing. An ImportError, so that code can try to import `frazil.airflow`."""
 
 
 def find_subclasses(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
@@ -149,7 +145,7 @@ def find_subclasses(of: type[FrazilError] = FrazilError) -> frozenset[type[Frazi
 NO_RESTART_EXIT_CODES = frozenset(
     each.exit_code for each in find_subclasses() if not each.restartable and each.exit_code > 1
 )
-"""Exit codes after which a restarted writer would fail in the same way. Exit code 1, a crash, is not among them."""
+"""Exit codes after which a restarted writer would fail in the same way. A crash, 1, is not among them."""
 
 
 def format_error(error: Exception) -> str:

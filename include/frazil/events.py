@@ -1,7 +1,4 @@
-"""Types of the events of a stream, and the sinks that receive them, such as the log and the heartbeat.
-
-Code emits an event once, after the event happened, and does not know which sinks receive it.
-"""
+"""Types of the events of a stream, and the sinks that receive them, such as the log and the heartbeat."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PhaseBegan:
-    """The writer began a phase of its work."""
-
     phase: Phase
     key: BatchKey | None = None
     """The batch on which the writer works from now on; None if it is still the same batch."""
@@ -42,7 +37,7 @@ class RecordsSkipped:
     """The marker was moved past records that Kafka's retention deleted before they were read."""
 
     lost: str
-    """The skipped offsets, by topic-partition, as text."""
+    """The skipped offsets, by topic-partition."""
     marker: Marker
 
 
@@ -54,26 +49,21 @@ class BatchCommitted:
     marker: Marker
     records: int
     rejected: int
-    """Number of dead letters."""
+    """Dead letters."""
     files: int
     stage_s: float
     commit_s: float
-    """Seconds for the commit, including the journal and the merge."""
+    """Including the journal and the merge."""
     bytes: int = 0
     """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Number of records by the effect of the merge. The names are those of `frazil.commit.history.RECORD_OUTCOMES`.
-    Without a merge, counts only the records that a transform dropped.
-    """
+    """Records by the merge's effect, as in `commit.history.RECORD_OUTCOMES`; without a merge, only the dropped ones."""
     cost: BatchCost = field(default_factory=BatchCost)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesMerged:
-    """Spark tasks of a merge ran for the batch that is committed next.
-
-    If a commit conflicts, more tasks may run for the same batch.
-    """
+    """Spark tasks of a merge ran for the batch that is committed next; more may follow after a conflict."""
 
     tasks: int
     merge_s: float
@@ -81,21 +71,21 @@ class ChangesMerged:
 
 @dataclass(frozen=True, slots=True)
 class LagMeasured:
-    """The stream's lag behind Kafka was measured. Emitted every few seconds."""
+    """The stream's lag behind Kafka, measured every few seconds."""
 
     lag: int
-    """Number of records in Kafka, up to the last stable offset, that the table does not have yet."""
+    """Records in Kafka, up to the last stable offset, that the table does not have yet."""
     unread: Mapping[TopicPartition, int]
-    """The lag of each topic-partition whose lag is not 0."""
+    """The lag of each topic-partition that has one."""
     freshness_ms: int
     """Largest possible age of the oldest unread record; 0 if no record is unread.
 
     If the age is unknown, this is the time since the last commit, or since this writer started.
     """
     backpressure_ms: int
-    """Time by which the last batch, or the current one so far, exceeds the commit interval; 0 if it does not."""
+    """Time by which the last batch, or the current one so far, exceeds the commit interval."""
     in_transactions: int = 0
-    """Number of offsets after those counted in `lag`. They wait for transactions to end."""
+    """Offsets after those counted in `lag`, which wait for transactions to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +102,7 @@ class FutureEventTimes:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleEvaluated:
-    """The growth of the table's metadata was evaluated. Emitted only while the growth is too fast, and once when it no
-    longer is.
-    """
+    """The growth of the table's metadata. Emitted while it is too fast, and once when it no longer is."""
 
     reason: str | None
     """Why the commit interval is longer than declared, or should be; None if it is as declared."""
@@ -126,13 +114,13 @@ class ThrottleEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class DistributionChosen:
-    """The writer decided whether to shuffle a batch's rows. Not emitted if the stream declares `distribution: none`."""
+    """Whether a batch's rows are shuffled. Not emitted if the stream declares `distribution: none`."""
 
     key: BatchKey
     shuffled: bool
     reason: str
     partitions: int
-    """Number of the table's live partitions, according to recent batches; 0 if they were not counted."""
+    """The table's live partitions, according to recent batches; 0 if they were not counted."""
     files_alone: int
     """Expected number of files without a shuffle."""
     files_shuffled: int
@@ -141,15 +129,11 @@ class DistributionChosen:
 
 @dataclass(frozen=True, slots=True)
 class StallBegan:
-    """The writer stopped making progress."""
-
     stall: Stall
 
 
 @dataclass(frozen=True, slots=True)
 class StallEnded:
-    """The writer makes progress again."""
-
     kind: StallKind
     lasted_ms: int
 
@@ -164,9 +148,7 @@ class NoticeIssued:
     sentence: str
     """The fact, its reason, and what to do to change it. Begins with a lower-case letter."""
     replaces: str = ""
-    """An earlier sentence that this one replaces, such as one with a lower count; empty if none. Only heartbeats show
-    the replacement.
-    """
+    """An earlier sentence, such as one with a lower count, that only heartbeats show replaced; empty if none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +169,12 @@ class OutageReported:
     sentence: str
     """What failed, how, and what the writer does next."""
     code: int | None = None
-    """The exit code of the error, which names the service; None if no single service failed."""
+    """The error's exit code, which names the service; None if no single service failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablesBehind:
-    """Routed tables are missing rows, and the writer retries adding them.
-
-    An empty `names` means that no table is missing rows any longer.
-    """
+    """Routed tables are missing rows, and the writer retries adding them; without `names`, none is any longer."""
 
     names: frozenset[str]
     sentence: str
@@ -207,7 +186,6 @@ class CommitRecordsFolded:
     """Old commit records were folded into one object."""
 
     records: int
-    """Number of commit records that were folded."""
 
 
 StreamEvent = (
@@ -232,26 +210,21 @@ StreamEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a stream, with its time."""
-
     stream: str
     at_ms: int
-    """Time of the event in milliseconds since 1970, UTC."""
+    """Milliseconds since 1970, UTC."""
     what: StreamEvent
 
 
 Sink = Callable[[Event], None]
-"""Receives every event. It must ignore types that it does not know, and return fast, because the stream waits for
-it.
-"""
+"""Receives every event, ignores types that it does not know, and returns fast, because the stream waits for it."""
 
 
 class EventDispatcher:
-    """Dispatches the events of one stream to its sinks, in the order in which the sinks were added.
+    """Calls the sinks of one stream with its events, in the order in which the sinks were added.
 
-    Any thread may call `emit`, and so may a sink. Sinks are called in the emitting thread, but only one thread emits at
-    a time, so all sinks receive the events in the same order. An exception in a sink affects neither the stream nor
-    other sinks: it is logged, once per sink and type of event.
+    Any thread may emit, and so may a sink. Only one thread emits at a time, so all sinks receive the events in the same
+    order. An exception in a sink affects nothing else, and is logged once per sink and type of event.
     """
 
     def __init__(self, stream: str, *sinks: Sink, clock_ms: Callable[[], int]) -> None:
@@ -261,12 +234,10 @@ class EventDispatcher:
         self._logged_failures: set[tuple[int, type[StreamEvent]]] = set()
 
     def add(self, sink: Sink) -> None:
-        """Add a sink. It is called after all earlier sinks."""
         with self._one_at_a_time:
             self._sinks.append(sink)
 
     def emit(self, what: StreamEvent) -> None:
-        """Call every sink with the event."""
         with self._one_at_a_time:
             event = Event(self.stream, self.clock_ms(), what)
             for number, sink in enumerate(self._sinks):

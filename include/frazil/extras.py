@@ -32,19 +32,19 @@ EXTRAS = {
     "s3fs": "s3",
     "thrift": "hive",
 }
-"""Maps each optional module to the extra that installs it."""
+"""The extra that installs each optional module."""
 SUPPORTED_VERSIONS = {
     "airflow": ("apache-airflow-core", "Airflow", ("3.3",)),
     "py4j": ("pyspark", "Spark", ("4.0", "4.1")),
 }
-"""Maps a module to its distribution, the product's name, and the minor versions that frazil supports."""
+"""The distribution, the product's name, and the minor versions that frazil supports, by module."""
 
 
 def require_module(module: str, *, extra: str | None = None) -> None:
-    """Raise MissingExtra if a module of an extra is not installed, and UnsupportedVersion if its version is not
-    supported.
+    """Raise MissingExtra if a module is not installed, and UnsupportedVersion for an unsupported version. Does not
+    import it.
 
-    Does not import the module. `extra` is the extra that the error suggests, in case several extras install the module.
+    `extra` is what the error suggests, in case several extras install the module.
     """
     if find_spec(module) is None:
         raise _missing_extra_error(module, extra)
@@ -53,7 +53,6 @@ def require_module(module: str, *, extra: str | None = None) -> None:
 
 
 def _require_supported(extra: str, package: str, product: str, minors: tuple[str, ...]) -> None:
-    """Raise UnsupportedVersion unless the installed package has one of the minor versions."""
     try:
         found = version(package)
     except PackageNotFoundError:  # a cluster's own Spark

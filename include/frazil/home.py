@@ -18,13 +18,11 @@ import shutil
 from pathlib import Path
 
 MIN_FREE_BYTES = 2**16
-"""Minimum free bytes of a disk. With less, it counts as full, because a log or a record in a run folder may no longer
-fit.
-"""
+"""A disk with less counts as full, because a log or a record in a run folder may no longer fit."""
 
 
 def home() -> Path:
-    """Return the absolute path of frazil's folder. Does not create it."""
+    """Return the absolute path of frazil's folder, which may not exist."""
     return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
 
 
@@ -34,17 +32,17 @@ def streams_folder() -> Path:
 
 
 def dev_airflow_home() -> Path:
-    """Return the AIRFLOW_HOME of the Airflow that `frazil dev up --airflow` starts. Does not create it."""
+    """Return the AIRFLOW_HOME of the Airflow that `frazil dev up --airflow` starts."""
     return home() / "dev" / "airflow"
 
 
 def run_folder(name: str) -> Path:
-    """Return this machine's run folder of a stream or of a shared application. Does not create it."""
+    """Return this machine's run folder of a stream or of a shared application."""
     return home() / "streams" / name
 
 
 def full_disk_sentence(folder: Path) -> str:
-    """Return a sentence that says what to do if the folder's disk is full; otherwise an empty string."""
+    """Return what to do if the folder's disk is full; otherwise an empty string."""
     place = next((one for one in (folder, *folder.parents) if one.exists()), folder)
     try:
         free = shutil.disk_usage(place).free
@@ -61,5 +59,5 @@ def make_folder(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be recreated and that checkouts share. Does not create it."""
+    """Return the folder for files that can be recreated and that checkouts share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "frazil"

@@ -1,7 +1,5 @@
-"""Detects whether frazil's files were replaced after this process started.
-
-A process that keeps running while its files are replaced may load new modules next to old ones. The resulting errors do
-not mean that a table, a catalog or Kafka has a problem.
+"""Detects whether frazil's files were replaced after this process started. Such a process may load new modules next to
+old ones, and then its errors say nothing about tables, catalogs or Kafka.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ FileVersions = frozenset[tuple[str, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ProcessStart:
-    """The files with which a process started. `process` is its name in messages."""
-
     process: str
     files: FileVersions
 
@@ -29,16 +25,12 @@ _starts: list[ProcessStart] = []
 
 
 def remember_files(process: str) -> None:
-    """Store the current state of frazil's files. Called when a long-lived process starts; `process` is its name in
-    messages.
-    """
+    """Store the state of frazil's files at the start of a long-lived process, whose name in messages is `process`."""
     _starts[:] = [ProcessStart(process, _list_files(FOLDER))]
 
 
 def explain_outdated(error: BaseException) -> str | None:
-    """Return a sentence that advises a restart, if replaced files may be the cause of the error; None for any other
-    error.
-    """
+    """Return a sentence that advises a restart, if replaced files may be the cause of the error."""
     if not _starts or not isinstance(error, CODE_ERRORS) or _list_files(FOLDER) == _starts[0].files:
         return None
     process = _starts[0].process
@@ -49,7 +41,7 @@ def explain_outdated(error: BaseException) -> str | None:
 
 
 def hash_files(folder: Path) -> str:
-    """Return a hash of a package's files; it changes when any of them is replaced."""
+    """Return a hash that changes when any of a package's files is replaced."""
     return hashlib.sha256(repr(sorted(_list_files(folder))).encode()).hexdigest()
 
 

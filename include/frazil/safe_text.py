@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 
 MAX_REASON_CHARACTERS = 1000
-"""Maximum number of characters of the reason that a user gives for an action."""
-_LINE_CHARACTERS = "\t\n"
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder text
@@ -17,10 +15,7 @@ _UNSAFE = re.compile(
 
 
 def escape_unsafe(text: str, *, lines: bool = True) -> str:
-    """Escape characters that are invisible, such as `\\x1b`, or that UTF-8 cannot encode.
-
-    With `lines`, tabs and line feeds are not escaped.
-    """
+    r"""Escape characters that are invisible, such as `\x1b`, or not UTF-8; with `lines`, not tabs and line feeds."""
     return _UNSAFE.sub(lambda found: _escape(found[0], lines=lines), text)
 
 
@@ -34,5 +29,4 @@ def reason_problem(text: str) -> str | None:
 
 
 def _escape(character: str, *, lines: bool) -> str:
-    """Escape one character; tabs and line feeds only if `lines` is False."""
-    return character if lines and character in _LINE_CHARACTERS else character.encode("unicode_escape").decode()
+    return character if lines and character in "\t\n" else character.encode("unicode_escape").decode()

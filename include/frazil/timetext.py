@@ -1,4 +1,4 @@
-"""Formats times and durations as text, in the same format for all messages, tables and pages."""
+"""Formats times and durations, in the same format for all messages, tables and pages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ def format_elapsed(milliseconds: int) -> str:
 
 
 def parse_moment(value: str | datetime) -> datetime:
-    """Parse a time in ISO 8601. The result has a time zone only if the text has one.
-
-    Raises ValueError for any other text, and for a time outside the years 1 to 9999 in UTC.
-    """
+    """Parse ISO 8601, with a time zone only if the text has one. Raises ValueError, also before year 1 in UTC."""
     moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     if moment.tzinfo is not None:
         try:

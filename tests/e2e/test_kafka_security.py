@@ -28,7 +28,7 @@ from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.fetch import check_readable
 from frazil.spec.formats import Envelope, JsonFormat
 from frazil.spec.load import load_stream
-from frazil.spec.topics import TopicPattern
+from frazil.spec.source import TopicPattern
 from tests import polling
 from tests.conftest import DeclaredStream
 from tests.secured_kafka import PASSWORD, USER, SecuredKafka, TokenServer, made_tokens

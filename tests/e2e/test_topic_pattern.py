@@ -15,7 +15,7 @@ from frazil.commit.marker import read_marker
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import SpecError, TopicMissing, TopicRecreated
 from frazil.kafka import admin
-from frazil.spec.topics import TopicPattern
+from frazil.spec.source import TopicPattern
 from frazil.stream import planner, writer
 from tests.conftest import one_event
 

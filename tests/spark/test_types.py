@@ -9,15 +9,30 @@ from typing import Any
 from uuid import UUID
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
-from pyiceberg.types import TimeType
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+)
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401
 from frazil.commit.staging_targets import target_table
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import create_decoder
+from frazil.ingest.partitioning import apply_transform
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.spec import types
 from frazil.spec.model import StreamSpec
@@ -158,3 +173,30 @@ def test_spark_still_reads_no_table_with_a_time_column(spark: Any) -> None:
     with pytest.raises(Exception, match="does not support time fields"):
         spark.sql("SELECT x FROM default.demo.with_time").collect()
     assert set(types.UNREADABLE_TYPES) == {"time"}
+
+
+IN_BUCKETS: list[tuple[IcebergType, str, Any]] = [
+    # a type, a value in SQL, and that value in Python
+    (IntegerType(), "-2147483648", -(2**31)),
+    (LongType(), "-9223372036854775807L", 1 - 2**63),
+    (DateType(), "DATE'0001-01-01'", date(1, 1, 1)),
+    (DateType(), "DATE'9999-12-31'", date(9999, 12, 31)),
+    (TimestampType(), "TIMESTAMP_NTZ'1969-12-31 23:59:59.999999'", datetime(1969, 12, 31, 23, 59, 59, 999999)),  # noqa: DTZ001
+    (TimestamptzType(), "TIMESTAMP'1900-01-01 00:00:00.000001Z'", datetime(1900, 1, 1, 0, 0, 0, 1, UTC)),
+    (DecimalType(9, 2), "-5.00BD", Decimal("-5.00")),
+    (DecimalType(9, 2), "1.28BD", Decimal("1.28")),
+    (DecimalType(38, 10), f"{'9' * 28}.{'9' * 10}BD", Decimal(f"{'9' * 28}.{'9' * 10}")),
+    (StringType(), "''", ""),
+    (StringType(), "'é😎'", "é😎"),
+    (BinaryType(), "X'00FF'", b"\x00\xff"),
+]
+
+
+def test_buckets_are_those_of_iceberg(spark: Any) -> None:
+    """Otherwise, engines would not find rows by the column: their filters skip all other buckets."""
+    row = spark.sql(f"SELECT {', '.join(f'default.system.bucket(97, {sql})' for _, sql, _ in IN_BUCKETS)}").collect()[0]
+    ours = [
+        apply_transform(pa.array([value], schema_to_pyarrow(kind)), BucketTransform(97), kind)[0].as_py()
+        for kind, _, value in IN_BUCKETS
+    ]
+    assert list(row) == ours

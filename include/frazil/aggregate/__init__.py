@@ -1,3 +1,1 @@
 """Runs declared daily aggregations in Spark: for each complete day, and again if late rows reopen the day."""
-
-from __future__ import annotations

@@ -23,9 +23,7 @@ from frazil.table.catalogs import translate_catalog_errors
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""Value of `revisions` for a day that its signals do not cover completely: it is still open, or began before the first
-signal.
-"""
+"""The revisions of a day that its signals do not cover: it is still open, or began before the first signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ def load_day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tupl
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
-    """Return whether the day is covered by signalled windows that no quality gate holds."""
+    """Return whether signalled windows that no quality gate holds cover the day."""
     whole = Window.parse(str(day))
     reached_us = whole.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):
@@ -57,15 +55,13 @@ def is_complete(day: date, signals: Sequence[Signal]) -> bool:
 
 
 def held_windows(signals: Sequence[Signal]) -> list[str]:
-    """Return the keys of the windows that a quality gate holds."""
     return [signal.partition for signal in signals if not signal.sent]
 
 
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
-    """Return the input of a new run: the newest snapshot that the day's signals name, or the source's current snapshot.
+    """Return the input of a new run: the newest snapshot that the day's signals name, if the day is complete.
 
-    The current snapshot is used if the day is not complete, or if the named snapshot has expired or was rolled back.
-    Raises SpecError if the source table does not exist or has no snapshot.
+    Otherwise, or if that snapshot has expired or was rolled back, the current one. Raises SpecError if there is none.
     """
     branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))
@@ -75,19 +71,16 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
         named = max(signals, key=lambda s: s.sequence_number).snapshot_id
         chosen, revisions, why = named, encode_revisions(signals), "the snapshot that the day's signals name"
         if named not in branch:
-            chosen, why = (
-                current,
-                f"the current snapshot, because the signals' snapshot {named} has expired or was rolled back",
-            )
+            chosen = current
+            why = f"the current snapshot, because the signals' snapshot {named} has expired or was rolled back"
     log.info("reading %s of %s at snapshot %d: %s", day, spec.source, chosen, why)
     return DayInput(chosen, branch[chosen], revisions)
 
 
 def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose. If its snapshot no longer exists, choose another one with the same
-    revisions.
+    """Return the input that an earlier task chose, or another one with the same revisions if its snapshot is gone.
 
-    Raises SpecError if that is impossible: the day's signals have changed, or a quality gate holds one of its windows.
+    Raises SpecError if the day's signals have changed, or a quality gate holds one of its windows.
     """
     branch = _source_snapshots(catalog, spec.source)
     if snapshot_id in branch:
@@ -105,13 +98,13 @@ def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
 
 
 def encode_revisions(signals: Sequence[Signal]) -> str:
-    """Return the revisions of these signals as text, in the form of `DayInput.revisions`."""
+    """Return the form of `DayInput.revisions`."""
     others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 
 def input_summary(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
-    """Return the properties that a run adds to the target's snapshot summary to describe its input."""
+    """Return what a run adds to the target's snapshot summary to describe its input."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -125,7 +118,7 @@ def input_summary(spec: AggregationSpec, day: date, given: DayInput) -> dict[str
 def find_newer_input(
     spec: AggregationSpec, day: date, given: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
-    """Return the input summary of the target's newest run for the day; None unless its input is newer than `given`.
+    """Return the input summary of the target's newest run for the day, if its input is newer than `given`.
 
     An input that is no longer in the source's history, because the source was rolled back or recreated, is not newer.
     """
@@ -155,9 +148,7 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
-    """Return the sequence numbers of the table's history by snapshot id, including older snapshots that expiry keeps
-    for signals.
-    """
+    """Return the history's sequence numbers by snapshot id, with older snapshots that expiry keeps for signals."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 

@@ -19,18 +19,16 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import translate_catalog_errors
 
 MAX_DAYS = 35
-"""Maximum number of days that are checked, back from the newest complete window."""
+"""Days that are checked, back from the newest complete window."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingDay:
-    """A complete day whose newest revisions are not aggregated yet."""
+    """A complete day whose newest revisions are not aggregated yet. `since_ms` is the time of its newest signal."""
 
     day: date
     revisions: str
-    """See `DayInput.revisions`."""
     since_ms: int
-    """Time at which the newest signal of the day was appended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class AggregatedDays:
     """The days that an aggregation has written, according to the target's history."""
 
     days: Mapping[date, tuple[str, int]]
-    """The input of each day's newest run: the revisions, and the source's sequence number."""
+    """The revisions and the source's sequence number that each day's newest run read."""
     oldest_ms: int = 0
     """Time of the oldest known snapshot of the target; 0 if the history is complete."""
 
@@ -57,10 +55,7 @@ def find_waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -
 
 
 def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
-    """Return the first day that is not complete yet, or the first day in the target if that is earlier.
-
-    Returns None before the first signal.
-    """
+    """Return the first incomplete day, or the target's first day if that is earlier; None before the first signal."""
     with translate_catalog_errors(catalog.name):
         cursor = TableSignals.load(catalog, spec.source).cursor
         days = _load_aggregated_days(catalog, spec).days
@@ -85,7 +80,7 @@ def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> Aggregated
 
 
 def select_waiting_days(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
-    """Return the complete days whose newest revisions are not in the target. Pure."""
+    """Return the complete days whose newest revisions are not in the target."""
     by_day: dict[date, list[Signal]] = {}
     for signal in signals:
         by_day.setdefault(parse_day(Window.containing(signal.start_us, Grain.DAY).key), []).append(signal)
@@ -105,10 +100,7 @@ def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: Aggrega
 
 
 def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
-    """Return the days of one aggregation in a target's history.
-
-    Leaves out runs whose input has been rolled back since, or belonged to a source table that was dropped.
-    """
+    """Return an aggregation's days in a target's history whose input is still in the source's history."""
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):
@@ -124,5 +116,4 @@ def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetad
 
 
 def select_late_days(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
-    """Return the days that have waited longer than the aggregation's declared limit."""
     return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

@@ -1,16 +1,13 @@
 """Aggregates one day in Spark: reads one snapshot of the source, and overwrites that day's partition of the target.
 
-The run's START, and its COMPLETE or FAIL, are reported to OpenLineage. Errors of these reports never stop the run.
-
-Two runs for the same day may overlap. Each write therefore asserts that the day's partition is unchanged since the run
-read the target. If it has changed, the run reads the target again. The partition thus shows the newest input of all
-runs.
+Each write asserts that the partition is unchanged since the run read the target, and otherwise reads the target again.
+So the partition shows the newest input of all runs. Errors of reports to OpenLineage never stop a run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
@@ -51,15 +48,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Maximum number of attempts to write the day, if other runs write it at the same time."""
+"""Attempts to write the day, if other runs write it at the same time."""
 _CONFLICT_ERRORS = ("ValidationException", "CommitFailedException")
-"""Names of Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing the commit."""
+"""Iceberg's exceptions if another run wrote the day, or the catalog kept refusing the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayOutcome:
-    """The result of an aggregation run."""
-
     written: bool
     sentence: str
 
@@ -75,7 +70,7 @@ class DayRun:
 
     @contextmanager
     def report(self, jobs: JobReporter | None) -> Iterator[None]:
-        """Report START before the run, and COMPLETE or FAIL after it; report nothing if no backend is declared."""
+        """Report START before the run, and COMPLETE or FAIL after it; nothing if no backend is declared."""
         if jobs is None:
             yield
             return
@@ -123,40 +118,33 @@ class DayRun:
 def run_aggregation(
     name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
 ) -> int:
-    """Aggregate one day, and return the process's exit code: 0, also if the target already has a newer input.
-
-    Without a snapshot id, the input is chosen here from the day's signals. Other exit codes: see `frazil.errors`.
-    """
+    """Aggregate one day, with an input chosen now by default. Return the exit code (see `frazil.errors`)."""
     log_to_stderr()
     try:
-        _aggregate(find_aggregation(folder, name), parse_day(day), snapshot_id=snapshot_id, revisions=revisions)
+        spec, of_day = find_aggregation(folder, name), parse_day(day)
+        catalog = open_existing_catalog(spec.catalog)
+        if snapshot_id is None:
+            given = choose_input(catalog, spec, of_day, load_day_signals(catalog, spec, of_day))
+        else:
+            given = reuse_input(catalog, spec, of_day, snapshot_id=snapshot_id, revisions=revisions)
+        run = DayRun(catalog, spec, of_day, given)
+        with openlineage_jobs() as jobs, run.report(jobs):
+            spark = start_session(f"frazil {spec.name} {of_day}", spec.catalog)
+            try:
+                log.info(aggregate_day(spark, run).sentence)
+            finally:
+                spark.stop()
     except FrazilError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
         return error.exit_code
     return 0
 
 
-def _aggregate(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
-    catalog = open_existing_catalog(spec.catalog)
-    if snapshot_id is None:
-        given = choose_input(catalog, spec, day, load_day_signals(catalog, spec, day))
-    else:
-        given = reuse_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
-    run = DayRun(catalog, spec, day, given)
-    with openlineage_jobs() as jobs, run.report(jobs):
-        spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
-        try:
-            log.info(aggregate_day(spark, run).sentence)
-        finally:
-            spark.stop()
-
-
 def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
-    """Write the day's partition of the target, unless it already shows a newer state of the source. Return the outcome.
+    """Write the day's partition of the target, unless it already shows a newer state of the source.
 
-    In the Spark session, the catalog must have its own name, and the time zone must be UTC. Raises SpecError if Spark
-    refuses the SQL, SchemaIncompatible if the SQL's columns do not fit the target, CommitUnavailable after MAX_ATTEMPTS
-    conflicts.
+    The Spark session must have the catalog's own name and UTC. Raises SpecError if Spark refuses the SQL,
+    SchemaIncompatible if its columns do not fit the target, and CommitUnavailable after MAX_ATTEMPTS conflicts.
     """
     catalog, spec, day = run.catalog, run.spec, run.day
     result = _query_day(spark, run)
@@ -166,7 +154,13 @@ def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
             target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
         newer = find_newer_input(spec, day, run.given, target=target.metadata, source=source.metadata)
         if newer is not None:
-            return DayOutcome(False, _not_written_message(run, newer))
+            return DayOutcome(
+                False,
+                f"{spec.target}: {day} was not changed, because it already shows a newer state of {spec.source}: "
+                f"sequence number {newer['frazil.input-sequence-number']} (snapshot "
+                f"{newer['frazil.input-snapshot-id']}). The input of this run has sequence number "
+                f"{run.given.sequence_number} (snapshot {run.given.snapshot_id})",
+            )
         if _overwrite(run, result, base=target):
             return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {run.given.snapshot_id}")
         log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
@@ -193,32 +187,23 @@ def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
 
 
 def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
-    """Create the target, partitioned by day, if it does not exist.
-
-    PyIceberg creates the table. Spark would number the columns of a new table from 0, and SeaweedFS's REST catalog does
-    not accept a partition by column 0.
-    """
+    """Create the target, partitioned by day, if it does not exist."""
     catalog, identifier, target = run.catalog, run.spec.target, _spark_name(run.catalog, run.spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
     with translate_catalog_errors(catalog.name):
         if not catalog.table_exists(identifier):
-            schema = _iceberg_schema(spark, result)
+            # Not with Spark, which numbers columns from 0: SeaweedFS refuses a partition by column 0.
+            iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # it has no public name
+            converted = iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema())
+            schema = Schema.model_validate_json(iceberg.SchemaParser.toJson(converted))
             day_id = schema.find_field(DAY_COLUMN).field_id
             by_day = PartitionSpec(PartitionField(day_id, 1000, IdentityTransform(), DAY_COLUMN))
             catalog.create_table_if_not_exists(identifier, schema, partition_spec=by_day)
     spark.catalog.refreshTable(target)
 
 
-def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
-    """Return the result's schema, converted by Iceberg's Spark runtime. The catalog assigns new column ids."""
-    iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # PySpark has no public name for it
-    return Schema.model_validate_json(
-        iceberg.SchemaParser.toJson(iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema()))
-    )
-
-
 def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
-    """Replace the day's partition with the result. Returns False if the partition has changed since `base`."""
+    """Replace the day's partition with the result. Returns False if it has changed since `base`."""
     target = _spark_name(run.catalog, run.spec.target)
     writer = result.writeTo(target).option("isolation-level", "serializable")
     snapshot = base.current_snapshot()
@@ -230,22 +215,14 @@ def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
         writer.overwrite(F.col(DAY_COLUMN) == F.lit(run.day))
     except AnalysisException as error:
         raise SchemaIncompatible(
-            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. Change the SQL, or the table "
-            "(ALTER TABLE)"
+            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. "
+            "Change the SQL, or the table (ALTER TABLE)"
         ) from error
     except (Py4JJavaError, PySparkException) as error:
         if not any(conflict in str(error) for conflict in _CONFLICT_ERRORS):
             raise
         return False
     return True
-
-
-def _not_written_message(run: DayRun, newer: Mapping[str, str]) -> str:
-    return (
-        f"{run.spec.target}: {run.day} was not changed, because it already shows a newer state of {run.spec.source}: "
-        f"sequence number {newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}). The "
-        f"input of this run has sequence number {run.given.sequence_number} (snapshot {run.given.snapshot_id})"
-    )
 
 
 def _spark_name(catalog: Catalog, identifier: str) -> str:

@@ -1,6 +1,6 @@
 """Reads the declaration of a daily aggregation: one YAML file, named after the aggregation.
 
-This module loads neither PyIceberg nor Spark, because Airflow's DAG processor reads the folder repeatedly.
+Loads neither PyIceberg nor Spark, because Airflow's DAG processor reads the folder repeatedly.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from frazil.spec.yaml_file import read_mapping
 log = logging.getLogger(__name__)
 
 SOURCE_VIEW = "source_day"
-"""Name of the view from which the SQL selects. It has the source's rows of one day."""
+"""The view from which the SQL selects: the source's rows of one day."""
 DAY_COLUMN = "day"
-"""The target's first column, by which it is partitioned. frazil adds this column; the SQL must not."""
+"""The target's first column, by which it is partitioned. frazil adds it; the SQL must not."""
 
 Identifier = Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)+$")]
 Text = Annotated[str, Field(min_length=1)]
 
 
 class AggregationSpec(Model):
-    """One declared aggregation: reads a UTC day of a source table by event time, and writes a target's partition."""
+    """Aggregates a UTC day of a source table, by event time, into a partition of a target table."""
 
     name: Text
     description: str = ""
     source: Identifier
     event_time: Text
-    """A column of the source with the type timestamptz or timestamp."""
+    """A column of type timestamptz or timestamp."""
     target: Identifier
-    """A table, created if missing. Only this aggregation may write to its partitions."""
+    """Created if missing. Only this aggregation may write to its partitions."""
     catalog: str | None = None
-    """Name of both tables' catalog; None means the default catalog."""
+    """The catalog of both tables; None means the default."""
     within: PositiveDuration = timedelta(hours=2)
     """Time after which an alert fires for a day that is complete but not in the target."""
     sql: Text
-    """A SELECT over the view `source_day`. It must not select the day, which frazil adds as the first column."""
+    """A SELECT over the view `source_day`, without the day."""
 
     @model_validator(mode="after")
     def _check_two_tables(self) -> Self:
@@ -71,11 +71,7 @@ def parse_day(text: str | None) -> date:
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
-    """Return one aggregation of a folder by its name; other files in the folder may be invalid.
-
-    If the aggregation's file is invalid or missing, returns the last valid declaration. Raises SpecError if none is
-    known.
-    """
+    """Return a folder's aggregation: the last valid declaration, if its file no longer is. Raises SpecError."""
     try:
         return _load_named(folder, name)
     except SpecError as error:

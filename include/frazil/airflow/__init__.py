@@ -1,6 +1,5 @@
-"""Operators, triggers and DAG factories: the only package of frazil that imports Airflow.
-
-Users import from here. Names are loaded on first use, so a DAG file loads only the modules that it needs.
+"""Operators, triggers and DAG factories: the only package of frazil that imports Airflow. Names are loaded on first
+use, so a DAG file loads only the modules that it needs.
 """
 
 from __future__ import annotations

@@ -17,17 +17,15 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
-"""Names of Airflow's components, by the type of their jobs in Airflow's database."""
 
 
 def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[MissingComponent, ...]:
-    """Return this Airflow's components that had no recent heartbeat at `at_ms`, when `heartbeats` were read."""
+    """Return the components that had no recent heartbeat at `at_ms`, when `heartbeats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
     return find_missing(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow_home())
 
 
 def last_heartbeats(session: Session) -> dict[str, ComponentHeartbeat]:
-    """Return the last heartbeat of each component that has ever run."""
     query = (
         select(Job.job_type, Job.state, func.max(Job.latest_heartbeat))
         .where(Job.job_type.in_(COMPONENTS))

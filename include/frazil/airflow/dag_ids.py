@@ -1,4 +1,4 @@
-"""Defines the ids of DAGs and tasks, and determines from these ids which stream or table a task is about."""
+"""Defines the ids of DAGs and tasks, and finds from them which stream or table a task is about."""
 
 from __future__ import annotations
 
@@ -13,24 +13,16 @@ from frazil.spec.route import VALUE
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
 STREAM_TASK_PREFIX = "stream."
-"""Prefix of the task ids in the DAG of a shared application; the stream's name follows."""
 ROUTE_PREFIX = "route of "
-"""Prefix of a name that stands for all tables of a stream's route in the maintenance DAG; the stream's name follows."""
+"""Prefix of the maintenance DAG's name for all tables of a stream's route."""
 
 
 def writer_dag_id(stream: str) -> str:
-    """Return the id of a stream's writer DAG.
-
-    Streams that share an application have one DAG, with the application's name.
-    """
     return f"frazil_writer_{stream}"
 
 
 def partitions_dag_id(table: str) -> str:
-    """Return the id of a table's partition DAG.
-
-    The tables that a route's template creates have one DAG, with the stream's name, which has no dot.
-    """
+    """Return the id of a table's partition DAG. A template's tables share one, with the stream's dotless name."""
     return f"frazil_partitions_{table}"
 
 
@@ -40,30 +32,24 @@ def partitions_dag_of(spec: StreamSpec) -> str:
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:
-    """Whether these task ids belong to the DAG of a shared application."""
     return any(one.startswith(STREAM_TASK_PREFIX) for one in task_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSubject:
-    """The stream or table that a task is about; both are None for a task about all streams or a shared application."""
+    """The stream or table that a task is about; neither for a task about all streams or a shared application."""
 
     stream: str | None = None
     table: str | None = None
 
     @property
     def path(self) -> str:
-        """The fragment (after the #) of the operations page's URL for this subject."""
+        """The fragment (after the #) of the operations page's URL."""
         return page_path(self.stream, self.table)
 
 
 def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> TaskSubject:
-    """Return the stream or table that a task instance is about. Pure.
-
-    :param label: the name of a mapped task instance, as Airflow's UI shows it; None before it starts.
-    :param form: the parameters of the run, which any user may have set.
-    :param shared: whether the DAG belongs to an application that streams share.
-    """
+    """Return the stream or table of a task instance. `label` names a mapped one, `form` has the run's parameters."""
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
         if shared:
@@ -82,9 +68,5 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
             if label and label.startswith(ROUTE_PREFIX)
             else TaskSubject(table=label)
         )
-    stream, table = (_text_or_none(form.get(key)) for key in ("stream", "table"))
+    stream, table = (form[key] if isinstance(form.get(key), str) and form[key] else None for key in ("stream", "table"))
     return TaskSubject(stream, table)
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None

@@ -26,24 +26,15 @@ from frazil.operations.message import Message
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration, parse_duration
 
-ON_FAILURE_VARIABLE = "FRAZIL_ON_FAILURE"
-ON_RESOLVED_VARIABLE = "FRAZIL_ON_RESOLVED"
-ON_LATE_VARIABLE = "FRAZIL_ON_LATE"
 DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
 PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "backfill", "dead letters"})
-"""Purposes of DAGs; a DAG has its purpose as a tag."""
-START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_TAGS_PER_KIND = 10
-"""Maximum number of stream tags, of table tags, and of owners. A DAG with more of a kind gets none of that kind."""
+"""Maximum number of stream tags, table tags and owners. A DAG with more of a kind gets none of it."""
 MIN_INTERVAL = timedelta(minutes=1)
-"""Minimum interval between the runs of a DAG."""
-MAX_TAG_CHARACTERS = 100
-"""Maximum number of characters that Airflow accepts in a tag."""
 
 OnFailure = Call | Sequence[Call]
-"""One notifier or several."""
 MessageOf = Callable[[Any], Message | None]
-"""Returns the message about a task, given the task's Airflow context; None if there is nothing to report."""
+"""Returns the message about a task from its context; None if there is nothing to report."""
 
 
 def dag_profile(  # noqa: PLR0913 - keywords, each with a default
@@ -59,22 +50,19 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
 ) -> dict[str, Any]:
     """Return the arguments that all of frazil's DAGs share.
 
-    :param display_name: the name in Airflow's lists and search.
     :param purpose: the second tag, such as `writer`.
-    :param streams: names of the DAG's streams; the names of `specs` need not be repeated.
-    :param specs: declarations of the DAG's streams, which name the owners.
-    :param tables: the DAG's tables.
+    :param streams: names of streams in addition to those of `specs`, whose owners own the DAG.
     :param marks: further tags, such as `broken`.
-    :param on_failure: notifiers of the DAG's tasks; by default the notifiers of FRAZIL_ON_FAILURE.
-    :param defaults: the DAG's own default arguments; FRAZIL_DEFAULT_ARGS overrides them.
+    :param on_failure: notifiers of the tasks; by default those of FRAZIL_ON_FAILURE.
+    :param defaults: default arguments, which FRAZIL_DEFAULT_ARGS overrides.
     """
     about = {"stream": sorted({*streams, *(spec.name for spec in specs)}), "table": sorted(set(tables))}
     named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MAX_TAGS_PER_KIND for name in names]
     owners = sorted({spec.owner for spec in specs if spec.owner})
     return {
         "dag_display_name": display_name,
-        "tags": {"frazil", purpose, *marks, *(tag for tag in named if len(tag) <= MAX_TAG_CHARACTERS)},
-        "start_date": START_DATE,
+        "tags": {"frazil", purpose, *marks, *(tag for tag in named if len(tag) <= 100)},
+        "start_date": datetime(2026, 1, 1, tzinfo=UTC),
         "catchup": False,
         "default_args": {
             **defaults,
@@ -86,10 +74,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
 
 
 def default_arguments(purpose: str) -> dict[str, Any]:
-    """Return the default arguments in FRAZIL_DEFAULT_ARGS for DAGs of a purpose.
-
-    Raises SpecError if it is not a JSON object.
-    """
+    """Return the arguments in FRAZIL_DEFAULT_ARGS for a purpose. Raises SpecError if it is not a JSON object."""
     text = os.environ.get(DEFAULT_ARGS_VARIABLE)
     if not text:
         return {}
@@ -107,10 +92,7 @@ def default_arguments(purpose: str) -> dict[str, Any]:
 
 
 def read_interval(variable: str, default: timedelta) -> timedelta:
-    """Return a DAG's interval from an environment variable with a value such as `30m`, or the default if it is not set.
-
-    Raises SpecError if the value is not a duration, or too short.
-    """
+    """Return a DAG's interval from a variable such as `30m`. Raises SpecError for an invalid or too short duration."""
     text = os.environ.get(variable)
     if not text:
         return default
@@ -124,23 +106,18 @@ def read_interval(variable: str, default: timedelta) -> timedelta:
 
 
 def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
-    """Return the notifiers that are called when a task has failed after all retries.
-
-    Each gets the task's context, with the message as `frazil`.
-    """
-    return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from(ON_FAILURE_VARIABLE)]
+    """Return the notifiers for tasks that failed after all retries. The task's context has the message as `frazil`."""
+    return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_FAILURE")]
 
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
-    """Return the notifiers that are called when alerts resolve. Each gets the task's context, with the message as
-    `frazil`.
-    """
-    return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from(ON_RESOLVED_VARIABLE)]
+    """Return the notifiers for resolved alerts. The task's context has the message as `frazil`."""
+    return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_RESOLVED")]
 
 
 def late_callback() -> Any:
-    """Return the async function that FRAZIL_ON_LATE names; None if it is not set."""
-    named = _notifiers_from(ON_LATE_VARIABLE)
+    """Return the async function that FRAZIL_ON_LATE names, or None."""
+    named = _notifiers_from("FRAZIL_ON_LATE")
     return named[0] if named else None
 
 
@@ -156,10 +133,7 @@ def _notifiers_from(variable: str) -> list[Any]:
 
 
 def _load_callback(path: str, variable: str) -> Any:
-    """Import a function or notifier. If it is a notifier class, return an instance.
-
-    Raises SpecError if it cannot be imported or called.
-    """
+    """Import a function or notifier; instantiate a notifier class. Raises SpecError if it is not callable."""
     module, _, attribute = path.partition(":")
     how = "write module:name of a module that the DAG processor and the workers can import"
     if not attribute:

@@ -21,25 +21,20 @@ from frazil.operations.message import Message, build_late_run_message
 log = logging.getLogger(__name__)
 
 OnLate = Callable[..., Awaitable[None]]
-"""An async function at the top level of a module that the triggerer can import.
-
-It is called with `sentence`. If it has a parameter `context`, this is Airflow's context, with the message under the key
-`frazil`, as for notifiers.
+"""An async function at the top level of a module that the triggerer can import. It is called with `sentence`, and, if
+it has a parameter `context`, with Airflow's context and the message under the key `frazil`.
 """
 
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
-    """Return a deadline that reports a run as late if it has not ended within `interval` after it was queued.
-
-    `sentence` is the text of the report.
-    """
+    """Return a deadline that reports `sentence` if a run has not ended within `interval` after it was queued."""
     target = AsyncCallback(on_late or late_callback() or log_late_run)
     callback = AsyncCallback(notify_late, kwargs={"sentence": sentence, "to": target.path})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
 
 async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
-    """Call the function at the import path `to` with the message. Airflow calls this in the triggerer."""
+    """Call the function at the import path `to` with the message, in the triggerer."""
     module, _, name = to.rpartition(".")
     on_late = getattr(import_module(module), name)
     extended = {"context": {**context, CONTEXT_KEY: _message(sentence, context.get("dag_run") or {})}}
@@ -49,7 +44,7 @@ async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> 
 
 
 def _message(sentence: str, run: Mapping[str, Any]) -> Message:
-    """Return the message about a late run. `run` is the DAG run as in Airflow's REST API."""
+    """Return the message about a late DAG run, given as in Airflow's REST API."""
     dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
     return build_late_run_message(
         dag_id=dag_id or "a frazil DAG",

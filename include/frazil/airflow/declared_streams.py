@@ -1,7 +1,4 @@
-"""Reads the declared streams of a folder for DAGs.
-
-If a file is broken, its last valid declaration is used. Other files are not affected.
-"""
+"""Reads the declared streams of a folder for DAGs. If a file is broken, its last valid declaration is used."""
 
 from __future__ import annotations
 
@@ -29,15 +26,15 @@ class DeclaredStream:
     """The current or last valid declaration; None if the file has never been valid."""
     problem: str | None
     removed: bool = False
-    """Whether its file has been deleted. Running tasks then end, and no new task starts."""
+    """Whether its file was deleted: running tasks end, and no new task starts."""
     missing: bool = False
-    """Whether its file is missing, perhaps only temporarily. No alert fires until the stream counts as removed."""
+    """Whether its file is missing, perhaps temporarily: no alert fires until the stream counts as removed."""
     current: bool = False
-    """Whether `spec` is the current content of its file. If so, `problem` is a conflict with another file."""
+    """Whether `spec` is the content of its file. If so, `problem` is a conflict with another file."""
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
-    """Return every stream of the folder, including recently removed streams, once each and sorted by name."""
+    """Return every stream of the folder, also recently removed ones, sorted by name."""
     valid: dict[Path, StreamSpec] = {}
     found: dict[str, DeclaredStream] = {}
     for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
@@ -56,21 +53,20 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
 
 
 def declared_streams(folder: Path) -> list[DeclaredStream]:
-    """Return every stream that a file of the folder declares, once each and sorted by name."""
+    """Return every stream of the folder, without removed ones, sorted by name."""
     return [stream for stream in all_streams(folder) if not stream.removed]
 
 
 def valid_specs(folder: Path) -> list[StreamSpec]:
-    """Return the current or last valid declarations of a folder's streams, sorted by name, without removed streams."""
+    """Return the current or last valid declarations of a folder's streams, sorted by name."""
     return [stream.spec for stream in declared_streams(folder) if stream.spec is not None]
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that feed a table, sorted by name.
+    """Return the streams that feed a table, sorted by name; one that feeds it by its route as a copy whose table is
+    this one.
 
-    A stream that feeds the table by its route is returned as a copy whose table is this one. For a broken file, its
-    last valid declaration counts. Raises SpecError if no stream feeds the table, or if a file that has never been valid
-    contains the table's name.
+    Raises SpecError if no stream feeds the table, or if a file that has never been valid contains the table's name.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     specs = feeding((one.spec for one in found if one.spec is not None), table)
@@ -79,10 +75,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
-    """Whether every stream that fed the table was removed.
-
-    False as long as a file that has never been valid contains the table's name.
-    """
+    """Whether every stream that fed the table was removed, and no file that was never valid names it."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(view_from_table(one.spec, table) if one.spec else table in _read_text(one.path) for one in found)
 
@@ -103,7 +96,7 @@ def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None
 
 
 def _read_name(path: Path) -> str:
-    """Return the stream's name from a broken file. If the file has no valid name, derive one from its path."""
+    """Return the stream's name from a broken file, or one derived from its path."""
     try:
         name = str(read_mapping(path).get("name", ""))
     except SpecError:

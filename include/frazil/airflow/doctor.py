@@ -1,6 +1,5 @@
-"""Checks Airflow for `frazil doctor`, in a separate process: `python -m frazil.airflow.doctor STREAMS_FOLDER`.
-
-Reads Airflow's configuration and database, changes nothing, and prints its findings as JSON.
+"""Checks Airflow for `frazil doctor`, in a separate process: `python -m frazil.airflow.doctor STREAMS_FOLDER`. Changes
+nothing, and prints its findings as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 TESTED_VERSION = "3.3"
-"""The version of Airflow that frazil is tested with."""
 SHARED_DAGS = {
     HEALTH_DAG: "no alert fires",
     AUDITS_DAG: "no stream is audited",
@@ -43,11 +41,10 @@ SHARED_DAGS = {
 }
 """DAGs that serve all streams, each with what is not done without it."""
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
-"""The environment variable whose value dags/writers.py passes as the queue to `writer_dags`."""
+"""The variable that dags/writers.py passes as the queue to `writer_dags`."""
 
 
 def check_airflow(streams: Path) -> Iterator[Finding]:
-    """Yield the findings about this Airflow, for the streams of a folder."""
     ok = airflow_version.startswith(f"{TESTED_VERSION}.")
     yield Finding(
         "airflow", CheckState.OK if ok else CheckState.WARNING,
@@ -131,11 +128,8 @@ def _check_spark_connection(session: Session) -> Iterator[Finding]:
             "spark-defaults.conf", fix,
         )  # fmt: skip
     elif not Path(properties).is_file():
-        yield Finding(
-            "connection", CheckState.WRONG,
-            f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host",
-            fix,
-        )  # fmt: skip
+        problem = f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host"
+        yield Finding("connection", CheckState.WRONG, problem, fix)
     else:
         yield Finding("connection", CheckState.OK, f"{SPARK_CONNECTION} submits to {found.host}")
 
@@ -150,7 +144,6 @@ def _check_import_errors(session: Session) -> Iterator[Finding]:
 
 
 def _check_shared_dags() -> Iterator[Finding]:
-    """Yield a finding for each shared DAG that is missing or paused."""
     paused = read_pauses(SHARED_DAGS)
     for dag_id, undone in SHARED_DAGS.items():
         if dag_id not in paused:

@@ -1,7 +1,4 @@
-"""Exports the state of tables, streams and windows as gauges in Airflow's metrics.
-
-Airflow sends them to StatsD (with tags) or OpenTelemetry.
-"""
+"""Exports tables, streams and windows as gauges in Airflow's metrics: StatsD (with tags) or OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -32,10 +29,6 @@ GAUGES = {
     "frazil.windows.held": "windows that a quality gate holds",
 }
 """Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
-_HEALTH_GAUGES = (
-    *("data_files", "data_bytes", "delete_files", "rows", "manifests", "manifest_list_bytes_per_file"),
-    *("metadata_bytes", "snapshots"),
-)
 
 
 def export_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
@@ -46,26 +39,25 @@ def export_health(found: Mapping[str, TableHealth | str | None], active: Iterabl
     for name, count in counts.items():
         _export("frazil.table.alerts", count, table=name)
     for name, health in found.items():
-        if isinstance(health, TableHealth):
-            _export_table(name, health)
+        if not isinstance(health, TableHealth):
+            continue
+        for gauge in (
+            *("data_files", "data_bytes", "delete_files", "rows", "manifests", "manifest_list_bytes_per_file"),
+            *("metadata_bytes", "snapshots"),
+        ):
+            _export(f"frazil.table.{gauge}", getattr(health, gauge), table=name)
+        for stream in health.streams:
+            tags = {"table": name, "stream": stream.name}
+            if stream.lag is not None:
+                _export("frazil.stream.lag", stream.lag, **tags)
+            if stream.last_commit_at_ms is not None:
+                _export("frazil.stream.last_commit_timestamp_seconds", stream.last_commit_at_ms / 1000, **tags)
 
 
 def export_windows(table: str, cursor: Cursor | None) -> None:
-    """Export the end of a table's last window that was signalled or held, and the number of held windows."""
     if cursor is not None:
         _export("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
         _export("frazil.windows.held", len(cursor.held), table=table)
-
-
-def _export_table(table: str, health: TableHealth) -> None:
-    for name in _HEALTH_GAUGES:
-        _export(f"frazil.table.{name}", getattr(health, name), table=table)
-    for stream in health.streams:
-        tags = {"table": table, "stream": stream.name}
-        if stream.lag is not None:
-            _export("frazil.stream.lag", stream.lag, **tags)
-        if stream.last_commit_at_ms is not None:
-            _export("frazil.stream.last_commit_timestamp_seconds", stream.last_commit_at_ms / 1000, **tags)
 
 
 def _export(name: str, value: float, **tags: str) -> None:

@@ -1,8 +1,7 @@
 """Makes an Airflow task the OpenLineage parent of the runs that it starts.
 
-The id has the format of Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`):
-namespace, `<dag id>.<task id>`, and a run id made of DAG, task, try and the run's date. Without the provider, this
-module computes the same id, so that installing the provider later changes no id.
+The id is that of Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`), also
+without the provider, so that installing it later changes no id.
 """
 
 from __future__ import annotations
@@ -24,14 +23,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLUSTER_PREFIXES = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
-"""Prefixes of Spark properties that set environment variables of a driver in a cluster. Other masters ignore them."""
+"""Prefixes of Spark properties that set environment variables of a driver in a cluster."""
 
 
 def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the parent id `<namespace>/<job>/<run id>` for runs that the task starts.
-
-    Returns None if no OpenLineage backend is configured, or if the environment already has a parent.
-    """
+    """Return the parent id `<namespace>/<job>/<run id>`; None without a backend, or if a parent is set."""
     from frazil.lineage.facts import PARENT_VARIABLE, LineageSettings  # a DAG file that is parsed needs no PyIceberg
 
     if environment.get(PARENT_VARIABLE) or not LineageSettings.load(environment).on:
@@ -45,10 +41,7 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def submit_as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the task the OpenLineage parent of the applications that are submitted in this context.
-
-    Yields the Spark properties `spark`, with the parent added if there is one.
-    """
+    """Make the task the OpenLineage parent of what is submitted here. Yields `spark` with the parent."""
     from frazil.lineage.facts import PARENT_VARIABLE
 
     parent = parent_id(context)

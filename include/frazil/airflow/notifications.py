@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 CONTEXT_KEY = "frazil"
 MAX_ATTEMPTS = 2
-"""Maximum number of attempts per notification. A lost notification about an incident's end would leave it open."""
+"""Maximum number of attempts per notification: a lost one about an incident's end would leave it open."""
 NO_REASON = "Airflow reports no reason (the task's process may have been killed): see the task's log"
 
 Call = Callable[[Any], None]
@@ -23,10 +23,7 @@ Call = Callable[[Any], None]
 
 
 def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Wrap `call` so that the context has the message under the key `frazil`. Without a message, `call` is not called.
-
-    `message_of` returns the message; by default it is the message of a failed task.
-    """
+    """Wrap `call` so that the context has the message, by default of a failed task; without one, it is not called."""
 
     def report(context: Any) -> None:
         message = (message_of or failure_message)(context)
@@ -65,9 +62,7 @@ class EachAlert:
 
 
 def each_alert(notifier: Call) -> EachAlert:
-    """Wrap a notifier so that it is called once for each alert, instead of once for all that fire or resolve in one
-    run.
-    """
+    """Wrap a notifier so that it is called for each alert, instead of once for all that fire or resolve in a run."""
     return EachAlert(notifier)
 
 

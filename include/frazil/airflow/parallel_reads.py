@@ -9,18 +9,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MAX_THREADS = 8
-"""Number of threads. With several threads, a catalog that does not respond delays the task by only one timeout."""
+"""Several, so that a catalog that does not respond delays the task by only one timeout."""
 
 
 def read_in_parallel(
     names: Iterable[str], read: Callable[[str], T], *, within_s: float, at_once: int = MAX_THREADS
 ) -> dict[str, T | Exception]:
-    """Return for each name the result of `read`, or its exception. A read longer than `within_s` seconds gives a
-    TimeoutError.
-
-    `read` runs in threads, where a task cannot call Airflow. A read that hangs keeps its thread until the task's
-    process ends; the process does not wait for the thread.
-    """
+    """Return what `read` returns or raises, by name; TimeoutError after `within_s`. Abandons reads that hang."""
     pool = ThreadPoolExecutor(at_once)
     futures = {name: pool.submit(read, name) for name in names}
     wait(futures.values(), timeout=within_s)

@@ -1,7 +1,4 @@
-"""Registers frazil's additions to Airflow's UI: the operations page, the quality gates' Data Docs, and task buttons.
-
-The buttons on tasks lead to these pages. Airflow finds the plugin by its entry point.
-"""
+"""Registers the operations page, the Data Docs, and task buttons in Airflow's UI, by an entry point."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from frazil.airflow.task_links import LINKS
 
 
 class FrazilPlugin(AirflowPlugin):
-    """The plugin. The API server loads it wherever frazil is installed; the entry point is in pyproject.toml."""
-
     name = "frazil"
     fastapi_apps: list[Any] = [  # noqa: RUF012 - Airflow's own shape
         {"app": operations_page(), "url_prefix": page_address.PREFIX, "name": "frazil operations"},

@@ -1,8 +1,5 @@
-"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task.
-
-An XCom is the only part of a task in Airflow 3.3's UI that the task's trigger can write. The messages that a triggerer
-accepts (`ToTriggerSupervisor` in `airflow.jobs.triggerer_job_runner`) cannot write notes, rendered fields, the label of
-a mapped instance, or the task state store. A note needs the REST API and a user's credentials.
+"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task. Its trigger can
+write nothing else that Airflow 3.3's UI shows.
 """
 
 from __future__ import annotations
@@ -20,28 +17,20 @@ from frazil import clock
 from frazil.timetext import format_utc
 
 MIN_DEFERRAL_S = 15.0
-"""Minimum number of seconds that a trigger waits before it fires. The executor reports the end of a task's first half
-(before the deferral) only after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the
-end of the second half. Airflow then kills the second half, and retries a task that has failed for good.
+"""Minimum number of seconds before a trigger fires. If it fires before the executor has reported the end of the task's
+first half, Airflow 3.3 may kill the second half, and retry a task that has failed for good.
 """
 XCOM_KEY = "frazil_state"
-"""The XCom's key. Airflow's list of XComs, filtered by this key, shows the state of every writer."""
+"""The XCom's key, by which Airflow's list of XComs shows every writer."""
 RENEW_INTERVAL_S = 900.0
 """Seconds after which an unchanged state is written again with current numbers."""
 MAX_BURST, REFILL_INTERVAL_S = 6, 360.0
-"""Limit on writes: 6 in a burst, and one more every 360 seconds. A state that changes each second is written 16 times
-in the first hour.
-"""
+"""Limit on writes: 6 in a burst, and one more every 360 seconds."""
 RETRY_INTERVAL_S = 60.0
-"""Seconds between two attempts after a failed write."""
 WRITE_TIMEOUT_S = 20.0
-MAX_CHARACTERS = 1_000
-"""Maximum length of the sentence."""
 
 
 class Instance(Protocol):
-    """The task instance that a trigger belongs to."""
-
     dag_id: str
     run_id: str
     task_id: str
@@ -57,7 +46,6 @@ class WriteLimit:
     _failed: bool = False
 
     def is_due(self, state: str, *, now_s: float) -> bool:
-        """Whether the state should be written now."""
         since_s = now_s - self._tried_s
         if self._failed and since_s < RETRY_INTERVAL_S:
             return False
@@ -65,7 +53,6 @@ class WriteLimit:
         return (state != self._published or since_s >= RENEW_INTERVAL_S) and left >= 1
 
     def is_shown(self, state: str) -> bool:
-        """Whether the task already shows this state."""
         return state == self._published and not self._failed
 
     def record_attempt(self, *, now_s: float) -> None:
@@ -80,11 +67,7 @@ class WriteLimit:
 
 @dataclass(slots=True)
 class ShownState:
-    """Writes the state of one deferred task.
-
-    `show` does not block. If Airflow does not respond, the task does not fail: `warn` reports it once, and the write is
-    tried again.
-    """
+    """Writes the state of one deferred task. A failed write is reported once by `warn`, and tried again."""
 
     warn: Callable[..., object]
     _limit: WriteLimit = field(default_factory=WriteLimit)
@@ -94,7 +77,7 @@ class ShownState:
     _writing: asyncio.Task[None] | None = None
 
     def show(self, instance: Instance | None, state: str, sentence: str) -> None:
-        """Write the state if a write is due. Call this from the event loop that runs the trigger."""
+        """Write the state if a write is due, without blocking. Call this from the event loop that runs the trigger."""
         now_s = time.monotonic()
         self._note_state(state)
         is_writing = self._writing is not None and not self._writing.done()
@@ -104,7 +87,7 @@ class ShownState:
         self._writing = asyncio.create_task(self._write(instance, state, sentence))
 
     async def conclude(self, instance: Instance | None, state: str, sentence: str) -> None:
-        """Write the final state, after any write that is in progress, so that no earlier state replaces it."""
+        """Write the final state after any write in progress, so that no earlier state replaces it."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
         self._note_state(state)
@@ -128,12 +111,7 @@ class ShownState:
             self._has_warned = False
 
     async def _set_xcom(self, instance: Instance, state: str, sentence: str) -> None:
-        value = {
-            "state": state,
-            "since": self._since,
-            "as_of": format_utc(clock.now_ms()),
-            "says": sentence[:MAX_CHARACTERS],
-        }
+        value = {"state": state, "since": self._since, "as_of": format_utc(clock.now_ms()), "says": sentence[:1_000]}
         of = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
         # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
         await task_runner.SUPERVISOR_COMMS.asend(SetXCom(key=XCOM_KEY, value=value, **of))

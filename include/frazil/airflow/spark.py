@@ -1,4 +1,4 @@
-"""Defines the settings that all batch Spark applications in Airflow share: connection, properties file and pool."""
+"""The settings that all batch Spark applications in Airflow share: connection, properties file and pool."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 SPARK_CONNECTION = "spark_default"
 PROPERTIES_FILE = f"{{{{ conn.{SPARK_CONNECTION}.extra_dejson.get('properties-file', '') }}}}"
-"""Template of spark-submit's properties file, which the connection names. If it names none, Spark reads its own
-spark-defaults.conf.
-"""
+"""Template of the connection's properties file. If empty, Spark reads its own spark-defaults.conf."""
 POOL_VARIABLE = "FRAZIL_SPARK_POOL"
-"""Environment variable that names the Airflow pool, which limits the number of concurrent Spark applications. Tasks of
-a missing pool never start, so leave the variable empty unless the pool exists.
-"""
+"""Environment variable that names the Airflow pool of Spark applications. Tasks of a missing pool never start."""
 
 
 WEIGHTS = {"aggregation": 30, "backfill": 20, "maintenance": 1}
-"""Priority weights of tasks that wait for a slot in the pool: requested work comes before periodic work."""
+"""Priority weights in the pool: requested work comes before periodic work."""
 
 
 def spark_pool_arguments(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:
@@ -32,14 +28,9 @@ def spark_pool_arguments(work: Literal["aggregation", "backfill", "maintenance"]
 
 
 class SubmitOperator(SparkSubmitOperator):
-    """Airflow's SparkSubmitOperator as a separate class, so that Airflow attaches frazil's links only to frazil's
-    tasks.
-
-    See `frazil.airflow.task`.
-    """
+    """Airflow's operator with frazil's links (`frazil.airflow.task`), and as the OpenLineage parent."""
 
     def execute(self, context: Any) -> None:
-        """Submit the application, as a child of this task in OpenLineage."""
         from frazil.airflow.lineage_parent import submit_as_parent  # a DAG file that is parsed needs none
 
         with submit_as_parent(context, dict(self.conf or {})) as properties:

@@ -1,6 +1,5 @@
-"""Defines `@task` for frazil's DAGs: Airflow's decorator with frazil's operator classes.
-
-Airflow attaches a plugin's links (`frazil.airflow.task_links`) to operators by class, so only frazil's tasks get them.
+"""Defines `@task` for frazil's DAGs. Airflow attaches a plugin's links (`frazil.airflow.task_links`) by operator class,
+so frazil's tasks have their own classes.
 """
 
 from __future__ import annotations
@@ -17,27 +16,21 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.errors import FrazilError
 
 
-class FrazilTask(_PythonDecoratedOperator):
-    """Operator of frazil's `@task`. A separate class, so that Airflow attaches frazil's links only to these tasks."""
+class FrazilTask(_PythonDecoratedOperator): ...
 
 
 class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
-    """Like `FrazilTask`. If the function returns nothing, the downstream tasks are skipped."""
+    """Skips the downstream tasks if the function returns nothing."""
 
 
 def run_name(context: Any) -> str:
-    """Return the name under which a run is recorded outside Airflow. All tries of a task use the same name.
-
-    The name includes the run's date: if a run or Airflow's whole database is deleted, a later run may get the same id.
-    """
+    """Return a run's name outside Airflow, the same for all tries; with the date, because ids may be used again."""
     return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
 
 
 @contextmanager
 def fail_on_user_errors() -> Iterator[None]:
-    """Fail the task without retries on errors that a user has to correct. Temporary errors are raised again, and
-    retried.
-    """
+    """Fail the task without retries on errors that a user has to correct. Other errors are retried."""
     try:
         yield
     except FrazilError as error:
@@ -52,5 +45,5 @@ def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
 
 
 def short_circuit_task(function: Callable[..., Any]) -> Any:
-    """Turn a function into a task that can skip the downstream tasks, like `airflow.sdk.task.short_circuit`."""
+    """Turn a function into a task like `airflow.sdk.task.short_circuit`."""
     return task_decorator_factory(function, decorated_operator_class=FrazilShortCircuit)

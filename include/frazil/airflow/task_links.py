@@ -1,8 +1,7 @@
-"""Defines the buttons on frazil's tasks in Airflow's UI: operations page, Data Docs, and release of a window.
+"""Defines the buttons on frazil's tasks in Airflow's UI.
 
-The links come from a plugin, so the API server computes them when someone opens the task. An operator's own links would
-be XComs that the task's process writes at its end. A running task would have no links yet, and each try would add rows
-to Airflow's database.
+The links come from a plugin, which computes them when someone opens the task. An operator's own links would be XComs
+that the task writes only at its end.
 """
 
 from __future__ import annotations
@@ -26,17 +25,13 @@ class TaskLink(BaseOperatorLink):
 
     @property
     def operators(self) -> list[type[BaseOperator]]:  # type: ignore[override]
-        """The operators that have the button.
-
-        Airflow reads this when it reads a DAG for its UI; earlier imports would slow each process.
-        """
+        """The operators that have the button, imported late because imports would slow each process."""
         from frazil.airflow.backfills.dag import StageOperator
         from frazil.airflow.maintenance.dag import RewriteOperator
         from frazil.airflow.partitions.wait import CompletionOperator
         from frazil.airflow.spark import SubmitOperator
         from frazil.airflow.task import FrazilShortCircuit, FrazilTask
-        from frazil.airflow.writers.hosted_operator import HostedStreamOperator
-        from frazil.airflow.writers.operator import WriterOperator
+        from frazil.airflow.writers.operator import HostedStreamOperator, WriterOperator
 
         return [
             CompletionOperator,
@@ -51,8 +46,6 @@ class TaskLink(BaseOperatorLink):
 
 
 class OperationsLink(TaskLink):
-    """Link to the stream or the table, or to the overview if a task is about all of them."""
-
     name = "Operations page"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
@@ -69,7 +62,7 @@ class DataDocsLink(TaskLink):
 
 
 class ReleaseLink(TaskLink):
-    """Link to the page's filled-in form to release a held window. Airflow's own forms cannot be filled in by a URL."""
+    """Link to the page's filled-in form to release a held window."""
 
     name = "Release a held window"
 
@@ -91,7 +84,6 @@ def _page_link(path: str) -> str:
 
 
 def _task_subject(operator: BaseOperator, ti_key: TaskInstanceKey) -> TaskSubject:
-    """Return the stream or table of a task instance, read from Airflow's database."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session

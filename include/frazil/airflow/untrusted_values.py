@@ -1,7 +1,6 @@
 """Reads and validates values in Airflow that other users can write: events, asset stores, XComs, connections.
 
-No other module reads them. Anyone who may press *Create event*, call the API or write a DAG can write any value. A
-value that frazil did not write is ignored, with a warning. Only an XCom with such a value raises an error.
+A value that frazil did not write is ignored, with a warning. Only such an XCom raises an error.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ log = logging.getLogger(__name__)
 MAX_NUMBER = 2**63 - 1
 """The largest integer that tables and JSON readers can hold."""
 MAX_SHOWN_CHARACTERS = 200
-"""Maximum number of characters of an ignored value in a warning."""
 
 
 class AssetStore(Protocol):
-    """An asset's state store in Airflow. Its values are JSON."""
+    """An asset's state store in Airflow, of JSON values."""
 
     def get(self, key: str, default: Any = None) -> Any: ...
 
@@ -33,8 +31,6 @@ SentSignals = frozenset[tuple[str, int]]
 
 
 class InletEvent(Protocol):
-    """An event of an asset, as a task sees it."""
-
     @property
     def extra(self) -> Any: ...
 
@@ -43,12 +39,7 @@ class InletEvent(Protocol):
 
 
 def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
-    """Return the signals that an asset's events report.
-
-    An event counts if its extra has facts under the event's own partition key, as all events of frazil have. An event
-    that a user created by hand never counts, whatever it contains: it may have been sent before the window was
-    complete.
-    """
+    """Return the signals that an asset's events report, without events that a user created by hand."""
     published, foreign = set(), []
     for event in events:
         number = _signal_number(event)
@@ -63,7 +54,7 @@ def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
 
 
 def parse_signals(value: Any) -> SentSignals:
-    """Parse a stored list of pairs. Items that are not such pairs are ignored."""
+    """Parse a stored list of pairs. Other items are ignored."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _valid_number(number, MAX_NUMBER)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
@@ -78,7 +69,7 @@ def _signal_number(event: InletEvent) -> int | None:
 
 
 def stored_number(store: AssetStore, key: str, *, limit: int = MAX_NUMBER) -> int | None:
-    """Return an integer from 0 to `limit` from an asset's store; None if it is missing or has any other value."""
+    """Return an integer from 0 to `limit` from an asset's store, or None."""
     value = store.get(key)
     number = _valid_number(value, limit)
     if value is not None and number is None:
@@ -97,7 +88,6 @@ def stored_names(store: AssetStore, key: str) -> list[str]:
 
 
 def stored_text(store: AssetStore, key: str) -> str | None:
-    """Return a string from an asset's store; None if the value is missing or has another type."""
     value = store.get(key)
     if value is None or isinstance(value, str):
         return value
@@ -106,7 +96,7 @@ def stored_text(store: AssetStore, key: str) -> str | None:
 
 
 def stored_mapping(store: AssetStore, key: str) -> dict[str, Any]:
-    """Return a mapping from an asset's store; empty if the value is missing or has another type."""
+    """Return a mapping from an asset's store; empty for other values."""
     value = store.get(key)
     if isinstance(value, Mapping):
         return dict(value)
@@ -116,10 +106,7 @@ def stored_mapping(store: AssetStore, key: str) -> dict[str, Any]:
 
 
 def check_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return an upstream task's XCom, which must have these keys with values of these types.
-
-    Raises AirflowFailException for any other value.
-    """
+    """Return an upstream task's XCom. Raises AirflowFailException without these keys and types."""
     found = value if isinstance(value, Mapping) else {}
     wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
     if wrong:
@@ -131,7 +118,7 @@ def check_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str,
 
 
 def extra_text(extra: Any, key: str) -> str | None:
-    """Return a string from a connection's extra; None if the value is missing, empty, or has another type."""
+    """Return a non-empty string from a connection's extra, or None."""
     value = extra.get(key) if isinstance(extra, Mapping) else None
     if value is not None and not isinstance(value, str):
         log.warning("ignoring %s in the connection's extra, because it is not a string: %s", key, _short_repr(value))

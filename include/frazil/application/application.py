@@ -1,7 +1,6 @@
 """Runs a shared application: supervises the writers of its streams, each in a thread of this process.
 
-Each stream has its own supervisor with the usual decisions (`frazil.supervise.decide`); only the launcher differs. If a
-stream ends with an error, or is paused, restarted, changed or removed, the other streams continue to run.
+Each stream has its own supervisor and its own decisions: if one ends or is paused, the others continue.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
-from frazil.host.records import Launch, LaunchKind
+from frazil.host.records import LaunchKind
 from frazil.host.writer_log import rotate_full_log
 from frazil.spec.last_valid import STREAMS, DeclaredFile, find_declared
 from frazil.spec.model import StreamSpec
@@ -43,31 +42,22 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 MAX_CHECKS_PER_SECOND = 20
-"""Maximum number of stream checks per second. A check takes a millisecond or more, and two requests to an object store.
-"""
+"""Streams per second. A check takes a millisecond or more, and two requests to an object store."""
 CHECK_INTERVAL_S = 2.0
-"""Minimum interval (s) between two checks of a stream."""
 MAX_CHECK_THREADS = 2
-"""Maximum number of checking threads per catalog. An unresponsive catalog then delays only the checks of its own
-streams.
-"""
+"""Threads per catalog, so that an unresponsive one delays only the checks of its own streams."""
 KILL_TIMEOUT_S = 120.0
-"""Time (s) in which a killed writer must end. After that the process ends, because a thread cannot be killed."""
-LOG_CHECK_INTERVAL_S = 60.0
+"""Time in which a killed writer must end. Then the process ends, because a thread cannot be killed."""
 
 
 @dataclass(slots=True)
 class HostedState:
-    """The supervision state of one stream in this process."""
-
     launcher: HostedLauncher
     supervisor: Supervisor
     catalog: str | None = None
-    """The catalog of the stream's table, as last declared."""
     next_check_at_s: float = 0.0
     pending_check: Future[SupervisionStep | None] | None = None
     last_logged: tuple[object, ...] = ()
-    """What was last logged about the stream, so that it is not logged again."""
     last_commit_at_ms: int | None = None
 
 
@@ -84,7 +74,7 @@ class HostedStream(SupervisedStream):
 
 @dataclass(frozen=True, slots=True)
 class HostedProgram:
-    """One stream of this application, in the form that a supervisor needs."""
+    """One stream of this application, as its supervisor needs it."""
 
     stream: str
     streams: DeclaredStreams
@@ -96,21 +86,18 @@ class HostedProgram:
 
 @dataclass(slots=True)
 class WriterApplication:
-    """Supervises the streams of one application until it is stopped. `stop` may be called from a signal handler."""
+    """Supervises the streams of one application until `stop`, which a signal handler may call."""
 
     name: str
     folder: Path
-    """The folder of the declared streams."""
     engine: SharedEngine
     fingerprint: str
     hosting: Hosting
     sinks: tuple[Sink, ...] = ()
     stopping: threading.Event = field(default_factory=threading.Event)
     hosted: dict[str, HostedState] = field(default_factory=dict)
-    """The state of each supervised stream, by name."""
     _streams: DeclaredStreams = field(init=False)
     _check_threads: dict[str | None, DaemonThreads] = field(default_factory=dict)
-    """Threads that check streams, by catalog."""
     _log_checked_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -134,9 +121,7 @@ class WriterApplication:
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
-        """Run a writer for each stream until all records now in Kafka are committed. Returns the exit codes by
-        stream.
-        """
+        """Run each stream's writer until what is now in Kafka is committed. Returns the exit codes by stream."""
         self._streams.refresh()
         for name, found in self._streams.declared.items():
             if found.spec is not None and not found.problem:
@@ -169,59 +154,45 @@ class WriterApplication:
                 one.pending_check = None
             if one.pending_check is None and now_s >= one.next_check_at_s and name in self.hosted:
                 one.next_check_at_s = now_s + every_s
-                one.pending_check = self._check_threads_for(one.catalog).submit(partial(self._check_stream, name, one))
-
-    def _check_threads_for(self, catalog: str | None) -> DaemonThreads:
-        if catalog not in self._check_threads:
-            self._check_threads[catalog] = DaemonThreads(MAX_CHECK_THREADS, f"supervisor-{catalog or 'default'}")
-        return self._check_threads[catalog]
+                if (threads := self._check_threads.get(one.catalog)) is None:
+                    threads = DaemonThreads(MAX_CHECK_THREADS, f"supervisor-{one.catalog or 'default'}")
+                    self._check_threads[one.catalog] = threads
+                one.pending_check = threads.submit(partial(self._check_stream, name, one))
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
-        """Add a stream to `hosted`, with its launcher and its supervisor, and return its state. Does not start its
-        writer.
-        """
+        """Add a stream to `hosted`, and return its state. Does not start its writer."""
 
         def make() -> Writer:
             found = self._streams.declared.get(name)
             if found is None or found.spec is None:
                 raise SpecError(f"stream {name} no longer belongs to the application {self.name}")
-            return self._create_writer(found.spec, until_caught_up=until_caught_up)
+            sinks = (record_commit, *self.sinks)
+            engine = self.engine.view()
+            return Writer(found.spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
+
+        def record_commit(event: Event) -> None:
+            if isinstance(event.what, BatchCommitted):
+                self.hosted[name].last_commit_at_ms = event.at_ms
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
         one = HostedState(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
         self.hosted[name] = one
         return one
 
-    def _create_writer(self, spec: StreamSpec, *, until_caught_up: bool) -> Writer:
-        def record_commit(event: Event) -> None:
-            if isinstance(event.what, BatchCommitted):
-                self.hosted[spec.name].last_commit_at_ms = event.at_ms
-
-        engine = self.engine.view()
-        sinks = (record_commit, *self.sinks)
-        return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
-
     def _check_stream(self, name: str, one: HostedState) -> SupervisionStep | None:
-        """Check one stream and take the action that is due. Returns None while another process runs the stream."""
+        """Take the stream's due action. Returns None while another process runs the stream."""
         if (other := one.launcher.find_launch_elsewhere()) is not None:
-            self._await_other_process(name, one, other)
+            if other.kind is LaunchKind.SUPERVISED:  # a foreground writer runs until its user stops it
+                one.launcher.stop_writer_elsewhere()
+            if one.last_logged != (other.id,):
+                one.last_logged = (other.id,)
+                runs = "another process on this host still runs the writer"
+                log.info(f"%s: {runs} (%s); it starts here when that process ends", name, other.kind)
             return None
         return one.supervisor.step()
 
-    def _await_other_process(self, name: str, one: HostedState, other: Launch) -> None:
-        """Handle the old writer of a stream that moved to this application.
-
-        A supervised writer is asked to end. A foreground writer runs until its user stops it.
-        """
-        if other.kind is LaunchKind.SUPERVISED:
-            one.launcher.stop_writer_elsewhere()
-        if one.last_logged != (other.id,):
-            one.last_logged = (other.id,)
-            sentence = "another process on this host still runs the writer (%s); it starts here when that process ends"
-            log.info(f"%s: {sentence}", name, other.kind)
-
     def _handle_result(self, name: str, one: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
-        """Handle a finished check: log a new decision, and record that the stream ended or was given up."""
+        """Log a new decision, and record that the stream ended or was given up."""
         try:
             step = pending_check.result()
         except Exception:  # a full disk, or an unreadable run folder; the others continue
@@ -244,7 +215,7 @@ class WriterApplication:
         log.log(level, "%s: %s (%s): %s%s", name, decision.action, decision.cause, decision.reason, problem)
 
     def _raise_if_failed(self) -> None:
-        """Raise the error that ended the engine. Raise WorkerDied if a killed writer does not end."""
+        """Raise the engine's error, or WorkerDied if a killed writer does not end."""
         if self.engine.failed is not None:
             raise self.engine.failed
         now_s = time.monotonic()
@@ -272,14 +243,14 @@ class WriterApplication:
         folder = run_folder(self.name)
         try:
             heartbeat.write(open_exchange(folder))
-            if time.monotonic() - self._log_checked_s >= LOG_CHECK_INTERVAL_S:
+            if time.monotonic() - self._log_checked_s >= 60.0:
                 self._log_checked_s = time.monotonic()
                 rotate_full_log(folder)
         except OSError as error:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """Return when a writer last made progress. The supervisor kills an application whose writers all hang."""
+        """Return when a writer last made progress; without any, the supervisor kills the application."""
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
         return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
@@ -298,7 +269,7 @@ class WriterApplication:
         self._write_heartbeat(Phase.ENDED)
 
     def _join_all(self) -> bool:
-        """Wait up to ten seconds for the writers to end after the engine failed. Returns whether all have ended."""
+        """Wait up to ten seconds for the writers to end. Returns whether all have ended."""
         deadline_s = time.monotonic() + 10.0
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
@@ -313,10 +284,8 @@ class DeclaredStreams:
     folder: Path
     clock: Callable[[], int]
     declared: dict[str, DeclaredFile[StreamSpec]] = field(default_factory=dict)
-    """The application's streams by name, each with the last valid state of its file."""
 
     def refresh(self) -> None:
-        """Read the declarations again."""
         files: dict[str, list[DeclaredFile[StreamSpec]]] = defaultdict(list)
         for one in find_declared(self.folder, STREAMS, now_ms=self.clock()):
             if one.spec is not None and not one.removed:
@@ -324,21 +293,15 @@ class DeclaredStreams:
         self.declared = {
             name: declarations[0] if len(declarations) == 1 else self._mark_duplicate(name, declarations)
             for name, declarations in files.items()
-            if any(self._is_own(one) for one in declarations)
+            if any(one.spec is not None and one.spec.application == self.application for one in declarations)
         }
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
-        """Return the declaration of a stream that several files declare, with a problem.
-
-        Because of the problem, no writer starts; a running writer continues.
-        """
+        """Return a declaration with a problem: no writer starts, and a running writer continues."""
         before = self.declared.get(name)
         paths = " and ".join(str(one.path) for one in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
-
-    def _is_own(self, one: DeclaredFile[StreamSpec]) -> bool:
-        return one.spec is not None and one.spec.application == self.application
 
 
 class HostedDeclaration:

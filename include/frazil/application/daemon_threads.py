@@ -22,7 +22,7 @@ class DaemonThreads:
         self._closed = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queue a call, and return its future. If the pool is closed, the future is cancelled."""
+        """Queue a call, and return its future, which is cancelled if the pool is closed."""
         answer: Future[T] = Future()
         with self._lock:
             if self._closed:

@@ -15,17 +15,12 @@ CHECK_INTERVAL_S = 1.0
 
 
 class CancellableEngine(Engine, Protocol):
-    """An engine that can cancel the tasks of one stream."""
-
     def cancel(self, stream: str) -> None:
         """Cancel the tasks of a stream's current batch, so that the batch fails."""
 
 
 class SharedEngine:
-    """An engine that many writers use at the same time.
-
-    A few threads run all batches, because each Python thread that calls Spark occupies a thread of the JVM.
-    """
+    """An engine that many writers use at the same time, in few threads, because each takes one of the JVM."""
 
     def __init__(self, engine: CancellableEngine, *, batches: int) -> None:
         self._engine = engine
@@ -33,7 +28,6 @@ class SharedEngine:
         self._ready, self._over = threading.Event(), threading.Event()
         self._watch = threading.Thread(target=self._watch_engine, name="engine", daemon=True)
         self.failed: Exception | None = None
-        """The error that ended the engine; None while it works."""
 
     def __enter__(self) -> Self:
         self._engine.__enter__()
@@ -47,7 +41,7 @@ class SharedEngine:
         self._engine.__exit__(None, None, None)
 
     def view(self) -> Engine:
-        """Return a view of the engine for one writer. The view neither starts nor ends the engine."""
+        """Return the engine as one writer uses it: the view neither starts nor ends the engine."""
         return _EngineView(self)
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
@@ -77,7 +71,6 @@ class SharedEngine:
         return self._engine.parallelism
 
     def _watch_engine(self) -> None:
-        """Check the engine once a second until it fails or is closed."""
         while True:
             try:
                 self._engine.check()
@@ -92,8 +85,6 @@ class SharedEngine:
 
 
 class _EngineView:
-    """A shared engine, as one writer uses it."""
-
     def __init__(self, engine: SharedEngine) -> None:
         self._engine = engine
 
@@ -102,7 +93,7 @@ class _EngineView:
         return self._engine.parallelism
 
     def warm_up(self) -> None:
-        """Do nothing: the shared engine warms itself up before the first batch."""
+        """Do nothing: the shared engine has warmed up."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._engine.ready(until)

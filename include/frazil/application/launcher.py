@@ -25,19 +25,13 @@ log = logging.getLogger(__name__)
 
 
 class HostedWriter(Protocol):
-    """A writer that runs in a thread of this process."""
-
     def run(self) -> object: ...
 
     def stop(self) -> None: ...
 
 
 class HostedLauncher(Launcher):
-    """Launches one stream's writer in this process.
-
-    It holds the stream's lock and writes the usual records, so observers see a writer process. A thread cannot be
-    killed; instead, `stop(force=True)` cancels the tasks of the writer's batch.
-    """
+    """Launches one stream's writer in this process, with the lock and the records of a separate process."""
 
     def __init__(
         self, stream: str, *, application: str, make: Callable[[], HostedWriter], cancel: Callable[[str], None]
@@ -50,13 +44,12 @@ class HostedLauncher(Launcher):
         self._thread: threading.Thread | None = None
         self._ends_with_application = False
         self.killed_at_s: float | None = None
-        """Monotonic time (s) of the first request to kill the writer; None if there was none."""
+        """Monotonic time of the first request to kill the writer."""
         self.code: int | None = None
-        """Exit code of the last writer; None while a writer runs."""
+        """The last writer's; None while a writer runs."""
 
     @property
     def is_running(self) -> bool:
-        """Whether the writer's thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def launch(self, request: LaunchRequest) -> Launch:
@@ -102,13 +95,13 @@ class HostedLauncher(Launcher):
         return replace(observation, process=ProcessState.RUNNING if is_running else ProcessState.ENDED)
 
     def find_launch_elsewhere(self) -> Launch | None:
-        """Return the launch of this stream's writer in another process on this host; None if none runs."""
+        """Return the launch of this stream's running writer in another process on this host."""
         observation = self._outside.observe()
         is_other = observation.launch is not None and (self._launch is None or observation.launch.id != self._launch.id)
         return observation.launch if is_other and observation.process.is_alive else None
 
     def stop_writer_elsewhere(self) -> None:
-        """Ask the stream's writer in a separate process to end, because the stream moved to this application."""
+        """Ask the stream's writer in a separate process to end."""
         self._outside.stop(force=False)
 
     def stop(self, *, force: bool) -> None:
@@ -144,16 +137,10 @@ class HostedLauncher(Launcher):
         except BaseException as failure:
             code, error = 1, f"{type(failure).__name__}: {failure}"
             log.exception("stream %s crashed", self._stream)
-        self.code = code
+        self.code, ended_at_ms = code, clock.now_ms()
+        why = ENDED_WITH_APPLICATION if self._ends_with_application else None
         try:
-            record_exit(
-                self._folder,
-                launch,
-                code=code,
-                ended_at_ms=clock.now_ms(),
-                error=error,
-                stopped_for=ENDED_WITH_APPLICATION if self._ends_with_application else None,
-            )
+            record_exit(self._folder, launch, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=why)
         except OSError as failure:
             log.warning("stream %s: cannot record how its writer ended: %s", self._stream, failure)
         finally:

@@ -21,16 +21,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("frazil")
 
 MAX_BATCHES_PER_CORE = 2
-"""Maximum number of concurrent batches per core. While some wait for the catalog or the storage, others use the
-cores.
-"""
+"""Concurrent batches: while some wait for the catalog or the storage, others use the cores."""
 
 
 def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:
-    """Run an application, and return the process's exit code (see `frazil.errors`).
-
-    Raises unexpected exceptions, which crash the process.
-    """
+    """Run an application, and return the exit code (see `frazil.errors`). Other exceptions crash the process."""
     try:
         codes = write_application(name, folder, until_caught_up=until_caught_up)
     except FrazilError as error:
@@ -40,11 +35,10 @@ def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -
 
 
 def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bool = False) -> dict[str, int]:
-    """Run a writer for each stream of an application until SIGTERM or SIGINT. Then commit the current batches.
+    """Write the streams until SIGTERM or SIGINT, then commit the current batches. Raises errors that end all streams.
 
-    With `until_caught_up`, each writer ends when it has caught up. Returns the exit codes by stream, empty without
-    `until_caught_up`. Log lines on standard error have the stream's name as the thread. Raises errors that end all
-    streams.
+    With `until_caught_up`, each writer ends when it has caught up, and the result is the exit codes by stream. Log
+    lines have the stream's name as the thread.
     """
     log_to_stderr(with_threads=True)
     require_pyspark()
@@ -94,10 +88,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """Return the declaration with which the application's Spark starts.
-
-    It is the declaration of one stream, with the application's name and resources and with a fair scheduler.
-    """
+    """Return the declaration that starts Spark: one stream's, with the application's name and resources, and FAIR."""
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}
     return application.streams[0].model_copy(

@@ -1,4 +1,4 @@
-"""Finds the keys that a merge inserted, updated and deleted, from the files that the merge wrote."""
+"""Finds the keys that a merge inserted, updated and deleted, from the files that it wrote."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
-from frazil.ingest.empty_tables import empty_table
+from frazil.ingest.arrow_values import empty_table
 from frazil.merge.changes import TOPIC
 from frazil.merge.contract import MergeCounts, MergeResult, MergeTask
 from frazil.merge.table_files import TableFileReader, nullable_arrow_schema
 
 MAX_LISTED_KEYS = 10
-"""Maximum number of keys in each list of `ChangedKeys`."""
+"""In each list of `ChangedKeys`."""
 
 Key = Mapping[str, Any]
-"""A key's values by column, as stored: sensitive values are hashes or tokens. Bytes are hexadecimal text."""
+"""Values by column, as stored: sensitive ones are hashes or tokens. Bytes are hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """The first keys that were inserted, updated and deleted, in key order.
-
-    If the keys found do not match the row counts, because another writer stored a key twice, that list is empty.
-    """
+    """The first inserted, updated and deleted keys. A list is empty if its keys do not match the row counts."""
 
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
@@ -48,11 +45,8 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     *,
     shared: bool = False,
 ) -> ChangedKeys:
-    """Return the first keys that a merge-on-read merge inserted, updated and deleted.
-
-    `schema` is the table's, and `topics` are those of the changes. `shared` is whether other streams write to the
-    table. Each written row is an insert or an update, and each row removed from a file is an update or a delete.
-    """
+    """Return the first keys that a merge-on-read merge changed, of `topics`; others write to a `shared` table."""
+    # Each written row is an insert or an update, and each row removed from a file is an update or a delete.
     keys, names = schema.select(*key), list(key)
     with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
     counts, none = MergeCounts(), empty_table(nullable_arrow_schema(keys))
@@ -77,7 +71,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> pa.Table:
-    """Return the rows of other topics. Without coordinates, any row of a shared table may be one of them."""
+    """Return other topics' rows. Without coordinates, any row of a shared table may be one."""
     if TOPIC not in rows.column_names:
         return rows if shared else rows.schema.empty_table()
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
@@ -85,7 +79,7 @@ def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bo
 
 
 def _removed_rows(task: MergeTask, result: MergeResult, reader: TableFileReader, keys: Schema) -> Iterable[pa.Table]:
-    """Yield the keys of the rows that a task of the merge removed from its files."""
+    """Yield the keys of the rows that a task removed from its files."""
     by_path = {file.path: file for file in task.files}
     reader.keep_constants(task.files)
     for path in result.replaced:
@@ -100,13 +94,13 @@ def _removed_rows(task: MergeTask, result: MergeResult, reader: TableFileReader,
 
 
 def _with_storage_types(rows: pa.Table) -> pa.Table:
-    """Cast extension types, such as UUIDs, to their storage types, because joins do not support extension types."""
+    """Cast extension types, such as UUIDs, to their storage types: joins do not support them."""
     storage = [f.type.storage_type if isinstance(f.type, pa.BaseExtensionType) else f.type for f in rows.schema]
     return rows.cast(pa.schema([f.with_type(kind) for f, kind in zip(rows.schema, storage, strict=True)]))
 
 
 def _first_keys(rows: pa.Table, count: int, schema: pa.Schema) -> tuple[Key, ...]:
-    """Return the first keys, in order. Empty if the number of rows is not `count`."""
+    """Return the first keys, in order; empty unless there are `count` rows."""
     if rows.num_rows != count:
         return ()
     ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, MAX_LISTED_KEYS)

@@ -1,4 +1,4 @@
-"""Reads claims from a stream's commit records: offset ranges and record counts, of all time or of one period."""
+"""Reads claims from a stream's commit records: offset ranges and record counts, of all time or of a period."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 
 MAX_CLOCK_STEP_MS = 3_600_000
-"""Maximum time by which a writer's clock may have stepped back."""
+"""By which a writer's clock may have stepped back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +38,27 @@ class Claims:
     rejected: int = 0
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
-    """Number of these records in each routed table."""
+    """These records in each routed table."""
     gone: tuple[str, ...] = ()
-    """Paths of commit records that snapshots name but that are missing or unreadable."""
+    """Commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()
-    """Ranges that retention deleted before they were read, as the period's snapshots describe them."""
+    """Ranges that retention deleted before they were read, according to the period's snapshots."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
-    """Offsets of dead letters that became rows. These offsets are in ranges that the original batches claim."""
+    """Offsets of dead letters that became rows, in ranges that the original batches claim."""
     repeats: int | None = 0
-    """Number of records dropped as repeats; None once a snapshot with that number has expired.
-
-    Also None for a period with backfills or replays. Leaves out batches whose loss an operator accepted after a
-    rollback.
-    """
+    """Records dropped as repeats, without accepted losses; None if unknown, or with backfills or replays."""
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges of the topics with these ids, not those of deleted topics with the same names."""
+        """Return the ranges of the topics with these ids."""
         return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
 
     def former_offsets(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, BitMap64]:
-        """Return the offsets of earlier topics that had the same names but other ids."""
+        """Return the offsets of earlier topics with the same names."""
         current = self.of_topics(topic_ids)
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges without those of `others`. A range that is twice in this one and once in `others` is
-        returned once.
-        """
+        """Return the ranges without those of `others`, each subtracted once."""
         return {
             tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -83,10 +77,7 @@ def load_all_claims(journals: JournalStore, marker: Marker, metadata: TableMetad
 def _missing_record_paths(
     journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]
 ) -> Iterator[str]:
-    """Yield the paths of commit records that snapshots name but that are missing or unreadable.
-
-    Skips records that `frazil forget` deleted, because the rows of their batches have separate findings.
-    """
+    """Yield the commit records that snapshots name but that are missing, except those that `forget` deleted."""
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):
@@ -98,21 +89,15 @@ def _missing_record_paths(
 
 
 def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period | None) -> Claims:
-    """Read the claims of a period, or of all time if it is None."""
     if window is None:
         return load_all_claims(journals, marker, metadata)
     return load_window_claims(journals, marker, metadata, window)
 
 
 def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
-    """Read the commit records of a period, and few other records.
-
-    The time of a batch is that of its snapshot. Its journal may be older, if it had to wait for its writer's return. So
-    consecutive periods cover every batch once.
-
-    If snapshots of the period have expired, records are searched by the time at which they were written, back to
-    `MAX_CLOCK_STEP_MS` before the period. Backfills and skipped ranges have no such time: expiry keeps their snapshots
-    for the audit of their hour.
+    """Read a period's commit records. A batch has the time of its snapshot, so consecutive periods cover it once. If
+    snapshots have expired, records are searched by the time of writing, back to `MAX_CLOCK_STEP_MS` before the period.
+    Backfills and skipped ranges have none, but expiry keeps their snapshots.
     """
     batches: list[Journal] = []
     gone: list[str] = []
@@ -136,7 +121,7 @@ def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMe
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
-    """Return the batches, except those that a rollback removed and whose loss an operator accepted."""
+    """Return the batches without those that a rollback removed and whose loss was accepted."""
     current = claimed.of_topics(marker.source.topic_ids)
     lost = {
         tp: find_accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
@@ -155,7 +140,7 @@ def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims
 def _count_repeats(
     journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal], backfills: Sequence[BackfillRecord]
 ) -> int | None:
-    """Return the number of repeats that these batches dropped; None if the snapshot of one has expired."""
+    """Return how many repeats these batches dropped; None if the snapshot of one has expired."""
     summaries = {s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_kept(metadata) if s.summary}
     paths = [journals.path(batch.key) for batch in batches]
     paths += [record_path(journals, record.backfill.id) for record in backfills]
@@ -165,7 +150,7 @@ def _count_repeats(
 
 
 def _records_before_history(records: Iterable[Journal], marker: Marker, window: Period) -> Iterator[Journal]:
-    """Yield the period's commit records. `records` are those from before the history, newest first."""
+    """Yield the period's commit records from before the history, newest first."""
     for record in records:
         if not _is_committed(record.key, marker):
             continue
@@ -176,7 +161,7 @@ def _records_before_history(records: Iterable[Journal], marker: Marker, window: 
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time from which on the branch's history has every commit; 0 if the history is complete."""
+    """Return the time from which on the branch's history is complete; 0 if all of it is."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
@@ -189,7 +174,7 @@ def _is_committed(key: BatchKey, marker: Marker) -> bool:
 def _backfill_chunks(
     journals: JournalStore, backfills: Iterable[BackfillRecord]
 ) -> Iterator[tuple[Journal, bool, None]]:
-    """Yield the committed chunks of backfills other than replays, and whether the backfill selected records."""
+    """Yield the chunks of backfills other than replays, and whether the backfill selected records."""
     whole = (record for record in backfills if not record.backfill.replays)
     return ((chunk, record.selects, None) for record in whole for chunk in committed_chunks(journals, record.backfill))
 
@@ -197,7 +182,7 @@ def _backfill_chunks(
 def _replayed_offsets(
     journals: JournalStore, backfills: Iterable[BackfillRecord]
 ) -> dict[TopicPartition, dict[str, BitMap64]]:
-    """Return the offsets of dead letters that became rows, by topic-partition and topic id."""
+    """Return the offsets of dead letters that became rows, by topic id."""
     replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
     for record in backfills:
         ids = chunk_topic_ids(committed_chunks(journals, record.backfill)) if record.replayed else {}

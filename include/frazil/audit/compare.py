@@ -1,9 +1,6 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
-Pure.
-
-If Kafka does not have an offset, it is not a missing record: compaction and transactions leave gaps, and retention
-deletes the oldest records. An offset outside all commit records was never claimed: a reset skipped it, or it is older
-than the commit records.
+Pure. An offset that Kafka does not have is not missing: compaction, transactions and retention leave gaps. One outside
+all commit records was never claimed.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from frazil.spec.units import format_count
 
 MAX_LISTED_SPANS = 5
 FORMER_TOPIC_PREDICATE = "of a former topic of this name and cannot be compared with Kafka"
-"""Ends the sentence of a finding about records of an earlier topic with the same name."""
+"""Ends a finding about records of an earlier topic with the same name."""
 
 
 def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return findings about all errors, and about everything that could not be checked."""
+    """Return findings about all errors, and about everything that was not checked."""
     found = [
         *_report_duplicates(evidence),
         *_report_rows_with_dead_letters(evidence),
@@ -53,11 +50,7 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but that neither table has.
-
-    Skips records that the current transform drops. Also skips records that an earlier transform may have dropped: all
-    missing ones of a range whose commit record counts at least as many dropped records.
-    """
+    """Return the offsets that Kafka has and a commit claims, but no table has and no transform drops."""
     lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
         return lost
@@ -68,7 +61,7 @@ def find_missing_offsets(evidence: Evidence) -> BitMap64:
 
 
 def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, without a row, a dead letter or an accepted loss."""
+    """Return the offsets that Kafka has and a commit claims, without row, dead letter or accepted loss."""
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -76,7 +69,7 @@ def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
 
 
 def count_duplicates(evidence: Evidence) -> int:
-    """Return the number of surplus rows. At one offset, each topic that had the same name may have one row."""
+    """Return the number of surplus rows. Each topic of the same name may have one row at an offset."""
     again, repeated = _permitted_copies(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
     if evidence.rewritten:  # the number of rows that such an offset may have is unknown
@@ -85,7 +78,7 @@ def count_duplicates(evidence: Evidence) -> int:
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
-    """Return the offsets that may have a second row, those that may also have a third row, and so on."""
+    """Return the offsets that may have a second row, then those that may have a third, and so on."""
     layers: list[BitMap64] = []
     for claimed in (*map(claimed_offsets, e.generations.values()), covered_offsets(e.rewritten)):
         carried = claimed
@@ -112,12 +105,12 @@ def _report_duplicate_dead_letters(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Finding:
-    """Report surplus rows. `where` must name only offsets of surplus rows, because operators delete rows there."""
+    """Report surplus rows. Operators delete rows at `where`, so it must name no other offsets."""
     return _make_finding(e, FindingKind.DUPLICATES, count, f"{format_count(count, 'row')} too many in {table}, {where}")
 
 
 def find_ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that may also belong to a record of an earlier topic or of a log before its truncation."""
+    """Return the offsets that may also be a record's of an earlier topic or of a log before its truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
@@ -140,7 +133,7 @@ def _report_missing_records(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
-    """Compare the number of dropped records in the commit records with the records in the tables and in Kafka."""
+    """Compare the dropped records in commit records with the records in the tables and in Kafka."""
     if not any(r.dropped for r in e.ranges):
         return
     seen = e.seen
@@ -154,8 +147,7 @@ def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(others),
         f"{format_count(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost. The transform "
-        "that "
-        f"is declared now does not drop them: {_format_offsets(others)}",
+        f"that is declared now does not drop them: {_format_offsets(others)}",
     )  # fmt: skip
 
 
@@ -173,10 +165,7 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
-    """Report rows that no commit record claims: at or after the marker, or between committed ranges.
-
-    Rows before the first commit record are reported only as not compared.
-    """
+    """Report rows that no commit record claims. Those before the first are only not compared."""
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & offset_bitmap(0, begin)
@@ -190,7 +179,7 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _TableClaims:
-    """One table (of rows or of dead letters), and the number of its records that the commit records claim."""
+    """A table of rows or dead letters, and how many of its records the commit records claim."""
 
     name: str
     tally: OffsetTally
@@ -200,10 +189,10 @@ class _TableClaims:
     """Missing offsets that the comparison with Kafka already reports."""
     rewritten: BitMap64
     accepted: BitMap64
-    """Offsets in neither table whose loss an operator accepted."""
+    """Offsets in no table whose loss an operator accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
-        """Return the minimum number of missing records in a group, and the number of records that exceed the claims."""
+        """Return the minimum of missing records in a group, and the number of those beyond the claims."""
         accepted = self.accepted
 
         def count(r: CommittedRange) -> int:
@@ -250,12 +239,11 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
 
 
 def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
-    """Report where a table's number of records differs from the commit records. Skips records already reported as
-    missing.
-    """
+    """Report where a table's records differ from the commit records, except those reported as missing."""
     fewer = more = 0
     first: Group | None = None
-    of_rows, dead_letters, accounted = witness.tally is e.rows, _dead_letter_claims(e), _accounted_offsets(e)
+    of_rows, dead_letters = witness.tally is e.rows, _dead_letter_claims(e)
+    accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
     for group in witness.groups:
         missing_, surplus = witness.compare(group)
         if of_rows and _is_exact(e, group):
@@ -275,30 +263,21 @@ def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Fi
 
 
 def _claimed_records(r: CommittedRange) -> int:
-    """Return the number of rows and dead letters that a range claims."""
     return min(r.end - r.start, r.records + r.rejected)
 
 
 def _max_records(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
-    """Return the maximum possible number of records in a group, without those of the topic with the id `but`."""
+    """Return the possible maximum of records in a group, without those of the topic `but`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 
-def _accounted_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that are in a table, or whose absence was already reported or accepted."""
-    return e.seen | find_missing_offsets(e) | _accepted_offsets(e)
-
-
 def _is_exact(e: Evidence, group: Group) -> bool:
-    """Return whether `Group.lowest` applies: the ranges overlap, and belong to one log that was not truncated."""
+    """Return whether `Group.lowest` applies: ranges overlap, of one log that was not truncated."""
     return not group.is_single and len(group.generations) == 1 and not covered_offsets(e.rewritten) & group.offsets
 
 
 def _hidden_rows(e: Evidence, group: Group) -> int:
-    """Return the number of missing rows of overlapping ranges that may be hidden by dead letters with the same offsets.
-
-    None are hidden if each range has as many dead letters as its commit record: each was rejected each time.
-    """
+    """Return how many missing rows of overlapping ranges dead letters of the same offsets may hide."""
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
         return 0
@@ -308,11 +287,7 @@ def _hidden_rows(e: Evidence, group: Group) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare the number of rows of a stream with dedupe with its committed records, minus the dropped repeats.
-
-    `repeats` is the number of dropped records; None if unknown. With `by_source`, the caller compares the rows with
-    Kafka's records, so an unknown number is not reported.
-    """
+    """Compare a dedupe stream's rows with its records minus `repeats`, unless unknown and compared `by_source`."""
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     records = sum(_max_records(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
@@ -321,9 +296,8 @@ def compare_repeats(
             return ()
         sentence = (
             f"{format_count(records - rows, 'committed record', 'has|have')} no row: repeats or missing rows. The "
-            "number of "
-            "repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, or once "
-            "snapshots have expired. To compare with Kafka's records, use `--source`"
+            "number of repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, "
+            "or once snapshots have expired. To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - (repeats or 0) - rows
@@ -336,14 +310,14 @@ def compare_repeats(
 
 
 def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
-    """Return whether commit records alone determine the number of rows of a stream with dedupe."""
+    """Return whether commit records alone determine a dedupe stream's rows."""
     evidence = [_without_accepted(e) for e in evidence]
     replays = any(e.replayed_of(r) for e in evidence if not e.whole for r in e.ranges)  # of other periods
     return repeats is not None and not replays and all(map(is_counted_once, evidence))
 
 
 def _without_accepted(e: Evidence) -> Evidence:
-    """Return the evidence without ranges whose loss an operator accepted."""
+    """Return the evidence without ranges whose loss was accepted."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     lost = find_accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
     if not lost:
@@ -352,7 +326,7 @@ def _without_accepted(e: Evidence) -> Evidence:
 
 
 def _report_not_compared(e: Evidence) -> Iterable[Finding]:
-    """Report overlapping ranges whose number of records is only known to be between a minimum and a maximum."""
+    """Report overlapping ranges whose number of records is not exactly known."""
     if e.drops_repeats:
         return
     open_, first, rewritten = 0, None, covered_offsets(e.rewritten)
@@ -378,7 +352,7 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_limits(e: Evidence) -> Iterable[Finding]:
-    """Report offsets that could not be checked, and offsets that were intentionally skipped."""
+    """Report offsets that could not be checked, or that were skipped on purpose."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         # The marker is the last range: a reset may have moved it, and nothing was committed since.
@@ -393,8 +367,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(again),
         f"{format_count(len(again), 'offset', 'was|were')} assigned to a second record, because Kafka's log was "
-        "truncated "
-        f"or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
+        f"truncated or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
         former = sum(_max_records(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
@@ -405,7 +378,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
 
 
 def describe_deleted_offsets(committed: int, first: int) -> str:
-    """Return a sentence about committed offsets that Kafka no longer has. Commit records count each of their rows."""
+    """Return a sentence about committed offsets that Kafka no longer has."""
     checked = format_count(committed, "committed offset", "was|were")
     return f"Kafka no longer has offsets before {first:,}: {checked} checked against commit records only"
 
@@ -415,15 +388,13 @@ def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> 
 
 
 def is_counted_once(e: Evidence) -> bool:
-    """Return whether each audited offset was committed once and belongs to one record, so that counting rows
-    suffices.
-    """
+    """Return whether each audited offset was committed once and is one record's, so that counting rows suffices."""
     once = all(group.is_single for group in e.groups)
     return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
 
 def format_at_offsets(offsets: BitMap64) -> str:
-    """Return text such as `at offset 5` or `at offsets 5, 7 to 9`; empty without offsets."""
+    """Return text such as `at offset 5` or `at offsets 5, 7 to 9`, or ""."""
     return f"at offset{'' if len(offsets) == 1 else 's'} {_format_offsets(offsets)}" if offsets else ""
 
 
@@ -443,12 +414,7 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
     adopted: int = 0,
     declared: bool = False,
 ) -> tuple[Finding, ...]:
-    """Compare the number of rows with the commit records, for a stream without Kafka coordinates.
-
-    `other_streams` write to the table, and `forgotten` ones may have left rows in it. `adopted` is the number of rows
-    that the table had before the stream. With `declared`, the declaration has
-    coordinates although the table does not.
-    """
+    """Compare rows with commit records, for a stream without coordinates."""
     where = "its table does not have the columns" if declared else "coordinates: false"
     sentence = f"the stream stores no Kafka coordinates ({where}): it cannot be audited by offset, only by count"
     found = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-
-from pyiceberg.table import Table
 
 from frazil.audit.findings import Audit
 from frazil.audit.kafka_source import ask_kafka
 from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import Period
-from frazil.commit.marker import Marker
 from frazil.commit.open_streams import open_read_only
-from frazil.commit.stream_tables import StreamTables
-from frazil.ingest.contract import Target
-from frazil.offsets.spans import Span, TopicPartition
-from frazil.offsets.tally import Tallies
 from frazil.spec.model import StreamSpec
 
 
 def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit the commits of a period, or all commits if `window` is None. `with_source` also compares them with Kafka's
-    records.
-
-    Raises the errors of `audit_stream`, and those of opening the stream.
-    """
+    """Audit the commits of a period, or all; `with_source` also compares them with Kafka's records."""
     tables, signals = open_read_only(spec).tables, spec.window is not None
     sinks = spec.sinks
     if sinks.mode.replaces_rows:
@@ -46,7 +34,11 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         from frazil.audit.source_records import dropped_offsets  # imports decoding, only if needed
 
         ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
-    place = partial(_place_records, spec, tables) if with_source and sinks.can_follow else None
+    place = None
+    if with_source and sinks.can_follow:
+        from frazil.audit.source_records import records_by_table
+
+        place = partial(records_by_table, spec, tables)
     return audit_stream(
         tables,
         coordinates=spec.coordinates,
@@ -56,11 +48,3 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         place=place,
         signals=signals,
     )
-
-
-def _place_records(
-    spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
-) -> Mapping[Target, Tallies]:
-    from frazil.audit.source_records import records_by_table  # imports staging, only if needed
-
-    return records_by_table(spec, tables, table, marker, spans)

@@ -16,48 +16,45 @@ from frazil.offsets.tally import OffsetTally, Tallies
 
 @dataclass(frozen=True, slots=True)
 class RemainingOffsets:
-    """The offsets from `first` up to the marker that Kafka still has, read with `read_committed`."""
+    """The offsets from `first` to the marker that Kafka still has (`read_committed`)."""
 
     first: int
     offsets: BitMap64
     cut: int | None = None
-    """The offset at which the log was truncated; None if it was not. From there on, Kafka has other records."""
+    """Where the log was truncated, if it was: Kafka has other records from there on."""
     dropped: BitMap64 = field(default_factory=BitMap64)
-    """The offsets of records that the current transform drops."""
+    """Records that the current transform drops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The evidence for one topic-partition."""
-
     topic: str
     partition: int
     marker: int
     topic_id: str
-    """The id of the current topic."""
+    """The current topic's."""
     ranges: tuple[CommittedRange, ...]
     rows: OffsetTally
     dead_letters: OffsetTally
     kafka: RemainingOffsets | None = None
-    """Kafka's offsets; None if the audit does not compare with Kafka."""
     whole: bool = True
-    """False if `ranges`, `rows` and `count_dead_letters` cover only a period."""
+    """False if ranges, rows and dead letters cover only a period."""
     elsewhere: tuple[CommittedRange, ...] = ()
-    """Ranges committed outside the audited period, if they were read. They may explain differences."""
+    """Ranges outside the audited period, if read, which may explain differences."""
     rewritten: tuple[Span, ...] = ()
-    """Offsets that Kafka assigned to a second record. An operator accepted that, so rows may occur twice."""
+    """Offsets that Kafka assigned to a second record, so that rows may occur twice."""
     given_up: tuple[Span, ...] = ()
     """Committed offsets whose loss an operator accepted after a rollback."""
     given_up_epoch: int = 0
-    """The epoch of the first reset that accepted such a loss."""
+    """Of the first reset that accepted such a loss."""
     replayed: ByTopicId = field(default_factory=dict)
-    """Offsets of dead letters that have become rows."""
+    """Dead letters that have become rows."""
     tables: str = "the table"
-    """How findings refer to the tables that `rows` come from."""
+    """How findings refer to the tables of `rows`."""
     drops_repeats: bool = False
-    """Whether the table may have fewer rows than the commit records count, because the stream drops repeats."""
+    """Whether the stream drops repeats, so that rows may be fewer than records."""
     former_dead_letters: int = 0
-    """Number of dead letters of earlier topics with the same name. They are not in `count_dead_letters`."""
+    """Those of earlier topics with the same name, which `dead_letters` leaves out."""
     groups: list[Group] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -73,21 +70,19 @@ class Evidence:
 
     @property
     def seen(self) -> BitMap64:
-        """The offsets of rows and dead letters."""
         return self.rows.seen | self.dead_letters.seen
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
-        """All known ranges, audited or not, by topic id."""
         return group_by_topic_id((*self.ranges, *self.elsewhere))
 
     def replayed_of(self, r: CommittedRange) -> int:
-        """Return the number of a range's dead letters that have become rows."""
+        """Return how many of a range's dead letters have become rows."""
         return self.replayed.get(r.topic_id, BitMap64()).range_cardinality(r.start, r.end)
 
     @property
     def dead_letter_groups(self) -> list[Group]:
-        """Groups of the current topic's ranges; dead letters of earlier topics have other offsets."""
+        """Groups of the current topic's ranges: earlier topics' dead letters have other offsets."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
         return group_ranges(*current)
 
@@ -104,9 +99,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each topic-partition in the claims. With `whole`, also for those in the marker or with
-    rows.
-    """
+    """Return the evidence for each partition in the claims and, if `whole`, in the marker or with rows."""
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
@@ -132,7 +125,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
 
 
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence, extended by the claims of all other times. `own` are the claims of the period."""
+    """Return a period's evidence, with the claims of all other times. `own` are the period's."""
     elsewhere, replayed = every.without(own), every.replayed
     return tuple(
         replace(e, elsewhere=elsewhere.get(e.topic_partition, ()), replayed=replayed.get(e.topic_partition, {}))

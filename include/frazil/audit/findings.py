@@ -1,4 +1,4 @@
-"""Results of an audit: findings (errors, and records that could not be compared), and counts by topic-partition."""
+"""Results of an audit: findings (errors, and what could not be compared), and counts by topic-partition."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from frazil.commit.history import Period
 
 
 class FindingKind(StrEnum):
-    """What an audit found."""
-
     DUPLICATES = "duplicates"
     """An offset occurs more than once in the table, or in the dead-letter table."""
     MISSING = "missing"
@@ -24,83 +22,69 @@ class FindingKind(StrEnum):
     """Rows that no commit covers."""
     ROLLED_BACK = "rolled back"
     RECORD_GONE = "record gone"
-    """A snapshot names a commit record that is missing or unreadable."""
+    """A commit record that a snapshot names is missing or unreadable."""
     LOG_CUT = "log cut"
-    """Kafka lost committed records, and assigned their offsets to new records, which no table has."""
+    """Kafka lost committed records, and new ones with their offsets are in no table."""
     UNCHECKED = "unchecked"
-    """One source of evidence no longer has the records, but they were compared with another source."""
+    """One source of evidence no longer has the records, but another has."""
     NOT_COMPARED = "not compared"
     """Committed records could not be compared with any source."""
     SKIPPED = "skipped"
     READ_AGAIN = "read again"
-    """Offsets were committed more than once, for example after a reset, and are counted each time."""
+    """Offsets were committed, and are counted, more than once, as after a reset."""
     CHANGED = "changed"
-    """Commits of another program deleted or overwrote rows."""
+    """Another program deleted or overwrote rows."""
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the finding is an error, and not only a note."""
-        return self not in {
-            FindingKind.UNCHECKED,
-            FindingKind.NOT_COMPARED,
-            FindingKind.SKIPPED,
-            FindingKind.READ_AGAIN,
-            FindingKind.CHANGED,
-        }
+        notes = {FindingKind.UNCHECKED, FindingKind.NOT_COMPARED, FindingKind.SKIPPED}
+        return self not in notes | {FindingKind.READ_AGAIN, FindingKind.CHANGED}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of an audit."""
-
     kind: FindingKind
     count: int
-    """Number of offsets or rows."""
     sentence: str
     where: str
-    """The topic-partition, or the stream."""
     keys: tuple[Mapping[str, Any], ...] = ()
-    """The first keys to which the finding applies, if the stream has a key: values by column, as stored."""
+    """The first keys concerned, if the stream has a key: values by column, as stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """Counts of one topic-partition. Offsets `[start, end)` were committed (in the audited period)."""
+    """Counts of one partition. Offsets `[start, end)` were committed (in the audited period)."""
 
     topic: str
     partition: int
     start: int | None
-    """The first committed offset; None if no batch is committed."""
     end: int
     rows: int
     distinct: int
-    """Number of distinct records that have a row: `rows` minus `duplicates`."""
+    """Records that have a row."""
     duplicates: int
     gaps: int | None
-    """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
+    """Records that Kafka has but no table has, if compared with Kafka."""
     dead_letters: int
-    """Number of dead letters, including those of earlier topics with the same name."""
+    """Includes those of earlier topics with the same name."""
     dropped: int = 0
-    """Number of records that the transform dropped, as counted by the commit records."""
+    """By the transform, according to the commit records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit of one stream."""
-
     stream: str
     partitions: tuple[PartitionAudit, ...]
     findings: tuple[Finding, ...]
     batches: int
-    """Number of commit records read."""
     window: Period | None = None
-    """The audited period; None if all commits were audited."""
+    """The audited period; None for all commits."""
     by_key: bool = False
-    """Whether records change rows by key. If so, `rows` counts changes, and rows are not compared by offset."""
+    """Whether records change rows by key, so that `rows` counts changes."""
     complete: bool = field(init=False)
     """Whether all committed records were compared."""
     clean: bool = field(init=False)
-    """Whether the audit is complete and found no error."""
+    """Complete, and without an error."""
 
     def __post_init__(self) -> None:
         complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)

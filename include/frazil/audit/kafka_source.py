@@ -1,4 +1,4 @@
-"""Reads Kafka as the audit's independent source: the records of the claimed ranges that Kafka still has."""
+"""Reads Kafka as the audit's independent source: the records of the claimed ranges that it still has."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ def ask_kafka(
     *,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
-    """Return the offsets of each claimed range that Kafka still has, and findings about topics that cannot be compared.
-
-    `dropped` returns the offsets whose records a transform drops.
-    """
+    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared."""
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
@@ -60,7 +57,7 @@ def ask_kafka(
 
 
 def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
-    """Return why Kafka's topic cannot be compared with the committed records; None if it can be compared."""
+    """Return why Kafka's topic cannot be compared with the committed records, if so."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"
     if read.cluster_id == now.cluster_id and read.topic_ids.get(topic) == now.topic_ids.get(topic):
@@ -71,11 +68,7 @@ def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, sp
 def find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which logs were truncated below the committed end, except where an operator accepted it.
-
-    Checks the last committed offset of each leader epoch, which covers all offsets before it. So the check also finds a
-    log that was truncated long ago and has grown again since. The ranges must belong to the current topics.
-    """
+    """Return where logs were truncated below the committed end, unless accepted, for the current topics' ranges."""
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))
     reached = defaultdict[TopicPartition, Counter[int]](Counter)

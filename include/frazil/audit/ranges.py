@@ -1,8 +1,5 @@
-"""Computes bounds on the number of records in overlapping committed ranges of a topic-partition. Pure.
-
-Ranges overlap after a reset, after a backfill of offsets that were committed before, and when a topic was recreated.
-The records of such ranges cannot be counted one by one. But each range gives a minimum number of records, and all
-ranges together give a maximum. Both are equal if none of the overlapping ranges has a gap.
+"""Computes bounds on the number of records in overlapping committed ranges, as after a reset, a backfill or a recreated
+topic. Pure. Each range gives a minimum, all together a maximum; both are equal if no range has a gap.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import Span, covered_offsets, join_spans, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
-"""Offsets by topic id. Several topics may have had the same name."""
+"""Several topics may have had the same name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,13 +27,13 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether a backfill read only records with certain event times. If so, the other records are not missing."""
+    """Whether a backfill read only certain event times, so that other records are not missing."""
     dropped: int = 0
-    """Number of records that the stream's transform dropped."""
+    """By the stream's transform."""
     epoch: int | None = field(default=None, compare=False)
-    """Epoch of the writer that committed it; None for a backfill."""
+    """Of the writer; None for a backfill."""
     leader_epoch: int | None = field(default=None, compare=False)
-    """Epoch of the leader that served the records before `end`; None if no broker reported it."""
+    """Of the leader that served the records before `end`, if a broker reported it."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -49,16 +46,15 @@ class Group:
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]
-    """Ranges outside the audited period that overlap the audited ranges."""
+    """Ranges outside the audited period that overlap these."""
 
     @property
     def is_single(self) -> bool:
-        """Whether the group is one range, so that its record counts are exact."""
+        """Whether the group is one range, so that its counts are exact."""
         return len(self.audited) + len(self.others) == 1
 
     @property
     def offsets(self) -> BitMap64:
-        """The offsets of the audited ranges."""
         return claimed_offsets(self.audited)
 
     @property
@@ -66,10 +62,7 @@ class Group:
         return group_by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return the minimum and maximum number of records within `offsets`, by topic id.
-
-        `claimed` returns the number of records that a range claims.
-        """
+        """Return the minimum and maximum number of records within `offsets`, by topic id, given each range's claim."""
         offsets, bounds = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.generations.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}
@@ -80,20 +73,19 @@ class Group:
         return bounds
 
     def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum possible number of records within `offsets`; all ranges must belong to one topic id.
-
-        An offset without a record is a gap in each range that contains it. If ranges without gaps cover all offsets,
-        the minimum is exact.
+        """Return the minimum possible number of records within `offsets`; all ranges must belong to one topic id. An
+        offset without a record is a gap in each range that contains it. If ranges without gaps cover all offsets, the
+        minimum is exact.
         """
         return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum number of distinct missing records. `short` returns how many one range is missing."""
+        """Return the minimum of distinct missing records. `short` returns how many one range is missing."""
         return _max_chain_weight({r: short(r) for r in self.audited})
 
 
 def group_ranges(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
-    """Group each audited range with every range that overlaps it, in order of offsets. Empty ranges are skipped."""
+    """Group each audited range with every range that overlaps it, in order. Skips empty ranges."""
     grouped: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
     marked = [*((r, True) for r in audited), *((r, False) for r in others)]
@@ -106,7 +98,7 @@ def group_ranges(audited: Iterable[CommittedRange], others: Iterable[CommittedRa
 
 
 def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
-    """Divide the ranges into as few chains without overlaps as possible. Return the largest weight of a chain."""
+    """Divide the ranges into as few chains without overlaps as possible. Return the largest weight of one."""
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
@@ -116,7 +108,7 @@ def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
 
 
 def _min_cover_weight(weights: Mapping[CommittedRange, int]) -> int:
-    """Return the smallest weight of a subset of the ranges that covers the same offsets as all of them."""
+    """Return the smallest weight of ranges that cover the same offsets as all."""
     total, reach = 0, -1
     covers: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
@@ -142,17 +134,16 @@ def group_by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[Commit
 
 
 def merge_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
-    """Return the ranges as spans, in order. Ranges that touch or overlap are merged; empty ranges are skipped."""
+    """Return the ranges as sorted spans, merged if they touch or overlap."""
     return join_spans((r.start, r.end) for r in ranges)
 
 
 def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
-    """Return the offsets that are in any of the ranges."""
     return covered_offsets(merge_ranges(ranges))
 
 
 def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
-    """Return the offsets that are in more than one of the ranges."""
+    """Return the offsets in more than one of the ranges."""
     overlaps, reach = list[Span](), 0
     for r in sorted(ranges):
         overlaps.append((r.start, min(r.end, reach)))
@@ -161,9 +152,6 @@ def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def find_accepted_loss(ranges: Sequence[CommittedRange], given_up: Iterable[Span], *, epoch: int) -> BitMap64:
-    """Return the offsets of the current topic whose loss an operator accepted, unless they were committed again.
-
-    `epoch` is that of the first reset that accepted a loss.
-    """
+    """Return the topic's offsets whose loss was accepted, unless committed again since `epoch`."""
     since = claimed_offsets(r for r in ranges if r.epoch is None or r.epoch >= epoch)
     return covered_offsets(given_up) - (offsets_claimed_again(ranges) & since)

@@ -1,7 +1,6 @@
-"""Counts the rows of a stream with a route, in its default table and its routed tables, for one audit.
-
-Commit records, not the declaration, show to which table rows were written. So a table that is no longer in the route is
-audited too. Rows that wait for a table are counted from their files.
+"""Counts a routed stream's rows in its default table and its routed tables. Commit records, not the declaration, show
+where rows were written, so former tables of the route are audited too. Rows that wait for a table are counted from
+files.
 """
 
 from __future__ import annotations
@@ -44,46 +43,35 @@ from frazil.table.lost import registration_command
 from frazil.table.parallel import run_in_parallel
 
 MAX_READ_ATTEMPTS = 3
-"""Maximum number of attempts to read a table while its waiting rows are being committed."""
+"""While a table's waiting rows are being committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRows:
-    """The rows of one routed table at the audited offsets."""
-
     target: Target
     rows: Tallies
-    """The table's rows, and rows that wait for it. A renamed table's own rows are returned under its new name only."""
+    """The table's rows, and those that wait for it. A renamed table's own rows count under its new name."""
     waiting: int = 0
-    """Number of rows that wait to be committed to the table."""
     problem: str | None = None
-    """Why the table, or a file with rows that wait for it, could not be read."""
+    """Why the table, or a file of waiting rows, could not be read."""
     renamed: Target | None = None
-    """The table's new name, if it was renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedReplays:
-    """All published replays of the stream's dead letters. Their offsets are in ranges that the original batches
-    claim.
-    """
+    """Published replays of dead letters, whose offsets are in ranges that the original batches claim."""
 
     rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
-    """The offsets that became rows."""
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
-    """The part of these rows that belongs to each routed table."""
+    """Those in each routed table."""
     last: BackfillMarker | None = None
-    """The last replay, if its dead letters are still in the dead-letter table because rows may wait for routed
-    tables.
-    """
+    """The last replay, while its dead letters stay because rows may wait for routed tables."""
     journals: Sequence[Journal] = ()
-    """The journals of this replay's chunks."""
     given_up: Set[Target] = frozenset()
-    """Tables whose rows of this replay an operator discarded."""
+    """Tables whose rows of it an operator discarded."""
 
     @classmethod
     def load(cls, tables: StreamTables, default_table: Table) -> PublishedReplays:
-        """Load the records of all replays that are published in the default table."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
         for record in published_records(tables.journals, default_table.metadata, tables.stream):
@@ -98,9 +86,7 @@ class PublishedReplays:
         )
 
     def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """Return the replay's files for a routed table, unless the table has their rows already, according to its
-        properties.
-        """
+        """Return the replay's files for a routed table, unless its properties show that it has the rows."""
         if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -115,11 +101,7 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     replays: PublishedReplays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the rows of the routed tables that commit records name, up to the default table's marker.
-
-    `within` has the audited ranges; None audits all ranges. `named` are the tables that the route names: one of them
-    may be a renamed table. Raises the errors of the catalog and the storage.
-    """
+    """Read the rows of the routed tables that commit records name. A renamed table may be one of `named`."""
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
     if not targets:
         return ()
@@ -133,8 +115,6 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
 
 @dataclass(frozen=True, slots=True)
 class _RowSearch:
-    """The rows to find in each table, and the places to search."""
-
     tables: StreamTables
     waiting: Mapping[Target, Sequence[Journal]]
     within: OffsetRanges
@@ -143,9 +123,7 @@ class _RowSearch:
 
 
 def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
-    """Read a table. Read it again if a waiting file has disappeared, because its rows were then committed to the
-    table.
-    """
+    """Read a table, again if a waiting file has disappeared: its rows were then committed."""
     waiting = search.waiting.get(target, ())
     for _ in range(MAX_READ_ATTEMPTS):
         found = _read_rows(search, waiting, target)
@@ -198,7 +176,6 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
 
 
 def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:
-    """Return the new name of the route's table if it was renamed and another table has its old name; otherwise None."""
     if property_name(search.tables.stream) in table.properties:
         return None
     member = read_table_record(search.tables, target)
@@ -216,7 +193,7 @@ def _missing_table_message(tables: StreamTables, target: Target, member: RoutedT
 
 
 def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
-    """Report tables that could not be read, and rows that wait for tables."""
+    """Report unreadable tables, and rows that wait for tables."""
     for one in routed:
         if one.problem:
             yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
@@ -238,9 +215,7 @@ def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
 def compare_table_counts(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
 ) -> Iterator[Finding]:
-    """Compare the number of rows of each table with the commit records. No offset may have been committed
-    repeatedly.
-    """
+    """Compare the rows of each table with the commit records, if each offset was committed once."""
     for name, (rows, expected) in row_counts(default, routed, claimed, replays).items():
         if rows != expected:
             sentence = f"the table has {format_count(rows, 'row')}, but commit records count {expected:,}"
@@ -250,7 +225,7 @@ def compare_table_counts(
 def row_counts(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
 ) -> dict[Target, tuple[int, int]]:
-    """Map each table to the number of its rows in the claimed ranges, and the number that commit records count."""
+    """Return, by table, its rows in the claimed ranges and the number that commit records count."""
     replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
     expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
@@ -259,7 +234,11 @@ def row_counts(
         if one.renamed:
             expected[one.renamed] += expected.pop(one.target, 0)
     return {
-        name: (_count_claimed(seen_offsets(tallies), claimed) + _count_copies(tallies, claimed), expected[name])
+        name: (
+            _count_claimed(seen_offsets(tallies), claimed)
+            + sum(tally.copies for tp, tally in tallies.items() if tp in claimed.ranges),
+            expected[name],
+        )
         for name, tallies in _by_table(default, routed).items()
     }
 
@@ -271,11 +250,7 @@ def find_misplaced_rows(
     by_target: Mapping[Target, Tallies],
     counts: Mapping[Target, tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Report rows that are in another table than the one to which the route's current declaration would write them.
-
-    `by_target` maps each table to the offsets of Kafka's records that belong to it. `counts` is from `row_counts`: if
-    commit records count at least as many rows of a table, an earlier declaration may have written them.
-    """
+    """Report rows in another table than the route sends them to; `counts` shows if an earlier one may have."""
     expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:
@@ -287,8 +262,7 @@ def find_misplaced_rows(
                     earlier = "" if has > committed else ". An earlier declaration of the route may have written them"
                     sentence = (
                         f"the table has {format_count(len(misplaced), 'row')} that the route, as declared now, sends "
-                        "to "
-                        f"table {other}: {e.where} {format_at_offsets(misplaced)}{earlier}"
+                        f"to table {other}: {e.where} {format_at_offsets(misplaced)}{earlier}"
                     )
                     kind = FindingKind.NOT_COMPARED if earlier else FindingKind.MISCOUNTED
                     yield Finding(kind, len(misplaced), sentence, name)
@@ -298,14 +272,13 @@ def find_misplaced_rows(
     if gone:
         sentence = (
             f"{format_count(gone, 'row', 'was|were')} not checked for being in the right table, because Kafka no "
-            "longer has the "
-            "records, and some offsets were committed more than once"
+            "longer has the records, and some offsets were committed more than once"
         )
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
 
 
 def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dict[str, Tallies]:
-    """Map the current name of each table to its rows."""
+    """Return the rows by current name of their table."""
     by_name = defaultdict[Target, list[Tallies]](list)
     for one in routed:
         by_name[one.renamed or one.target].append(one.rows)
@@ -313,15 +286,9 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
 
 
 def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    """Return the number of these offsets within the claimed ranges. Rows at other offsets have their own findings."""
     return sum(
         offsets[tp].range_cardinality(*span)
         for tp, ranges in claimed.ranges.items()
         if tp in offsets
         for span in merge_ranges(ranges)
     )
-
-
-def _count_copies(tallies: Tallies, claimed: Claims) -> int:
-    """Return the number of surplus rows in the claimed topic-partitions."""
-    return sum(tally.copies for tp, tally in tallies.items() if tp in claimed.ranges)

@@ -50,7 +50,7 @@ def scratch_folder(stream: str) -> Iterator[Path]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceRecords:
-    """Records to read from Kafka again, and the tables with which to compare them."""
+    """Records to read from Kafka again, and the tables to compare them with."""
 
     spec: StreamSpec
     tables: StreamTables
@@ -58,44 +58,36 @@ class SourceRecords:
     topic_ids: Mapping[str, str]
     spans: Mapping[TopicPartition, Sequence[Span]]
     not_read: Sequence[str] = ()
-    """Topics of the stream that cannot be read again."""
+    """Topics that cannot be read again."""
 
     @property
     def topics(self) -> set[str]:
         return {topic for (topic, _), of in self.spans.items() if of}
 
     def stage(self, folder: Path) -> tuple[list[StageResult], StageContext]:
-        """Stage the records in subfolders of `folder`. Returns the result of each task, and the staging context.
-
-        A task reads at most one span of each topic-partition.
-        """
+        """Stage the records in subfolders of `folder`. Returns each task's result, and the context."""
         kafka = executor_kafka_properties(self.spec, os.environ)
         base = build_stage_context(
             self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids
         )
         base = self.sinks.add_route(self.spec, base)
         targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in base.targets.items()}
-        context = dataclasses.replace(base, targets=targets, existing_dead_letters=self._dead_letter_offsets())
+        wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
+        context = dataclasses.replace(
+            base,
+            targets=targets,
+            existing_dead_letters={tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen},
+        )
         rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
         tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
         return [stage(context, task, attempt=0) for task in tasks], context
-
-    def _dead_letter_offsets(self) -> dict[TopicPartition, bytes]:
-        """Return the offsets of dead letters. Their records are staged as dead letters, even if the declaration accepts
-        them now.
-        """
-        wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
-        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
-        return {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
 
 
 def records_by_table(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    """Return, for each table, the offsets of the records that the route's current declaration would write to it.
-
-    `table` is the default table, whose target is "main". Raises KafkaUnavailable.
-    """
+    """Return the offsets that the declared route would write to each table. Raises KafkaUnavailable."""
     sinks = ComparedTables.load(spec, tables, table, marker)
     replay = SourceRecords(spec, tables, sinks, marker.source.topic_ids, {tp: [span] for tp, span in spans.items()})
     paths = defaultdict[Target, list[str]](list)
@@ -115,11 +107,11 @@ class ComparedTables:
     by_value: Mapping[str, Target]
     """The table of each route value, including tables that are not compared."""
     findings: Sequence[Finding] = ()
-    """Findings that say why some tables are not compared."""
+    """Why some tables are not compared."""
 
     @classmethod
     def load(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> ComparedTables:
-        """Load the routed tables. `main` is the default table, which was loaded first, with its marker."""
+        """Load the routed tables after the default table `main`, with its marker."""
         if not (sinks := spec.sinks).can_follow:
             return cls({"main": main}, {})
         routed = load_route_tables(main.catalog, sinks)
@@ -131,7 +123,7 @@ class ComparedTables:
         return cls({"main": main, **compared}, by_value, findings)
 
     def add_route(self, spec: StreamSpec, context: StageContext) -> StageContext:
-        """Return the staging context with the route's current declaration."""
+        """Return the staging context with the declared route."""
         if (route := spec.route) is None:
             return context
         routed = {
@@ -146,7 +138,7 @@ class ComparedTables:
 def _not_comparable(
     sinks: Sinks, tables: StreamTables, routed: Mapping[Target, Table], marker: Marker
 ) -> Iterator[tuple[Target, str]]:
-    """Yield each table that cannot be compared, with the reason. `marker` is the default table's marker."""
+    """Yield the tables that cannot be compared, with reasons."""
     waiting = Followers.load(tables, marker).waiting
     for target in sorted({*sinks.named} - routed.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"

@@ -51,16 +51,14 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 from frazil.timetext import format_utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
-"""Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that cannot be compared."""
+"""Returns the claimed offsets that Kafka has, and findings about ranges that cannot be compared."""
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
-"""Returns, for each table, the offsets in these spans whose records the route's current declaration would write to
-it.
-"""
+"""Returns, for each table, the offsets in these spans that the declared route would write to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The sources of one audit: the main table at one snapshot, with that snapshot's marker."""
+    """The sources of one audit, at one snapshot of the main table."""
 
     tables: StreamTables
     table: Table
@@ -69,15 +67,13 @@ class _Run:
     ask_kafka: AskKafka | None
     drops_repeats: bool
     named: Collection[Target]
-    """The tables that the route's current declaration names."""
+    """The tables that the declared route names."""
     place: PlaceRecords | None = None
     signals: bool = True
     """Whether frazil signals complete windows of the table."""
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Return the evidence, and findings about individual tables and about ranges that cannot be compared with
-        Kafka.
-        """
+        """Return the evidence, and findings about tables and ranges that cannot be compared."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         default = tally_rows(
@@ -114,7 +110,7 @@ class _Run:
         claimed: Claims,
         replays: PublishedReplays,
     ) -> Iterable[Finding]:
-        """Compare the rows of each table: by count, or with Kafka's records if offsets were committed repeatedly."""
+        """Compare each table's rows by count, or with Kafka's records if offsets were committed repeatedly."""
         if self.drops_repeats:  # the number of repeats that each table dropped is unknown
             return ()
         if all(map(is_counted_once, evidence)):
@@ -130,11 +126,7 @@ class _Run:
         return find_misplaced_rows(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
-        """Tally the dead letters as they will be once the last published backfill or replay has ended.
-
-        Omits dead letters that a replay has yet to remove, and includes those that a backfill has yet to add. Also
-        returns the number of dead letters of earlier topics with the same names, by topic-partition.
-        """
+        """Tally the dead letters as after the last publication; count those of earlier topics by partition."""
         ids = self.marker.source.topic_ids
         wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         former = Counter[TopicPartition]()
@@ -175,15 +167,9 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     place: PlaceRecords | None = None,
     signals: bool = True,
 ) -> Audit:
-    """Read all evidence of one stream, compare it, and return the audit.
-
-    `drops_repeats` is whether the stream has dedupe. With `replayed_from_source`, the caller compares the rows with
-    Kafka's records, so the number of dropped records is not needed. `named` are the tables that the route names now.
-
-    Raises AdoptionRequired if the stream has no marker, KafkaUnavailable, and MarkerUnreadable.
-
-    The main table is read first, at one snapshot. Dead letters and commit records are written before that snapshot, and
-    routed tables after it.
+    """Read all evidence of one stream, compare it, and return the audit. The main table is read first: dead letters and
+    commit records are older, routed tables newer. With `replayed_from_source`, the caller compares rows with Kafka's
+    records. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
     """
     while True:
         table = tables.main.refresh()
@@ -209,11 +195,9 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upsert stream with its commit records. For a period, or without coordinates, compare only its dead
-    letters.
-
-    Returns the findings, and the number of rows that these commits have in the table (None if not counted). Returns
-    None instead of both if a replay was published after `table` was loaded. The caller must then load the table again.
+    """Compare an upsert stream, or only its dead letters for a period or without coordinates, with its commit records.
+    Returns the findings and the number of rows, if counted; None if a replay was published since `table` was loaded,
+    which must then be loaded again.
     """
     marker = require_marker(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
@@ -233,7 +217,7 @@ def audit_changes(
 
 
 def require_marker(tables: StreamTables, table: Table) -> Marker:
-    """Return the stream's marker in the table. Raises AdoptionRequired if it has none."""
+    """Return the stream's marker in the table. Raises AdoptionRequired without one."""
     marker = read_marker(table.properties, tables.stream)
     if marker is None:
         raise AdoptionRequired(
@@ -246,24 +230,30 @@ def require_marker(tables: StreamTables, table: Table) -> Marker:
 def find_metadata_problems(
     table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
 ) -> tuple[Finding, ...]:
-    """Return findings that depend only on the table's metadata and commit records, not on its rows."""
+    """Return findings that depend only on metadata and commit records."""
     changed = _report_foreign_changes(table, stream=marker.stream, window=window, signals=signals)
     return (*_metadata_findings(table, marker, claimed), *changed)
 
 
 def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
     """Return findings about a rollback, missing commit records and skipped ranges."""
+    findings = []
+    for path in claimed.gone:
+        key = parse_key(path)
+        is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
+        kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
+        sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
+        findings.append(Finding(kind, 1, sentence, marker.stream))
+    sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
     return (
         *_report_rollback(table, marker),
-        *_report_missing_commit_records(claimed, marker),
-        *_report_skipped_ranges(claimed, marker),
+        *findings,
+        *(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost),
     )
 
 
 def _has_new_replay(run: _Run) -> bool:
-    """Return whether a replay was published during the audit. If so, rows of removed dead letters may seem to be
-    missing.
-    """
+    """Return whether a replay was published during the audit, so that rows may seem to be missing."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
@@ -282,9 +272,7 @@ def _has_new_replay(run: _Run) -> bool:
 def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Return the evidence. Adds the claims of all other times if the period has errors, which a reset may explain, or
-    if a topic was recreated.
-    """
+    """Return the evidence, with the claims of all other times if these may explain the period's errors."""
     if run.window is None or not (
         any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
     ):
@@ -293,7 +281,7 @@ def _add_other_claims(
 
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
-    """Return whether the marker or the oldest commit record has a different id for a topic of the audited ranges."""
+    """Return whether the marker or oldest commit record has another id for an audited topic."""
     oldest = next(run.tables.journals.records(table_uuid=run.table.metadata.table_uuid), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
     sources = [run.marker.source, *([oldest.source] if oldest else [])]
@@ -335,26 +323,8 @@ def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
     return (Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream),)
 
 
-def _report_missing_commit_records(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report missing or unreadable commit records. Records that `frazil forget` deleted are not an error."""
-    findings = []
-    for path in claimed.gone:
-        key = parse_key(path)
-        is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
-        kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
-        sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
-        findings.append(Finding(kind, 1, sentence, marker.stream))
-    return tuple(findings)
-
-
-def _report_skipped_ranges(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report ranges that the stream skipped as declared by `source.on-gap`. This is a note, not an error."""
-    sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
-    return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
-
-
 def _report_foreign_changes(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
-    """Report commits of other programs that removed rows. This is a note: such commits do not reopen windows."""
+    """Report other programs' commits that removed rows, which do not reopen windows."""
     foreign = [
         snapshot
         for snapshot in ancestors(table.metadata)
@@ -376,7 +346,7 @@ def _report_foreign_changes(table: Table, *, stream: str, window: Period | None,
 
 
 def _compare_without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
-    """Compare the number of rows with the committed records. `declared` is whether the declaration has coordinates."""
+    """Compare the number of rows with the committed records."""
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:
         sentence = f"the stream stores no Kafka coordinates, so a period cannot be audited. Use `frazil audit {stream}`"

@@ -1,9 +1,6 @@
-"""Audits upsert and dedupe tables: merging Kafka's records into the table again must change nothing.
-
-The rows of an upsert table cannot be compared with the number of records, because most records replace a row. So the
-audit stages the committed ranges again, and merges them with the table's files as of the marker, without a commit.
-Every row that this merge would insert, update or delete is an error. The audit needs as much memory and CPU as one
-batch of these records.
+"""Audits upsert and dedupe tables: Kafka's committed records are staged again, and merged with the table's files
+without a commit. Every row that this would insert, update or delete is an error. Needs the memory and CPU of one batch
+of these records.
 """
 
 from __future__ import annotations
@@ -61,10 +58,7 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters. With `with_source`, also compare the values of rows with Kafka's records.
-
-    Raises the same errors as `audit_stream`.
-    """
+    """Audit the table and its dead letters and, `with_source`, row values against Kafka's records."""
     named, result = spec.sinks.named, None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
@@ -82,7 +76,7 @@ def audit_upserts(
 
 
 def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding:
-    """Report that no values were compared. `rows` is the number of rows of these changes; None if not counted."""
+    """Report that no values were compared. `rows` is the number of rows of the changes, if counted."""
     sentence = (
         f"{format_count(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source compares them)"
@@ -90,16 +84,13 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
     if rows is not None and rows < changes:
         sentence += (
             f". {format_count(changes - rows, 'change', 'has|have')} no row of their own, which is normal if later "
-            "changes "
-            "replaced them"
+            "changes replaced them"
         )
     return Finding(FindingKind.NOT_COMPARED, changes, sentence, stream)
 
 
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Yield findings about Kafka's records that a table with dedupe is missing. Raises the same errors as
-    `audit_stream`.
-    """
+    """Yield findings about Kafka's records that a dedupe table is missing. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
     evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
     by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
@@ -113,7 +104,7 @@ def _load_claims(tables: StreamTables, window: Period | None) -> tuple[Table, Ma
 
 
 def _count_partitions(claimed: Claims) -> Iterator[PartitionAudit]:
-    """Yield the counts of each topic-partition. A replayed dead letter counts as a change."""
+    """Yield each partition's counts. A replayed dead letter counts as a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
         replayed = claimed.replayed.get((topic, partition), {})
@@ -126,13 +117,11 @@ def _count_partitions(claimed: Claims) -> Iterator[PartitionAudit]:
 
 
 def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
-    """Report the offsets that were committed more than once, and are therefore counted more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(of).values()):
             sentence = (
-                f"{format_count(again, 'offset', 'was|were')} committed more than once, as after a reset: changes "
-                "and dead "
-                "letters count each time"
+                f"{format_count(again, 'offset', 'was|were')} committed more than once, as after a reset: changes and "
+                "dead letters count each time"
             )
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
@@ -147,16 +136,11 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     window: Period | None = None,
     by_records: bool = False,
 ) -> Iterator[Finding]:
-    """Merge Kafka's records, from the start of the claimed ranges, into the tables without a commit. Report the
-    differences.
-
-    `by_records` is whether commit records alone determine the number of rows of these ranges.
-    """
+    """Report how merging Kafka's records of the claimed ranges would change the tables, without a commit."""
     if marker.routed is not None and not spec.sinks.can_follow:
         sentence = (
             f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
-            "records "
-            "may belong to other tables. To compare them with Kafka's records, declare the route again"
+            "records may belong to other tables. To compare them with Kafka's records, declare the route again"
         )
         yield Finding(FindingKind.NOT_COMPARED, claimed.records, sentence, spec.name)
         return
@@ -168,8 +152,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back, and {format_count(again, 'offset', 'is|are')} yet to be read again: their "
-            "records "
-            "were not compared. Audit again once the writer has caught up"
+            "records were not compared. Audit again once the writer has caught up"
         )
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
@@ -208,11 +191,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
-    """Return the offsets from `start` to the marker whose records the audit must read again.
-
-    A later record of a key replaces an earlier one, so records after the claimed ones are included. Offsets that were
-    skipped, and those whose loss an operator accepted, are not.
-    """
+    """Return the offsets to read again, from `start` to the marker, without skipped ones and accepted losses."""
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
@@ -226,7 +205,7 @@ def _report_missing_in_kafka(
     *,
     by_records: bool,
 ) -> Iterator[Finding]:
-    """Report the committed records that Kafka no longer has. `read` has the claimed ranges and the offsets to read."""
+    """Report committed records that Kafka no longer has, given the claimed ranges and offsets to read."""
     gone = 0
     for tp, (ranges, offsets) in sorted(read.items()):
         before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
@@ -265,7 +244,6 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
 def _report_table_differences(
     replay: SourceRecords, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
 ) -> Iterator[Finding]:
-    """Report how merging the staged changes would change one table."""
     done = _merge_without_commit(table, changes, context)
     counts = sum((result.counts for _, result in done), MergeCounts())
     if replay.spec.sinks.mode.replaces_rows:
@@ -291,10 +269,7 @@ def _report_table_differences(
 def _inserted_offsets(
     done: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the rows that a merge of a stream with dedupe would add to the table.
-
-    Rows without an event time are omitted: these never count as repeats, so every merge adds them.
-    """
+    """Return the offsets of rows with an event time that merging would add to a dedupe table."""
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
     target, event_time = context.target, context.rules.event_time or ""
@@ -319,10 +294,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     may_delete: str | None = None,
     by_others: int = 0,
 ) -> Iterator[Finding]:
-    """Report the keys that a merge of all records would change.
-
-    `may_delete` describes what may have deleted all missing keys. Other streams deleted at most `by_others` of them.
-    """
+    """Report the keys that merging all records would change, and that no delete or other stream explains."""
     again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
     restored = (
         f", also the {format_count(by_others, 'row')} that other streams of the table deleted" if by_others else ""
@@ -356,8 +328,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     if others := keys.others_updated + keys.others_deleted:
         sentence = (
             f"{format_count(others, 'key', 'was|were')} not compared: the audit does not read the records of these "
-            "rows, "
-            "which may belong to another stream"
+            "rows, which may belong to another stream"
         )
         yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
 
@@ -370,7 +341,6 @@ def _format_keys(keys: tuple[Key, ...], count: int) -> str:
 
 
 def _merge_without_commit(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[_CompletedTask]:
-    """Run all tasks of the merge, and return each with its result. Commits nothing."""
     rules = context.rules
     if not changes:
         return []

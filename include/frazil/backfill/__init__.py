@@ -1,5 +1,3 @@
-"""Backfills: adds records that Kafka or files have and the table is missing. Plans, stages and audits them, and
-publishes them once.
-"""
+"""Backfills plan, stage and audit records that the table is missing, and publish them once."""
 
 from __future__ import annotations

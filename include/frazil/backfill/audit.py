@@ -19,10 +19,7 @@ from frazil.spec.units import format_count
 def find_whole_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the committed ranges whose records are all in the tables, by topic-partition.
-
-    The gaps that compaction and transactions leave in such a range must not look like missing records.
-    """
+    """Return the offsets of committed ranges whose records, except dropped ones, are all in the tables."""
     complete = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
         present = _seen_in_any(tallies, tp)
@@ -58,12 +55,10 @@ class StagedRecords:
 
 
 def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:
-    """Return the offsets that chunks or tasks cover."""
     return merge_spans((p.topic_partition, (p.start, p.end)) for part in parts for p in part.progress)
 
 
 def count_landed_elsewhere(staged: StagedRecords) -> int:
-    """Return the number of staged records that are now in the tables too."""
     own = {tp: _seen_in_any((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _seen_in_any(staged.elsewhere, tp)) for tp, offsets in own.items())
 
@@ -95,10 +90,7 @@ def find_problems(staged: StagedRecords) -> list[str]:
 
 
 def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Yield a sentence for each table that has rows of records that are now staged for another table.
-
-    This happens if an earlier declaration of the route sent the records to that table.
-    """
+    """Yield a sentence for each table that has rows of records now staged for another table."""
     for target, own in staged.items():
         for other in tables.keys() - {target}:
             if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):

@@ -1,9 +1,4 @@
-"""Finds the staged files of a backfill or replay that must be merged into tables, and merges them.
-
-Before the merge, only the journals of the chunks list these files. Whether a dead letter was merged cannot be seen in
-an upsert table, because a later change may have replaced the row. It can be seen in the dead-letter table, because only
-a published replay removes dead letters.
-"""
+"""Finds the staged files of a backfill or replay that must be merged into tables, and merges them."""
 
 from __future__ import annotations
 
@@ -27,11 +22,7 @@ from frazil.table.landed_offsets import tally_files
 
 
 def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
-    """Return the writer for staged files whose records are older than rows in the table.
-
-    It appends the files, or merges them with one task per group. Another attempt runs only the groups whose files have
-    changed.
-    """
+    """Return the writer that appends or merges files with records older than rows in the table."""
     merging = tables.merging
     if merging is None or not files or files[0].content not in MERGING_MODES:
         return SnapshotWriter(files)
@@ -48,10 +39,7 @@ def staged_files(journals: Iterable[Journal], target: Target) -> tuple[StagedFil
 
 
 def backfill_summary(backfill: BackfillMarker, operation: str) -> dict[str, str]:
-    """Return the properties that identify a backfill or a replay in a snapshot's summary.
-
-    `frazil.stream` is not among them, because it marks the live stream's own batches.
-    """
+    """Return the snapshot properties of a backfill or replay, without the live stream's `frazil.stream`."""
     return {
         "frazil.operation": operation,
         "frazil.backfill": backfill.id,

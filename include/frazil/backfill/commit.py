@@ -1,8 +1,6 @@
-"""Commits a backfill: takes it over, commits chunks to its branch, and publishes the branch on main in one commit.
-
-Makes the same assumptions as `frazil.commit.committer`. The branch is the fence: every commit asserts that the branch
-still has the expected snapshot, or does not exist. The dead-letter table has such a branch too. Publication on main
-completes the backfill. Its dead letters are published after that, by the next run if this one is interrupted.
+"""Commits chunks to a backfill's branch, which is the fence, and publishes the branch on main in one commit. Every
+commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch is
+published after main, by the next run if this one is interrupted.
 """
 
 from __future__ import annotations
@@ -88,11 +86,9 @@ class BackfillCommitter:
     def begin(
         cls, tables: StreamTables, request: BackfillRequest, *, continuing_id: str | None = None
     ) -> BackfillCommitter:
-        """Begin the backfill, or the next epoch of an interrupted backfill, and settle its unfinished commits.
-
-        No earlier epoch can commit afterwards. Raises WriterBusy if another backfill is open, and Fenced if another has
-        just ended, because its dead letters may not be published yet. Raises BackfillAbandoned if an operator abandoned
-        the backfill of the request's run, or the one with the id `continuing_id`.
+        """Begin the backfill, or the next epoch of an interrupted one, and settle its unfinished commits. No earlier
+        epoch can commit afterwards. Raises WriterBusy if another backfill is open, Fenced if another has just ended,
+        and BackfillAbandoned if an operator abandoned the run's backfill or `continuing_id`.
         """
         ended = finish_ended_backfill(tables)
 
@@ -112,25 +108,18 @@ class BackfillCommitter:
         return committer
 
     def journals(self) -> list[Journal]:
-        """Return the journals of all committed chunks."""
         return committed_chunks(self.tables.journals, self.backfill)
 
     def next_key(self) -> BatchKey:
-        """Return the key of the next chunk of this epoch."""
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Write a chunk's journal, commit it, and return the new backfill marker. `planned` is the planned number of
-        chunks.
-
-        Raises Fenced, and StaleBatch if the chunk's files do not fit the table.
-        """
+        """Write a chunk's journal, commit it, and return the new marker. Raises Fenced and StaleBatch."""
         if not self.own.journals.put(journal):
             raise Fenced(replaced_message(self.backfill, f"the journal of chunk {journal.key} already exists"))
         return self._commit(journal, planned=planned)
 
     def mark_staged(self) -> BackfillMarker:
-        """Mark the backfill as staged, because all its chunks are committed. Return the new marker."""
         staged = self._change(self.tables.main, lambda found: dataclasses.replace(found, state=BackfillState.STAGED))
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
@@ -138,10 +127,9 @@ class BackfillCommitter:
     def publish(
         self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
-        """Publish on main in one commit, which ends the backfill. The staged files are appended or merged.
-
-        The audit found none of the staged records in snapshot `audited_at` of main. Raises StaleBatch if that may have
-        changed, and WriterBusy if the stream has read further than `read_to`.
+        """Append or merge the staged files on main in one commit, which ends the backfill. The audit found none of the
+        records in main's snapshot `audited_at`. Raises StaleBatch if that may have changed, and WriterBusy if the
+        stream has read further than `read_to`.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
@@ -171,16 +159,12 @@ class BackfillCommitter:
         return self.backfill
 
     def _add_to_history(self, what: str) -> None:
-        """Add an event to the stream's history, except for a replay. A replay is added when its dead letters leave
-        their table.
-        """
+        """Add an event to the stream's history, except for a replay, which adds its own later."""
         if not self.backfill.replays:
             _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Commit a chunk: first its dead letters, then its rows. Return the marker. An already committed chunk changes
-        nothing.
-        """
+        """Commit a chunk, unless it is committed: first its dead letters, then its rows."""
 
         def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
             return Done(backfill) if backfill.has_chunk(journal.key) else backfill.with_chunk(journal, planned=planned)
@@ -199,9 +183,7 @@ class BackfillCommitter:
         *,
         files: tuple[StagedFile, ...] = (),
     ) -> TableCommit[BackfillMarker]:
-        """Return a commit that adds `files` to the branch and changes the marker, if this epoch still owns the
-        backfill.
-        """
+        """Return a commit that adds `files` to the branch and changes the marker, if this epoch owns it."""
 
         def decide(table: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
             own = check_owned(found, self.backfill)
@@ -213,10 +195,7 @@ class BackfillCommitter:
         return _prepare_commit(self.tables, handle, decide, files=rows)
 
     def _fence_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
-        """Return the marker with which this epoch takes over the dead-letter table's branch; `Done` if it has.
-
-        Raises Fenced if a later epoch has.
-        """
+        """Return the marker that takes over the dead-letter branch. Raises Fenced if another has."""
         if found and found.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
             return Done(check_owned(found, self.backfill))
         if found is None or found.id != self.backfill.id:
@@ -224,7 +203,7 @@ class BackfillCommitter:
         return found.owned_by(self.backfill.epoch)
 
     def _settle(self) -> None:
-        """Commit the journals of interrupted epochs. A journal whose offsets have been staged again is discarded."""
+        """Commit the journals of interrupted epochs; discard those whose offsets have been staged again."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             if self.backfill.has_chunk(key):
                 continue
@@ -241,7 +220,6 @@ class BackfillCommitter:
     def _check_publishable(
         self, journals: list[Journal], audited_at: int, read_to: Mapping[TopicPartition, int] | None
     ) -> Callable[[Table], None]:
-        """Return a check of the table that runs before each attempt to publish."""
         files = staged_files(journals, "main")
 
         def check(table: Table) -> None:
@@ -273,7 +251,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> BackfillMarker:
-    """Change main, remove the branch with its snapshots, and mark the backfill as published, all in one update."""
+    """Change main, remove the branch with its snapshots, and mark the backfill as published, in one update."""
     end = BranchRemoval(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
@@ -294,11 +272,9 @@ def _publish(  # noqa: PLR0913 - what is published, and where
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
-    """End an open backfill: remove its branches and everything that it staged.
-
-    If an operator abandons the backfill (`by`), no run starts it again; `by` is None if its own run drops it. Returns
-    the backfill in its final state, which may also be published. Raises FrazilError, without any change, if another
-    backfill has begun since.
+    """End an open backfill: remove its branches and everything that it staged, and return its final marker. `by` is the
+    operator after whom no run starts it again; None if its own run drops it. Raises FrazilError, without any change, if
+    another backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
@@ -314,19 +290,18 @@ def _add_to_history(tables: StreamTables, sentence: str) -> None:
 
 
 def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
-    """Return the stream's backfill or replay that is open, or whose dead letters are not published yet; else None."""
+    """Return the backfill or replay that is open or whose dead letters are not published yet; else None."""
     backfill = _load_backfill(tables.main, tables.stream)
-    if backfill is None or backfill.is_open or backfill.state is not BackfillState.PUBLISHED:
-        return backfill if backfill and backfill.is_open else None
+    if backfill is None or backfill.is_open:
+        return backfill
+    if backfill.state is not BackfillState.PUBLISHED:
+        return None
     dead_letters = _load_backfill(tables.dead_letters, tables.stream)
     return backfill if dead_letters and dead_letters.id == backfill.id and dead_letters.is_open else None
 
 
 def finish_ended_backfill(tables: StreamTables) -> str | None:
-    """If the stream's last backfill has ended, publish its dead letters and delete leftover files.
-
-    Returns its id; None if no backfill has ended.
-    """
+    """Publish the dead letters of the last ended backfill, delete its leftovers, and return its id."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return None
@@ -344,11 +319,9 @@ def finish_ended_backfill(tables: StreamTables) -> str | None:
 
 
 def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Finish a backfill or a replay after its publication on the default table.
-
-    First, the routed tables get their rows. Then one commit to the dead-letter table marks the backfill as published
-    there, and removes the branch. A backfill's commit adds the rejected records. A replay's commit removes the dead
-    letters that became rows, and adds the new error to the others. Finally, files that no table needs are deleted.
+    """Finish a published backfill or replay: routed tables, then dead letters, then leftover files. The commit to the
+    dead-letter table adds a backfill's rejected records. For a replay it removes the dead letters that became rows, and
+    adds the new error to the others.
     """
     own_chunks = committed_chunks(tables.journals, backfill)
     rejected = staged_files(own_chunks, "dead-letters")
@@ -370,9 +343,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
-    """Delete staged files that no committed chunk lists. First, void the keys of uncommitted chunks, so that none
-    commits later.
-    """
+    """Delete staged files that no committed chunk lists, after voiding the keys of uncommitted chunks."""
     keys = {
         key
         for target, handle in own.targets.items()
@@ -388,9 +359,7 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
-    """Return the tables with the backfill's own folders and journals, which the live stream's cleanup does not
-    touch.
-    """
+    """Return the tables with the backfill's own folders and journals."""
     return dataclasses.replace(
         tables,
         stream=staging_stream(tables.stream, backfill_id),
@@ -403,14 +372,12 @@ def _load_backfill(handle: TableHandle, stream: str) -> BackfillMarker | None:
 
 
 def _commit_marker(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:
-    """Commit the marker that `decide` returns, with an empty snapshot of the branch."""
     return commit_snapshots((_prepare_commit(tables, handle, decide),), retry_policy=tables.retry_policy)
 
 
 def _prepare_commit(
     tables: StreamTables, handle: TableHandle, decide: BackfillStep, *, files: tuple[StagedFile, ...] = ()
 ) -> TableCommit[BackfillMarker]:
-    """Return the commit of one snapshot to the branch, with `files` and the marker that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
@@ -428,10 +395,7 @@ def _prepare_commit(
 def _drop(
     tables: StreamTables, handle: TableHandle, backfill: BackfillMarker, *, by: str | None = None
 ) -> BackfillMarker | None:
-    """Mark the backfill as abandoned, and remove its branch and snapshots. Must run before their files are deleted.
-
-    If its own run dropped it earlier, only adds the operator who abandons it now. Returns the stream's last backfill.
-    """
+    """Mark the backfill as abandoned, and remove its branch; must run before its files are deleted."""
     end = BranchRemoval(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker | None] | Change[BackfillMarker | None]:

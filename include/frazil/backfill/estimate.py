@@ -1,4 +1,4 @@
-"""Estimates what a backfill would write. A sample is decoded into a temporary folder, which is then deleted."""
+"""Estimates what a backfill would write, from a sample that is decoded into a temporary folder."""
 
 from __future__ import annotations
 
@@ -72,12 +72,9 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
 
 
 def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
-    """Return the output of a dry run, one sentence per line."""
-    what = (
-        f"records in {format_count(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"
-        if dry_run.source_files
-        else "offsets"
-    )
+    what = "offsets"
+    if dry_run.source_files:
+        what = f"records in {format_count(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"
     if not dry_run.requested:
         where = "the files have" if dry_run.source_files else "Kafka has"
         return [f"Stream {stream}: nothing is missing; {where} no records in this range before the stream's position."]
@@ -90,13 +87,11 @@ def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
     size = (
         f"The backfill would add about {format_count(dry_run.records, 'row')} and "
         f"{format_count(dry_run.rejected, 'dead letter')}: {dry_run.bytes:,} bytes in "
-        f"{format_count(dry_run.files, 'file')} or "
-        f"more, staged in {format_count(dry_run.chunks, 'chunk')}."
+        f"{format_count(dry_run.files, 'file')} or more, staged in {format_count(dry_run.chunks, 'chunk')}."
     )
     touched = (
         f"A sample of {format_count(dry_run.sampled, 'record')} falls into "
-        f"{format_count(dry_run.partitions, 'partition')} of "
-        "the table, so at least that many partitions change."
+        f"{format_count(dry_run.partitions, 'partition')} of the table, so at least that many partitions change."
     )
     return [missing, size, touched]
 
@@ -114,9 +109,7 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """Return the table's average bytes per record. For an empty table, return the sample's, in which file footers weigh
-    more.
-    """
+    """Return the table's average bytes per record; for an empty table, the sample's."""
     head = backfill.opened.tables.main.current().current_snapshot()
     summary = head.summary if head else None
     rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))

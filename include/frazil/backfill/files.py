@@ -37,9 +37,6 @@ from frazil.table.landed_offsets import split_by_partition
 from frazil.table.object_store import FileInfo
 from frazil.table.storage import open_store
 
-MAX_NAMED_FILES = 3
-"""Maximum number of files that a message names."""
-
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
@@ -55,7 +52,7 @@ class FileIndex:
             for f in self.files
             if any((r.topic, r.partition) == tp and r.start <= offset < r.end for r in f.ranges)
         )
-        return ", ".join(islice(around, MAX_NAMED_FILES))
+        return ", ".join(islice(around, 3))
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,7 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with a fingerprint of these files. Raises SpecError if it already has a different
-        fingerprint.
-        """
+        """Return the request with these files' fingerprint. Raises SpecError if it already has another one."""
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})
@@ -112,26 +107,20 @@ class FileSource:
         return index
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Return `known`, because files have no identity. Raises SpecError if the files have changed since they were
-        listed.
-        """
+        """Return `known`, because files have no identity. Raises SpecError if the files have changed."""
         if _list_record_files(self.location, self.io_properties) != self.files:
             raise SpecError(self._changed_message())
         return known
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return one offset span per topic-partition, from the first to the last record in the files.
-
-        If the stream has not read these offsets yet, raises StaleBatch for a replay of dead letters, or else SpecError.
-        """
+        """Return one span per topic-partition with records. Raises StaleBatch or SpecError if they are not read yet."""
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
             if request.dead_letters and (live is None or last >= live):
                 raise StaleBatch(
                     f"stream {request.stream!r} was reset to before dead letters that were being replayed: its "
-                    f"position is {name} "
-                    f"offset {live or 0:,}. Nothing was changed. Run `frazil dlq replay {request.stream}` again; it "
-                    "leaves out dead letters whose records the stream will read again"
+                    f"position is {name} offset {live or 0:,}. Nothing was changed. Run `frazil dlq replay "
+                    f"{request.stream}` again; it leaves out dead letters whose records the stream will read again"
                 )
             if live is None:
                 raise SpecError(
@@ -192,15 +181,16 @@ def _scan(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPart
 
 
 def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
-    """List the readable files below a folder, or one file. Skips hidden files, because they may be incomplete."""
+    """List one file, or the readable files below a folder except hidden ones, which may be incomplete."""
     store = open_store(location, properties)
     if is_record_file(location):
         folder = location.rpartition("/")[0]
         if one := tuple(f for f in store.list_files(folder) if f.path == location):
             return one
     found = store.list_files(location)
-    return tuple(f for f in found if is_record_file(f.path) and not _is_hidden(f.path.removeprefix(location)))
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in PurePosixPath(path).parts)
+    return tuple(
+        f
+        for f in found
+        if is_record_file(f.path)
+        and not any(part.startswith(("_", ".")) for part in PurePosixPath(f.path.removeprefix(location)).parts)
+    )

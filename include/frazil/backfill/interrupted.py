@@ -14,23 +14,17 @@ from frazil.table.branches import head_of
 from frazil.timetext import format_elapsed
 
 COMMIT_TIMEOUT_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
-"""After this time without a commit, a backfill of another host counts as interrupted, because its process cannot be
-checked.
-"""
+"""After this time without a commit, a backfill of another host counts as interrupted."""
 
 
 def describe_progress(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
-    """Describe an open backfill or replay in one line."""
     what, chunks = "replay" if last.replays else "backfill", f"{last.chunks:,} of {max(last.planned, last.chunks):,}"
     why = describe_interruption(last, metadata, now_ms=now_ms)
     return f"{what} {last.id}: {last.state}, {chunks} chunks" + (f"; {why}" if why else "")
 
 
 def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
-    """Return why an open backfill makes no progress, and what to do.
-
-    Return None if it may be running, or if its request keeps the staged rows on the branch.
-    """
+    """Return why an open backfill makes no progress, and what to do; None if it may be running."""
     if not last.is_open or (last.state is BackfillState.STAGED and last.request.get("target") == "branch"):
         return None
     ways = f"run the same command again, or `frazil backfill {last.stream} --abandon`"

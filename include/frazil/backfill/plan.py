@@ -17,11 +17,7 @@ def requested_spans(
     first: Mapping[TopicPartition, int],
     live: Mapping[TopicPartition, int],
 ) -> Spans:
-    """Return the requested offsets, limited to offsets that Kafka has and the stream has already read.
-
-    `first` has Kafka's first available offsets, and `live` the stream's position: the bounds if the request has none.
-    The stream itself reads later offsets, and topic-partitions that are not in the marker yet.
-    """
+    """Return the requested offsets that Kafka has (from `first`) and the stream has read (to `live`)."""
     bounds = {
         tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
         for tp in sorted(first.keys() & live.keys())
@@ -39,20 +35,14 @@ def missing_spans(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spa
 
 
 def split_by_offsets(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans into chunks of about `limit` offsets, with the same share of every topic-partition.
-
-    All topic-partitions thus advance through time together, and a chunk's files belong to few table partitions. A chunk
-    may exceed `limit` by one offset per topic-partition.
-    """
+    """Divide the spans into chunks of about `limit` offsets, with the same share of every topic-partition."""
     count = math.ceil(count_offsets(spans) / limit)
     pieces = ({tp: piece for tp, of in spans.items() if (piece := _take_share(of, i, count))} for i in range(count))
     return tuple(filter(None, pieces))
 
 
 def split_by_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans as `split_by_offsets` does, but into chunks of about `limit` known records. Leaves out spans
-    without records.
-    """
+    """Divide the spans into chunks of about `limit` known records; leave out spans without records."""
     within = offsets_within(spans, records)
     count = math.ceil(sum(map(len, within.values())) / limit)
     pieces = (
@@ -89,7 +79,6 @@ def _share_bounds(length: int, index: int, count: int) -> Span:
 
 
 def _slice_spans(spans: tuple[Span, ...], records: BitMap64, low: int, high: int) -> tuple[Span, ...]:
-    """Return the parts of the spans that contain `records[low:high]`."""
     if low == high:
         return ()
     first, end = records[low], records[high - 1] + 1

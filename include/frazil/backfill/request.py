@@ -1,7 +1,4 @@
-"""Defines and validates the request of a backfill, in the same way for the form, the API and the command.
-
-Loads neither PyIceberg nor Spark, because DAG files load this module when they are parsed.
-"""
+"""Defines and validates a backfill's request. Loads neither PyIceberg nor Spark, because DAG files import it."""
 
 from __future__ import annotations
 
@@ -29,9 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BackfillRequest(Model):
-    """A request for a backfill. Bounds are `[from, to)`. Without bounds, all records that are not in the table are
-    read.
-    """
+    """A request for a backfill. Bounds are `[from, to)`; without bounds, all missing records are read."""
 
     stream: str = Field(pattern=STREAM_NAME)
     from_time: UtcMoment | None = None
@@ -40,9 +35,7 @@ class BackfillRequest(Model):
     from_offsets: OffsetsByTopic | None = None
     to_offsets: OffsetsByTopic | None = None
     from_event_time: UtcMoment | None = None
-    """Rows with event times outside this range are left out. So are records that cannot be decoded: they have no event
-    time.
-    """
+    """Rows outside this range are left out, and so are records that cannot be decoded."""
     to_event_time: UtcMoment | None = None
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
@@ -104,10 +97,7 @@ class BackfillRequest(Model):
 
 
 def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
-    """Parse a request from the form, the API or a stored backfill.
-
-    Keys are in kebab-case; empty values count as absent. Raises SpecError with a sentence for each problem.
-    """
+    """Parse a request with kebab-case keys; empty values count as absent. Raises SpecError with all problems."""
     try:
         return BackfillRequest.model_validate({k: v for k, v in raw.items() if v not in (None, "", {})})
     except ValidationError as error:
@@ -119,13 +109,11 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
 
 
 def check_not_in_future(request: BackfillRequest, now_ms: int) -> None:
-    """Check that the range does not begin in the future. Raises SpecError."""
     begin = request.from_time
     if begin is not None and _microseconds(begin) > now_ms * 1000:
         raise SpecError(
             f"this backfill cannot be run: from-time ({_utc_text(begin)}) is in the future (it is now "
-            f"{format_utc(now_ms)}). "
-            "Kafka has no such records yet, and the stream itself will read them"
+            f"{format_utc(now_ms)}). Kafka has no such records yet, and the stream itself will read them"
         )
 
 
@@ -138,20 +126,15 @@ def _microseconds(moment: datetime) -> int:
 
 
 def can_backfill(spec: StreamSpec) -> bool:
-    """Return whether the stream can be backfilled: its rows must have Kafka coordinates."""
     return spec.coordinates
 
 
 def deletes_rows(spec: StreamSpec) -> bool:
-    """Return whether records of the stream can delete rows."""
     return spec.sinks.mode.replaces_rows and (spec.delete is not None or envelope_of(spec.source.format) is not None)
 
 
 def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -> None:
-    """Check that a backfill of a stream that deletes rows reads all later records. Raises SpecError.
-
-    Otherwise it could restore rows that a later record deleted, because the table does not record deletes.
-    """
+    """Raise SpecError if a backfill could restore rows that later records, which it does not read, deleted."""
     bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
     given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
     if given and deletes_rows(spec) and not request.dead_letters:
@@ -163,7 +146,7 @@ def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -
 
 
 def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Check that rows have Kafka coordinates. `table_has` is whether the table has the columns. Raises SpecError."""
+    """Check that the rows, and the table (`table_has`), have Kafka coordinates. Raises SpecError."""
     if not (spec.coordinates and table_has):
         where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(

@@ -1,8 +1,6 @@
-"""Commits the rows of a backfill or a replay to the routed tables.
-
-The default table's commit publishes the rows of all tables. Until a routed table has its rows, they wait in files next
-to the journals. Each routed table gets its rows in one commit that also records the backfill in the table's properties,
-so the rows are committed only once. Only then does the dead-letter table change.
+"""Commits the rows of a backfill or replay to the routed tables. Until a routed table has its rows, they wait in files
+next to the journals. One commit per routed table adds the rows and records the backfill in the table's properties. The
+dead-letter table changes only after that.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 15.0
-"""How long to wait for a running writer to commit the default table's last batch to the routed tables, in seconds."""
+"""Seconds to wait for a running writer to commit the last batch to the routed tables."""
 MAX_OPEN_ATTEMPTS = 3
 """Maximum number of attempts to open the routed tables, which fails while a writer begins."""
 
@@ -67,9 +65,8 @@ class BackfillRoute:
 
     @classmethod
     def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
-        """Load the tables, and create missing declared tables. Returns None for a stream without a route.
-
-        Raises RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
+        """Load the tables, and create missing declared tables. Returns None for a stream without a route. Raises
+        RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
         """
         if (route := spec.route) is None:
             return None
@@ -97,9 +94,7 @@ class BackfillRoute:
             raise RouteBehind(_refusal_message(self.tables.stream, f"table {target} does not exist: {reason}"))
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
-        """Return the chunk's context with the route's tables as targets. Their files are staged in the waiting
-        folder.
-        """
+        """Return the chunk's context with the route's tables, whose files are staged in the waiting folder."""
         context = self.routed.add_targets(context, key)
         folder, io = own.waiting_folder(key), context.main.io
         routed = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in context.targets.items() if is_routed(t)}
@@ -107,10 +102,7 @@ class BackfillRoute:
 
 
 def _wait_for_routed_tables(tables: StreamTables) -> Marker:
-    """Wait until every routed table has all batches of the default table, and return the default table's marker.
-
-    Raises RouteBehind after SETTLE_TIMEOUT_S.
-    """
+    """Wait until the routed tables have all batches, and return the default table's marker."""
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
     while True:
@@ -130,13 +122,12 @@ def _refusal_message(stream: str, why: str) -> str:
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """Collect the offsets of each routed table's staged rows, from the storage of the default table `table`."""
+    """Collect the offsets of each routed table's staged rows, from the default table's storage."""
     waiting = _group_waiting_files(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 
 
 def _group_waiting_files(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
-    """Return the staged files of rows for routed tables, by table."""
     found: dict[Target, list[StagedFile]] = defaultdict(list)
     for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
         found[file.target].append(file)
@@ -144,9 +135,8 @@ def _group_waiting_files(journals: Iterable[Journal]) -> dict[Target, list[Stage
 
 
 def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published backfill to the routed tables that do not have them yet.
-
-    Leaves out rows that an operator discarded. Raises CommitUnavailable if tables failed, after trying all others.
+    """Commit the rows of a published backfill to the routed tables that do not have them yet. Leaves out rows that an
+    operator discarded. Raises CommitUnavailable if tables failed, after trying all others.
     """
     discarded = targets_given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _group_waiting_files(journals).items() if target not in discarded}
@@ -170,7 +160,6 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
 
 
 def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
-    """Rewrite the rows with the table's columns, and commit them together with a record of the backfill."""
     handle = tables.handle(target)
     table = handle.refresh()
     if has_backfill_rows(table.metadata.properties, backfill):
@@ -185,7 +174,12 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     def propose(table: Table) -> Done[None] | Change[None]:
         if has_backfill_rows(table.metadata.properties, backfill):
             return Done(None)
-        _check_no_later_backfill(tables, backfill)
+        found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
+        if found is None or found.id != backfill.id:
+            raise Fenced(
+                f"another `{continue_command(backfill)}` has finished this backfill or replay: this command makes no "
+                "further changes"
+            )
         _check_marker(table, tables.stream, target)
         if not files_fit(table.metadata, written):
             raise SchemaIncompatible(
@@ -199,20 +193,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     commit_snapshot(handle, propose, (writer,), retry_policy=tables.retry_policy)
 
 
-def _check_no_later_backfill(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later backfill has begun; otherwise all tables already have these rows. Raises Fenced."""
-    found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
-    if found is None or found.id != backfill.id:
-        raise Fenced(
-            f"another `{continue_command(backfill)}` has finished this backfill or replay: this command makes no "
-            "further changes"
-        )
-
-
 def _check_marker(table: Table, stream: str, target: Target) -> None:
-    """Check that the routed table has the stream's marker and was not rolled back. Raises CommitUnavailable without a
-    marker.
-    """
     marker = read_marker(table.metadata.properties, stream)
     if marker is None:
         raise CommitUnavailable(

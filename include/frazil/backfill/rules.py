@@ -18,12 +18,9 @@ from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
 
-_POSITION_CHANGES = frozenset({"reset", "adopt", "forget"})
-"""Operations, as named in snapshot summaries, that change the stream's position."""
-
 
 def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker, which bounds the offsets of a backfill. Raises AdoptionRequired without a marker."""
+    """Return the marker, which bounds the offsets of a backfill. Raises AdoptionRequired without one."""
     if marker is None:
         raise AdoptionRequired(
             f"stream {spec.name!r} has no marker in table {spec.table.identifier}, and a backfill reads only offsets "
@@ -34,10 +31,7 @@ def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
 
 
 def require_own_marker(stream: str, marker: Marker | None, *, what: str = "dead letters") -> Marker:
-    """Return the marker, which shows which records or dead letters are the stream's own.
-
-    Raises AdoptionRequired without a marker.
-    """
+    """Return the marker, which shows what is the stream's own. Raises AdoptionRequired without one."""
     if marker is None:
         raise AdoptionRequired(
             f"stream {stream!r} has no marker, so frazil cannot determine which {what} are its own. Start the stream "
@@ -47,7 +41,7 @@ def require_own_marker(stream: str, marker: Marker | None, *, what: str = "dead 
 
 
 def check_no_replay(backfill: BackfillMarker | None) -> None:
-    """Check that no replay is open before a backfill begins. Raises WriterBusy."""
+    """Raise WriterBusy if a replay is open."""
     if backfill is not None and backfill.is_open and backfill.replays:
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): wait "
@@ -57,7 +51,7 @@ def check_no_replay(backfill: BackfillMarker | None) -> None:
 
 
 def check_no_backfill(backfill: BackfillMarker | None) -> None:
-    """Check that no backfill is open before a replay of dead letters begins. Raises WriterBusy."""
+    """Raise WriterBusy if a backfill is open."""
     if backfill is not None and backfill.is_open and not backfill.replays:
         raise WriterBusy(
             f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish the backfill, or end it "
@@ -66,10 +60,7 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the marker of the open backfill, or of a new one, in its next epoch.
-
-    Raises WriterBusy if a backfill for another request is open, and BackfillAbandoned as `check_not_abandoned` does.
-    """
+    """Return the marker of the open backfill, or of a new one, in its next epoch. Raises WriterBusy for another."""
     check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:
@@ -131,17 +122,14 @@ def replaced_message(backfill: BackfillMarker, evidence: str) -> str:
 
 
 def operation_name(backfill: BackfillMarker) -> str:
-    """Return the name of what runs, for messages: a backfill or a replay of dead letters."""
     return "replay of dead letters" if backfill.replays else "backfill"
 
 
 def continue_command(backfill: BackfillMarker) -> str:
-    """Return the command that continues a backfill or a replay."""
     return f"frazil {'dlq replay' if backfill.replays else 'backfill'} {backfill.stream}"
 
 
 def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
-    """Return the message for a merge that lost every commit attempt."""
     return (
         f"{lost}. If the other writer is the stream's own, run `frazil pause {backfill.stream}`, then "
         f"`{continue_command(backfill)}` to finish, then `frazil resume {backfill.stream}`"
@@ -149,7 +137,7 @@ def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
 
 
 def read_further_message(backfill: BackfillMarker) -> str:
-    """Return the message for a backfill of a stream that deletes rows and has read more records since the staging."""
+    """Return the message for a stream that deletes rows and has read on since the staging."""
     return (
         f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. They "
         "may delete rows that the backfill would restore, so nothing was published. Run `frazil pause "
@@ -158,16 +146,13 @@ def read_further_message(backfill: BackfillMarker) -> str:
 
 
 def ended_during_start_message(backfill: BackfillMarker) -> str:
-    """Return the message for a run that started while another backfill or replay was ending."""
     return (
         f"another {operation_name(backfill)} of stream {backfill.stream!r}, {backfill.id}, ended while this command "
-        "was "
-        f"starting (it is {backfill.state}). This command changed nothing: run it again"
+        f"was starting (it is {backfill.state}). This command changed nothing: run it again"
     )
 
 
 def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
-    """Return the message for abandoning a backfill that has already ended. `last` is the stream's last backfill."""
     what = operation_name(backfill)
     now = f"The stream's last {what} is {last.id} ({last.state})" if last else f"The table no longer records any {what}"
     return (
@@ -186,9 +171,7 @@ def check_files_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFil
 
 
 def check_declared_mode(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
-    """Check that the staged files fit the declared mode: they are for a merge exactly if the mode merges. Raises
-    StaleBatch.
-    """
+    """Raise StaleBatch if the staged files are for another mode than the declared one."""
     if any((file.content in MERGING_MODES) != merges for file in files):
         raise StaleBatch(
             f"backfill {backfill.id} was staged for a different mode: the declared mode of stream "
@@ -211,7 +194,11 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
         if snapshot.snapshot_id == audited_at:
             return
         summary = snapshot.summary
-        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _POSITION_CHANGES:
+        if (
+            summary
+            and summary.get("frazil.stream") == stream
+            and summary.get("frazil.operation") in {"reset", "adopt", "forget"}
+        ):
             break
     raise StaleBatch(
         f"stream {stream!r} was reset, or its table was rolled back, since backfill {backfill.id} was audited"

@@ -1,7 +1,5 @@
-"""Runs a backfill from request to publication: finds missing records, stages them on a branch, audits, publishes.
-
-To continue an interrupted backfill, run it again: every run plans again, and skips records that are already staged. A
-backfill and the live stream's writer do not wait for each other.
+"""Runs a backfill: finds missing records, stages them on a branch, audits them and publishes them. Every run plans
+again and skips records that are already staged, so running an interrupted backfill again continues it.
 """
 
 from __future__ import annotations
@@ -73,15 +71,13 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of offset spans. Each is read separately, so reading more would be slow."""
+"""Maximum number of offset spans. Each is read separately."""
 MAX_ATTEMPTS = 3
 """Maximum number of attempts to stage or publish if the stream or the table changes in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan:
-    """The offsets that a backfill reads."""
-
     spans: Spans
     requested: int
     """Number of requested offsets in Kafka, or of records in files, including those that the tables already have."""
@@ -110,9 +106,7 @@ class Backfill:
     opened: OpenStream
     source: KafkaSource | FileSource
     route: BackfillRoute | None = None
-    """The stream's route. None for a stream without a route, and if opened read-only, where plans and estimates ignore
-    the route.
-    """
+    """The stream's route; None without one, and if opened read-only, where plans ignore it."""
     epoch: int = 0
     """The last epoch that this run began; 0 if none."""
     backfill_id: str = ""
@@ -123,23 +117,25 @@ class Backfill:
         return self.opened.spec
 
     def last(self) -> BackfillMarker | None:
-        """Return the marker of this request's backfill; None if the stream's last backfill was for another request."""
+        """Return the marker of this request's backfill; None if the last one was for another request."""
         last = _load_backfill(self.opened)
         return last if last and last.digest == self.request.digest else None
 
     def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
-        """Find the missing records, except those that the open backfill `last` has staged. Changes nothing.
-
-        Raises SpecError if the table's rows do not identify their records, or if a file cannot be used. Also raises
-        AdoptionRequired, TopicRecreated, KafkaUnavailable.
-        """
+        """Find the missing records, except those that the open backfill `last` has staged. Changes nothing."""
         table, marker = self._load_table_and_marker()
         identity = self.source.identity(marker.source)
         check_same_source(marker.source, identity, stream=self.spec.name)
         wanted = self.source.find_requested_spans(self.request, marker)
         claimed = load_all_claims(self.opened.tables.journals, marker, table.metadata)
         if not self.request.dead_letters:
-            self._check_one_generation(wanted, claimed)
+            for topic in _topics(wanted):
+                if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
+                    raise SpecError(
+                        f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
+                        "requested range, so frazil cannot determine which topic the table's rows came from. Request "
+                        "other offsets"
+                    )
         staged = committed_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         held = [to_bitmaps(staged_spans(staged))]
         if self.request.dead_letters:
@@ -171,7 +167,6 @@ class Backfill:
         return self.spec.sinks.mode.drops_repeats and column.required and not self.request.dead_letters
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
-        """Return the context for staging a chunk."""
         properties = executor_kafka_properties(self.spec, os.environ)
         context = build_stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
         if self.route:
@@ -179,12 +174,9 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch. Returns the marker; None if
-        nothing was staged.
-
-        Raises StaleBatch if the stream was reset or the table changed: the staged records are then dropped, and the
-        next run starts over. Raises BackfillAbandoned if an operator abandoned the backfill, and FrazilError if the
-        audit fails.
+        """Audit the staged records, and publish them unless the target is the branch. Returns None if nothing was
+        staged. Raises StaleBatch, after dropping the staged records, if the stream was reset or the table changed;
+        BackfillAbandoned; and FrazilError if the audit fails.
         """
         self.check_run_not_abandoned()
         last = self.last()
@@ -249,24 +241,12 @@ class Backfill:
         check_coordinates(self.spec, table_has=has_coordinates(table.schema()))
         return table, marker
 
-    def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
-        """Check that the requested offsets of a topic do not also belong to a former topic of the same name."""
-        for topic in _topics(wanted):
-            if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
-                raise SpecError(
-                    f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
-                    "requested range, so frazil cannot determine which topic the table's rows came from. Request other "
-                    "offsets"
-                )
-
     def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
-        """Collect the offsets of rows on main, of open windows and of routed tables, and of dead letters.
-
-        Leaves out rows of an upsert stream, because later records may have replaced them. For a replay, also leaves out
-        the dead letters, which it reads, and offsets of a deleted topic of the same name, whose rows may be of other
-        records. Raises RouteBehind if a routed table cannot be read.
+        """Collect the offsets of rows on main, of open windows and of routed tables, and of dead letters. Leaves out
+        rows of an upsert stream, which later records may have replaced. A replay also leaves out the dead letters,
+        which it reads, and offsets of a deleted topic of the same name.
         """
         if self.request.dead_letters:
             claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
@@ -304,19 +284,17 @@ class Backfill:
 
     @property
     def _is_decided_by_dead_letters(self) -> bool:
-        """Whether the dead-letter table, not the stream's table, shows which records a replay still has to write."""
+        """Whether the dead-letter table shows which records a replay still has to write."""
         return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
 
     @property
     def _skips_records(self) -> bool:
-        """Whether some records may change no row: events without a row change, or deletes whose routing value has no
-        table.
-        """
+        """Whether some records may change no row, such as deletes whose routing value has no table."""
         deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.can_follow and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Run the audit. Raises BackfillAbandoned instead if the audit fails because the backfill was abandoned."""
+        """Run the audit. Raises BackfillAbandoned instead if it fails because the backfill was abandoned."""
         try:
             return self._audit(committer)
         except StaleBatch:
@@ -326,9 +304,8 @@ class Backfill:
             raise
 
     def _audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Compare the staged records with main, the journals and the source.
-
-        Raises FrazilError if the audit fails, and StaleBatch if some of the records are in the tables by now.
+        """Compare the staged records with main, the journals and the source. Raises FrazilError if the audit fails, and
+        StaleBatch if some of the records are in the tables by now.
         """
         table, marker = self._load_table_and_marker()
         journals = tuple(committer.journals())
@@ -358,8 +335,7 @@ class Backfill:
         if landed := backfill_audit.count_landed_elsewhere(staged):
             raise StaleBatch(
                 f"{format_count(landed, 'record')} of backfill {committer.backfill.id} were added to the table while "
-                "the "
-                "backfill was staged"
+                "the backfill was staged"
             )
         problems = backfill_audit.find_problems(staged)
         if self.spec.sinks.mode.replaces_rows and not self.request.dead_letters:
@@ -379,11 +355,7 @@ class Backfill:
         return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
     def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
-        """Return the stream's position if it must not change before the publication, because records may delete rows;
-        else None.
-
-        Raises WriterBusy if some records before this position are not staged.
-        """
+        """Return the position that the stream must keep until publication, because records may delete rows."""
         if self.request.target == "branch" or not deletes_rows(self.spec):
             return None
         if self.plan(backfill).spans:
@@ -417,10 +389,7 @@ def _load_backfill(opened: OpenStream) -> BackfillMarker | None:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, read_only: bool = False
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source. With `read_only`, nothing is changed.
-
-    Raises SpecError if the table or the files do not exist, and the errors of the checks and of `BackfillRoute.open`.
-    """
+    """Open the request's stream and source. With `read_only`, nothing is changed. Raises SpecError."""
     check_coordinates(spec)
     check_restores_no_deleted_rows(spec, request)
     check_not_in_future(request, clock.now_ms())

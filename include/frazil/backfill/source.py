@@ -39,10 +39,7 @@ class KafkaSource:
     """The files that are read instead of Kafka."""
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:  # noqa: ARG002 - Kafka knows itself
-        """Return the identity of the topics to which the offsets belong; `known` if the source has no identity.
-
-        Raises SpecError if the source has changed since the backfill began.
-        """
+        """Return the identity of the topics, or `known` if the source has none. Raises SpecError if it changed."""
         return self.kafka.describe().identity
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
@@ -63,7 +60,6 @@ class KafkaSource:
         return spans
 
     def max_records(self, spans: Spans) -> int:
-        """Return the maximum number of records in the spans."""
         return count_offsets(spans)
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:

@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 def run(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish a backfill. Returns None if no record is missing. Calls `on_chunk` after each chunk.
-
-    Starts over if the stream was reset, and stages the remaining records if the stream has read further.
-    """
+    """Stage, audit and publish a backfill, again if the stream has changed. Returns None if no record is missing."""
     for attempt in range(MAX_ATTEMPTS):
         try:
             return backfill.publish() if stage(backfill, engine, on_chunk) else None
@@ -42,15 +39,9 @@ def run(
 def stage(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing.
-
-    Raises the errors of `Backfill.plan`, and:
-
-    - WriterBusy: another backfill is open.
-    - Fenced: another run took over this backfill.
-    - BackfillAbandoned: an operator abandoned the backfill.
-    - StaleBatch: the staged records became unusable and were dropped.
-    - OffsetGap: Kafka's retention deleted planned records.
+    """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing. Raises the
+    errors of `Backfill.plan`; WriterBusy, Fenced and BackfillAbandoned; StaleBatch if the staged records became
+    unusable and were dropped; OffsetGap if Kafka's retention deleted planned records.
     """
     backfill.check_run_not_abandoned()
     # First, because dead letters of a published backfill that are not committed yet would look like missing records.
@@ -89,7 +80,7 @@ def _stage_chunks(
 
 
 def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
-    """Log the tasks' notices that are not in `logged`, such as about a slower way of reading, and add them to it."""
+    """Log the tasks' notices that are not in `logged`, and add them to it."""
     for notice in sorted({notice for result in results for notice in result.notices} - logged):
         log.warning("%s", notice)
         logged.add(notice)
@@ -98,7 +89,6 @@ def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
 def _stage_chunk(
     backfill: Backfill, engine: Engine, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
-    """Stage one chunk, and then check that the source still has the planned topics."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
     progress = ProgressFolder(

@@ -71,10 +71,7 @@ def audit(  # noqa: PLR0913 - a command's options
 def parse_period(
     length: timedelta | None, begin: datetime | None, end: datetime | None, *, now: datetime
 ) -> Period | None:
-    """Return the period that the options select; None without such options.
-
-    Raises click.UsageError if the options contradict each other.
-    """
+    """Return the period that the options select, or None. Raises click.UsageError if they contradict each other."""
     if length is not None and (begin or end):
         raise click.UsageError("--last cannot be combined with --from or --to: give one period")
     if end is not None and begin is None:
@@ -165,5 +162,4 @@ def _summarize(result: Audit) -> str:
 
 
 def _not_compared_findings(result: Audit) -> list[Finding]:
-    """Return the findings that say what was not compared."""
     return [f for f in result.findings if f.kind is FindingKind.NOT_COMPARED]

@@ -15,13 +15,7 @@ from frazil.backfill.interrupted import describe_interruption
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import (
-    OffsetsParam,
-    TimeParam,
-    current_user,
-    stream_options,
-    yes_option,
-)
+from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nest_by_topic
@@ -34,8 +28,6 @@ from frazil.spec.units import format_count
 
 
 class BoundParam(click.ParamType[datetime | Offsets]):
-    """Parameter type: a Kafka timestamp or offsets."""
-
     name = "time-or-offsets"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Offsets:
@@ -123,7 +115,6 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
 
 
 def _build_request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
-    """Return the backfill request that the command's options describe."""
     files = wanted["files"]
     raw: dict[str, Any] = {
         "stream": stream,
@@ -164,7 +155,6 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
 
 
 def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> None:
-    """Show the open backfill, ask, and abandon it."""
     if last is None or last.state in {BackfillState.PUBLISHED, BackfillState.ABANDONED}:
         echo(f"Stream {opened.spec.name} has no open backfill.")
         return

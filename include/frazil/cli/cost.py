@@ -68,11 +68,8 @@ def cost(  # noqa: PLR0913 - a command's options
         return
     echo_table((by, *COLUMNS), [_row(n, one, prices) for n, one in sums.items()], numbers=frozenset(COLUMNS))
     stored, price = sum(r.stored_bytes for r in reports), sum(r.storage_price(prices, period) for r in reports)
-    echo(
-        f"Also {prices.format(price)} to store {format_rounded_bytes(stored)} for {format_duration(period)}, "
-        "at the "
-        "tables' current size."
-    )
+    size, length = format_rounded_bytes(stored), format_duration(period)
+    echo(f"Also {prices.format(price)} to store {size} for {length}, at the tables' current size.")
     if unmeasured := sum(one.unmeasured for one in sums.values()):
         echo(f"{format_count(unmeasured, 'commit', 'is|are')} of earlier versions of frazil, which measured no cost.")
     for error in errors:
@@ -80,7 +77,6 @@ def cost(  # noqa: PLR0913 - a command's options
 
 
 def _sums(reports: Sequence[CostReport], by: str) -> dict[str, StreamCost]:
-    """Return the cost by stream, owner or day, in order of name; streams without an owner are `(none)`."""
     sums: defaultdict[str, StreamCost] = defaultdict(StreamCost)
     for report in reports:
         for day, one in report.days.items():

@@ -29,9 +29,7 @@ from frazil.table.made_tables import load_route_tables
 from frazil.timetext import format_utc
 
 Engine = Literal["spark", "trino", "duckdb"]
-_TAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 MAX_LOAD_ATTEMPTS = 3
-"""Maximum number of attempts to load the tables. Backfills or replays may be published while they are loaded."""
 _RETRY_POLICY = RetryPolicy(total_s=RETRY_TIMEOUT_S)
 
 
@@ -73,17 +71,14 @@ def cut(  # noqa: PLR0913 - a command's options
     if as_json and engine:
         raise click.UsageError("--json and --sql are two output formats: give one of them")
     for name in filter(None, (tag, untag)):
-        if not _TAG_NAME.fullmatch(name):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
             raise click.UsageError(f"{name!r} is not a valid tag: use letters, digits, `.`, `-` and `_`")
     histories, tables = _load_unchanged(streams, streams_folder, complete=untag is None)
     if untag:
         _untag(untag, tables)
         return
-    found = find_cut(
-        histories,
-        {name: table for name, (table, _) in tables.items()},
-        at_ms=None if at is None else int(at.timestamp() * 1000),
-    )
+    at_ms = None if at is None else int(at.timestamp() * 1000)
+    found = find_cut(histories, {name: table for name, (table, _) in tables.items()}, at_ms=at_ms)
     if tag:
         _tag(tag, found, tables)
     if as_json:
@@ -100,12 +95,7 @@ LoadedTables = dict[str, tuple[Table, str]]
 
 
 def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tuple[list[CutStream], LoadedTables]:
-    """Return the streams and their tables, loaded so that all tables of a stream have the same published backfills and
-    replays.
-
-    With `complete`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if a backfill or replay was
-    published during each attempt.
-    """
+    """Return the streams and their tables, all with the same published backfills. Raises WriterBusy."""
     for _ in range(MAX_LOAD_ATTEMPTS):
         opened, histories, tables = _load_streams(names, folder, complete=complete)
         # Main tables are loaded first. Rows that are published after that may be in other tables, but in no main table.
@@ -121,7 +111,7 @@ def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tu
 
 
 def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
-    """Return whether a backfill or replay was, or may have been, published after the default table was loaded."""
+    """Whether a backfill or replay may have been published after the default table was loaded."""
     before = read_backfill(default_table.properties, tables.stream)
     now = read_backfill(tables.main.refresh().properties, tables.stream)
     if now is None or before is None or now.id != before.id:
@@ -132,10 +122,7 @@ def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) ->
 def _load_streams(
     names: Sequence[str], folder: Path, *, complete: bool
 ) -> tuple[list[StreamTables], list[CutStream], LoadedTables]:
-    """Return the streams' table handles, their records for `find_cut`, and the loaded tables.
-
-    With `complete`, raises TableLost or RouteBehind if rows are missing.
-    """
+    """Return the handles, the records for `find_cut`, and the tables. `complete` requires that no rows are missing."""
     streams: list[StreamTables] = []
     histories: list[CutStream] = []
     tables: LoadedTables = {}
@@ -164,10 +151,7 @@ def _load_streams(
 
 
 def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[str, Table]) -> None:
-    """Check that the catalog has each table that the route lists or once had, with all rows of backfills.
-
-    Raises TableLost for a missing table, and RouteBehind if rows of a backfill wait for a table.
-    """
+    """Raise TableLost for a missing table of the route, and RouteBehind if rows of a backfill wait for one."""
     dropped = find_dropped_tables(spec, tables, existing)
     unknown = sorted({*spec.sinks.named} - {*existing, *(table.target for table in dropped)})
     with translate_catalog_errors(tables.main.catalog_name):
@@ -180,7 +164,7 @@ def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[st
 
 
 def _tag(name: str, found: Cut, tables: LoadedTables) -> None:
-    """Tag the snapshots of all tables. If a table cannot be tagged, the new tags are removed from the others."""
+    """Tag the snapshots of all tables. If one fails, remove the new tags from the others."""
     tagged = []
     try:
         for table in found.tables:
@@ -199,7 +183,6 @@ def _tag(name: str, found: Cut, tables: LoadedTables) -> None:
 
 
 def _untag(name: str, tables: LoadedTables) -> None:
-    """Remove the tag from all tables that have it. Raises FrazilError if none has it."""
     removed = [each for each, (table, _) in tables.items() if remove_tag(table, name, retry_policy=_RETRY_POLICY)]
     if not removed:
         raise FrazilError(f"no table has the tag {TAG_PREFIX}{name}; tables searched: {', '.join(tables)}")
@@ -207,7 +190,6 @@ def _untag(name: str, tables: LoadedTables) -> None:
 
 
 def format_select(engine: Engine, catalog: str, table: CutTable) -> str:
-    """Return a SELECT statement that reads the table's snapshot with an engine."""
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
     parts = [catalog, *table.table.split(".")]

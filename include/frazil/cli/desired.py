@@ -1,7 +1,4 @@
-"""`frazil pause`, `resume` and `restart`: set the desired state of a stream.
-
-These commands create no table: see `frazil.supervise.desired`.
-"""
+"""`frazil pause`, `resume` and `restart`: set the desired state of a stream, and create no table."""
 
 from __future__ import annotations
 
@@ -25,16 +22,13 @@ from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired_store
 
 MAX_NAMED_PARTITIONS = 5
-"""Maximum number of topic-partitions that `frazil resume --accept` names."""
 _reason_option = click.option(
     "--reason", default="", callback=check_reason, help="Reason; shown in the log and by `frazil status`."
 )
 
 
 def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
-    """Return the command with the common options. For a shared application, the command runs once for each of its
-    streams.
-    """
+    """Return the command with the common options. For a shared application, it runs for each of its streams."""
 
     @wraps(command)
     def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
@@ -44,11 +38,8 @@ def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
         stores = {name: command(name, streams_folder, reason, output=output, **more) for name in names}
         if application and command.__name__ != "pause":  # its task in Airflow may have been marked failed
             DesiredStore(stream, None).resume(by=current_user(), reason=reason)
-        output.end(
-            streams={
-                name: {"desired": store.read(), "on-every-host": store.is_with_table} for name, store in stores.items()
-            }
-        )
+        states = {n: {"desired": store.read(), "on-every-host": store.is_with_table} for n, store in stores.items()}
+        output.end(streams=states)
 
     return stream_options(_reason_option(each))
 
@@ -145,10 +136,7 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
 
 
 def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> None:
-    """Let all rejected records before the current ends of the topics become dead letters.
-
-    Later records are not accepted, because the user has not seen them.
-    """
+    """Let all rejected records before the current ends of the topics become dead letters."""
     from frazil.commit.accepted_rejects import AcceptedRejects, store_acceptance  # with librdkafka, for --accept
     from frazil.commit.open_streams import open_kafka, open_stream
 
@@ -165,23 +153,18 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
 
 
 def _missing_table_reason(spec: StreamSpec, desired: DesiredStore) -> str | None:
-    """Return why the stream's table is missing; None if it is not missing."""
     return None if desired.is_with_table else explain_lost_table(spec, None)
 
 
 def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput) -> None:
-    """Print a notice if the desired state applies to this host only, because the stream has no table that could store
-    it.
-    """
+    """Print a notice if the desired state applies to this host only, because no table can store it."""
     if not desired.is_with_table:
         why = _missing_table_reason(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
         output.say(f"This applies to this host only, because {why}.")
 
 
 def _foreground_hint(stream: str) -> str | None:
-    """Return a sentence part that says how to end this host's writer without a supervisor; None if no such writer
-    runs.
-    """
+    """Return how to end this host's writer without a supervisor; None if no such writer runs."""
     observed = open_launcher(stream).observe()
     if observed.process is not ProcessState.FOREGROUND:
         return None

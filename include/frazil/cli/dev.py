@@ -22,11 +22,6 @@ from frazil.home import dev_airflow_home, home
 
 DEFAULT_KAFKA_PORT = 9092
 DEFAULT_AIRFLOW_PORT = 8080
-DEFAULT_OBJECT_STORE_PORT = 8333
-DEFAULT_CATALOG_PORT = 8181
-DEFAULT_POSTGRES_PORT = 5432
-DEFAULT_SPARK_PORT = 7077
-DEFAULT_REGISTRY_PORT = 8081
 
 Port = click.IntRange(1, 65535)
 
@@ -110,10 +105,8 @@ def up(  # noqa: PLR0913 - a command's options
     if store or database:
         folder = home() / "dev"
         names = write_catalogs(folder, store=store, database=database, local_warehouse=home() / "warehouse")
-        output.say(
-            f"\nThe catalogs {' and '.join(names)} are in {_shorten_path(folder / CATALOGS_FILE)}, with their "
-            "passwords."
-        )
+        file = _shorten_path(folder / CATALOGS_FILE)
+        output.say(f"\nThe catalogs {' and '.join(names)} are in {file}, with their passwords.")
         if os.environ.get("PYICEBERG_HOME") != str(folder):
             output.say(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
     output.end(**_status_document(find_dev_servers()))
@@ -178,8 +171,6 @@ def status(as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DevServers:
-    """All servers that `frazil dev up` may have started in this FRAZIL_HOME."""
-
     kafka: EmbeddedKafka
     registry: EmbeddedRegistry
     store: EmbeddedObjectStore
@@ -188,7 +179,6 @@ class DevServers:
     airflow: EmbeddedAirflow
 
     def servers(self) -> dict[str, process.Server | None]:
-        """Return the process of each server by the server's name; None if it does not run."""
         return {
             "kafka": self.kafka.server(),
             "registry": self.registry.server(),
@@ -199,7 +189,6 @@ class DevServers:
         }
 
     def addresses(self) -> dict[str, str]:
-        """Return the address of each server by the server's name."""
         return {
             "kafka": self.kafka.bootstrap,
             "registry": self.registry.url,
@@ -211,7 +200,7 @@ class DevServers:
 
 
 def find_dev_servers() -> DevServers:
-    """Return all servers, each with the port on which it last ran, or its default port."""
+    """Return all servers of this FRAZIL_HOME, each with the port on which it last ran, or its default port."""
     return DevServers(
         _create_kafka(),
         _create_registry(),
@@ -223,51 +212,43 @@ def find_dev_servers() -> DevServers:
 
 
 def _create_kafka(port: int | None = None) -> EmbeddedKafka:
-    """Return the embedded Kafka. `port` defaults to the port last used. The other servers' functions do the same."""
+    """Return the embedded Kafka. `port` defaults to the port last used, as for the other servers."""
     folder = home() / "dev" / "kafka"
     return EmbeddedKafka(folder, port=port or process.last_port(folder) or DEFAULT_KAFKA_PORT)
 
 
 def _create_registry(port: int | None = None) -> EmbeddedRegistry:
     folder = home() / "dev" / "registry"
-    return EmbeddedRegistry(folder, port=port or process.last_port(folder) or DEFAULT_REGISTRY_PORT)
+    return EmbeddedRegistry(folder, port=port or process.last_port(folder) or 8081)
 
 
 def _create_airflow(port: int | None = None, bootstrap: str | None = None) -> EmbeddedAirflow:
-    """Return the embedded Airflow. `bootstrap` is the address of its Kafka."""
     folder = dev_airflow_home()
     extra = {"FRAZIL_KAFKA": bootstrap} if bootstrap else {}
     port = port or process.last_port(folder) or DEFAULT_AIRFLOW_PORT
-    return EmbeddedAirflow(folder, _project_folder(), port=port, extra=extra)
-
-
-def _project_folder() -> Path:
-    """Return the current folder if it has a dags/ folder; otherwise the source folder from which frazil was
-    installed.
-    """
-    here = Path.cwd()
-    return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
+    here, installed_from = Path.cwd(), Path(__file__).resolve().parents[3]
+    project = here if (here / "dags").is_dir() else installed_from
+    return EmbeddedAirflow(folder, project, port=port, extra=extra)
 
 
 def _create_object_store(port: int | None = None, catalog_port: int | None = None) -> EmbeddedObjectStore:
     folder = home() / "dev" / "object-store"
-    last = EmbeddedObjectStore.last_ports(folder) or (DEFAULT_OBJECT_STORE_PORT, DEFAULT_CATALOG_PORT)
+    last = EmbeddedObjectStore.last_ports(folder) or (8333, 8181)
     return EmbeddedObjectStore(folder, port=port or last[0], catalog_port=catalog_port or last[1])
 
 
 def _create_postgres(port: int | None = None) -> EmbeddedPostgres:
     folder = home() / "dev" / "postgres"
-    return EmbeddedPostgres(folder, port=port or process.last_port(folder) or DEFAULT_POSTGRES_PORT)
+    return EmbeddedPostgres(folder, port=port or process.last_port(folder) or 5432)
 
 
 def _create_spark_cluster(port: int | None = None) -> EmbeddedSparkCluster:
     folder = home() / "dev" / "spark"
-    last = SparkMaster.last_ports(folder / "master") or (DEFAULT_SPARK_PORT, 0)
+    last = SparkMaster.last_ports(folder / "master") or (7077, 0)
     return EmbeddedSparkCluster(folder, port=port or last[0])
 
 
 def _status_document(embedded: DevServers) -> dict[str, Any]:
-    """Return the servers and their addresses for --json."""
     servers, addresses = embedded.servers(), embedded.addresses()
     names = {name: name for name in ("kafka", "registry", "object-store", "postgres")}
     names |= {"spark": "spark-master", "airflow": "api-server"}
@@ -281,5 +262,4 @@ def _status_document(embedded: DevServers) -> dict[str, Any]:
 
 
 def _shorten_path(path: Path) -> str:
-    """Return the path relative to the current folder, if it is inside; otherwise the whole path."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

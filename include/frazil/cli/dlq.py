@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 _REASON_HELP = "Only dead letters of this error class; may be repeated."
 _all_option = click.option("--all", "discarded", is_flag=True, help="Include discarded dead letters.")
 MAX_SHOWN_CHARACTERS = 200
-"""Maximum number of characters of a value that `show` prints."""
 
 
 def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
-    """Click callback: return the reasons. Raises BadParameter if one is not the name of an error class."""
     for reason in reasons:
         if not re.fullmatch(ERROR_CLASS_PATTERN, reason):
             raise click.BadParameter(f"{reason!r} is not an error class; `frazil dlq list` shows the existing ones")
@@ -46,7 +44,6 @@ def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[s
 
 
 def _selection_options(command: Callable[..., None]) -> Any:
-    """Add the stream argument, the common options, and the options that select dead letters to a command."""
     options = (
         click.option("--reason", "reasons", multiple=True, callback=_check_error_classes, help=_REASON_HELP),
         click.option("--from", "begin", type=TimeParam(), help="Only dead letters rejected at this time or later."),
@@ -84,11 +81,8 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         for sentence in _left_out_sentences(opened, Selection(discarded=discarded, **which)):
             echo(f"In a replay, {sentence}", err=True)
     if (backfill := find_unfinished(opened.tables)) and backfill.replays:
-        echo(
-            f"A replay of stream {stream} ({backfill.request['dead-letters']}) is running, or was interrupted: "
-            f"`frazil dlq replay {stream}` finishes it.",
-            err=True,
-        )
+        begun = f"A replay of stream {stream} ({backfill.request['dead-letters']}) is running, or was interrupted"
+        echo(f"{begun}: `frazil dlq replay {stream}` finishes it.", err=True)
 
 
 @dlq.command()
@@ -113,9 +107,8 @@ def show(  # noqa: PLR0913 - a command's options
         echo_json(found)
         return
     for dead_letter in found:
-        echo(
-            f"{dead_letter.where}  {format_utc(dead_letter.rejected_at_ms)}  {dead_letter.reason}: {dead_letter.error}"
-        )
+        at = format_utc(dead_letter.rejected_at_ms)
+        echo(f"{dead_letter.where}  {at}  {dead_letter.reason}: {dead_letter.error}")
         value = "none (a tombstone)" if dead_letter.value is None else dead_letter.value
         for name, text in (("key", dead_letter.key), ("value", value), ("discarded", dead_letter.discarded)):
             if text is not None:
@@ -155,9 +148,8 @@ def discard_(  # noqa: PLR0913 - a command's options
         return
     ask(f"Discard {format_count(count, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, DiscardMark(by, because, clock.now_ms()))
-    _print_result(
-        as_json, f"{format_count(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=count
-    )
+    sentence = f"{format_count(done, 'dead letter')} of stream {stream} discarded."
+    _print_result(as_json, sentence, discarded=done, meant=count)
     backfill = find_unfinished(opened.tables) if done < count else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
@@ -224,7 +216,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
 
 
 def _left_out_sentences(opened: OpenStream, selection: Selection) -> list[str]:
-    """Return a sentence for each reason why a replay leaves out dead letters; none if the stream has no marker."""
+    """Return why a replay leaves out dead letters; empty if the stream has no marker."""
     try:
         return left_out_sentences(count_left_out(opened, selection), opened.spec.name)
     except AdoptionRequired:
@@ -234,7 +226,6 @@ def _left_out_sentences(opened: OpenStream, selection: Selection) -> list[str]:
 def _nothing_sentence(
     stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False
 ) -> str:
-    """Return a sentence for a discard or replay that had nothing to do, with the reason."""
     match = "" if selection == Selection() else " that match"
     if are_rows:
         why = f"the dead letters{match} are rows already"
@@ -246,7 +237,6 @@ def _nothing_sentence(
 
 
 def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
-    """Yield sentences on what a replay would do, and how the dead letters would fail again."""
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:
@@ -260,7 +250,6 @@ def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str)
 
 
 def _errors(would: Preview) -> list[str]:
-    """Return a sentence for each error class, with an example."""
     first = {one.error_class: one for one in reversed(would.rejects.samples)}
     return [
         f"{name} ({number:,}): {first[name].topic}[{first[name].partition}]@{first[name].offset}: "
@@ -277,7 +266,6 @@ def _result_counts(done: ReplayResult) -> dict[str, int]:
 
 
 def _left_out_document(left: Mapping[LeftOutReason, int]) -> dict[str, Any]:
-    """Return the numbers of dead letters that a replay leaves out, by reason, for --json."""
     return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
 
 
@@ -286,10 +274,8 @@ def _result_sentence(spec: StreamSpec, done: ReplayResult) -> str:
     others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:
         others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
-    return (
-        f"Stream {spec.name}: {format_count(done.landed, 'dead letter', what)} now;{others} {done.failed:,} failed "
-        "again."
-    )
+    landed = format_count(done.landed, "dead letter", what)
+    return f"Stream {spec.name}: {landed} now;{others} {done.failed:,} failed again."
 
 
 def _shorten(text: str) -> str:
@@ -304,7 +290,7 @@ def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    """Open the stream. Warns on stderr if none of its dead letters, including discarded ones, has a given reason."""
+    """Open the stream. Warns on stderr if none of its dead letters has a given reason."""
     opened = open_read_only(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)

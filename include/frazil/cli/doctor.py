@@ -23,7 +23,6 @@ SIGNS = {
     CheckState.WRONG: ("✗", "red"),
     CheckState.SKIPPED: ("–", "dim"),
 }
-"""Sign and color of each state."""
 
 
 @click.command()
@@ -83,11 +82,7 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and the ports in use by its
-    servers.
-
-    If the Airflow of `frazil dev up --airflow` runs, it is the one to check.
-    """
+    """Return the environment of the Airflow to check, and default and used ports of `frazil dev up`."""
     environment = dict(os.environ)
     if find_spec("httpx") is None:  # these servers only exist with frazil[dev]
         return environment, {}, {}

@@ -67,9 +67,8 @@ def evolve(  # noqa: PLR0913 - one for each option
     if spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
         raise SpecError(
             f"stream {stream!r}: columns cannot be changed while the writer runs, because records of source.format "
-            f"{spec.source.format.type} have no field names that could differ from the columns'. Stop the writer, "
-            "change "
-            "the column with a query engine, and edit the declaration"
+            f"{spec.source.format.type} have no field names that could differ from the columns'. "
+            "Stop the writer, change the column with a query engine, and edit the declaration"
         )
     table = open_read_only(spec).tables.main.current()
     routed = load_route_tables(table.catalog, spec.sinks)
@@ -101,9 +100,7 @@ def evolve(  # noqa: PLR0913 - one for each option
 
 
 def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
-    """Return the columns that must keep their names, each with the reason: the table, the declaration or frazil relies
-    on the name.
-    """
+    """Return the columns that must keep their names, each with the reason."""
     layout = layout_field_ids(table)
     names = (field.name for field in table.schema().fields if field.field_id in layout)
     fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")

@@ -1,7 +1,7 @@
 """Shows a user at the terminal what a writer does: a line per batch, a live line while it waits, and how it ended.
 
-The writer is another process, whose own output (its log, Spark's, the JVM's) goes to `writer.log`. The writer's
-messages for the user arrive through a pipe, and only this process writes to the terminal.
+The writer's own output goes to `writer.log`. Its messages arrive through a pipe, and only this process writes to the
+terminal.
 """
 
 from __future__ import annotations
@@ -29,26 +29,15 @@ if TYPE_CHECKING:
     from frazil.events import BatchCommitted
     from frazil.spec.model import StreamSpec
 
-LIVE_INTERVAL_S = 0.5
-"""Time (s) between updates of the live line."""
 WAIT_REPORT_INTERVAL_S = 30.0
-"""Time (s) for which a wait must last before it is shown, and between lines about it."""
+"""Time for which a wait must last before it is shown, and between lines about it."""
 MAX_BUFFERED_LINES = 1000
-"""Maximum number of lines that are buffered while the terminal is blocked. Lines that explain why the writer ended may
-exceed it, up to twice as many.
-"""
+"""Maximum number of lines buffered while the terminal is blocked; twice as many for the writer's last words."""
 CLEAR_LINE = "\r\x1b[K"
-"""Terminal control sequence that clears the current line."""
-MAX_SIGNAL_DELAY_S = 0.5
-"""Maximum delay (s) of a signal handler."""
 
 
 class WriterPipe(logging.Handler):
-    """The writer's end of the pipe. As a log handler, it also sends frazil's own warnings, but not Spark's.
-
-    It never blocks. If the reader does not read (because it is stopped, or because of Ctrl-S or a pager), lines are
-    dropped and counted.
-    """
+    """The writer's end of the pipe, and a log handler. Lines that the reader does not read are dropped and counted."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(logging.WARNING)
@@ -57,7 +46,6 @@ class WriterPipe(logging.Handler):
         self._omitted = 0
 
     def say(self, line: str) -> None:
-        """Send a line for the user."""
         self._write("say", line)
 
     def report(self, document: Mapping[str, object]) -> None:
@@ -69,20 +57,20 @@ class WriterPipe(logging.Handler):
         self._write("complain", line)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a log record as a warning."""
         self._write("warn", f"warning: {record.getMessage()}")
 
     def _write(self, kind: str, line: str) -> None:
-        """Write a line. If the pipe is full, count the line as omitted instead."""
         if self._omitted and self._try_write("say", omitted_text(self._omitted)):
             self._omitted = 0
         if self._omitted or not self._try_write(kind, line):
             self._omitted += 1
 
     def _try_write(self, kind: str, line: str) -> bool:
-        """Write a line. Return False if the pipe is full."""
+        """Write a line, shortened to fit into one atomic write. Return False if the pipe is full."""
+        while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
+            line = f"{line[: len(line) * 3 // 4]}..."
         try:
-            os.write(self._fd, _encode_line(kind, line))
+            os.write(self._fd, frame)
         except BlockingIOError:
             return False
         except OSError:  # nothing reads any longer, and the writer continues to its end
@@ -95,22 +83,11 @@ def omitted_text(count: int) -> str:
     return f"... {format_count(count, 'line')} not shown, because the terminal was blocked; the log has them"
 
 
-def _encode_line(kind: str, line: str) -> bytes:
-    """Return a line as bytes for the pipe. Shortens the line until the bytes fit into one atomic write."""
-    while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
-        line = f"{line[: len(line) * 3 // 4]}..."
-    return frame
-
-
 class Terminal:
     """The reader's end of the pipe. Prints in a separate thread, so that a blocked terminal blocks nothing else."""
 
     def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None, as_json: bool = False) -> None:
-        """Create the terminal for the writer with this run folder.
-
-        `on_gone` is called, by any thread, if standard output or standard error can no longer be written. With
-        `as_json`, standard output is for programs, and sentences go to standard error.
-        """
+        """`on_gone` is called, by any thread, once the terminal is gone. With `as_json`, sentences go to stderr."""
         self._exchange = open_exchange(folder)
         self._live = sys.stdout.isatty() and not as_json
         self._as_json, self._text_stream = as_json, sys.stderr if as_json else sys.stdout
@@ -121,10 +98,7 @@ class Terminal:
         self.complained = False
 
     def listen(self, fd: int, *, writer: int) -> None:
-        """Queue the writer's messages for display until the writer ends. Does not wait until they are displayed.
-
-        `writer` is the writer's pid.
-        """
+        """Queue the messages of the writer with this pid until it ends."""
         self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
         self._printer.start()
         rest = b""
@@ -136,17 +110,12 @@ class Terminal:
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """Wait for bytes and return them. Signal handlers run during the wait.
-
-        A signal that arrives just before a blocking call does not interrupt the call, and its handler would run only
-        when the call returns. Therefore the call has a timeout.
-        """
-        while not select.select([fd], [], [], MAX_SIGNAL_DELAY_S)[0]:
+        """Wait for bytes. The timeout lets a handler run whose signal arrived just before the blocking call."""
+        while not select.select([fd], [], [], 0.5)[0]:
             pass
         return os.read(fd, 65_536)
 
     def close(self) -> None:
-        """Wait until every queued line is printed."""
         if self._omitted:
             self._lines.put((self._text_stream, omitted_text(self._omitted)))
         self._lines.put(None)
@@ -154,25 +123,22 @@ class Terminal:
             self._printer.join()
 
     def say(self, line: str) -> None:
-        """Queue a line for display. Safe to call in signal handlers."""
+        """Queue a line for display. Safe in signal handlers."""
         self._queue(self._text_stream, line)
 
     def report(self, line: str) -> None:
-        """Queue a JSON document for the program that reads standard output. Does nothing without --json."""
         if self._as_json:
             self._queue(sys.stdout, line)
 
     def warn(self, line: str) -> None:
-        """Queue a line for standard error."""
         self._queue(sys.stderr, line)
 
     def complain(self, line: str) -> None:
-        """Queue a line that explains why the writer ended."""
         self.complained = True
         self._queue(sys.stderr, line, limit=2 * MAX_BUFFERED_LINES)
 
     def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_BUFFERED_LINES) -> None:
-        """Queue a line. If `limit` lines are queued already, count the line as omitted instead."""
+        """Queue a line, or count it as omitted if `limit` lines are queued."""
         if self._lines.qsize() >= limit:
             self._omitted += 1
             return
@@ -182,10 +148,9 @@ class Terminal:
         self._lines.put((stream, line))
 
     def _print(self, writer: int) -> None:
-        """Print queued lines until `close` is called, and update the live line meanwhile."""
         while True:
             try:
-                item = self._lines.get(timeout=LIVE_INTERVAL_S)
+                item = self._lines.get(timeout=0.5)
             except Empty:
                 self._show_live(writer)
                 continue
@@ -196,7 +161,7 @@ class Terminal:
             self._show(item[0], f"{item[1]}\n")
 
     def _show(self, stream: TextIO, text: str) -> None:
-        """Write text to a stream. If nothing reads the stream any longer, discard this and later output."""
+        """Write text to a stream. If nothing reads it any longer, discard this and later output."""
         encoding = stream.encoding or "utf-8"
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -208,7 +173,6 @@ class Terminal:
             self._on_gone()
 
     def _show_live(self, writer: int) -> None:
-        """Update the live line from the writer's heartbeat. `writer` is the writer's pid."""
         if not self._live:
             return
         heartbeat = Heartbeat.read(self._exchange)
@@ -217,9 +181,7 @@ class Terminal:
 
 
 def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
-    """Return a line that says what a writer is doing, and for how long. `heartbeat` is None before its first
-    heartbeat.
-    """
+    """Return a line that says what a writer is doing, and for how long."""
     if heartbeat is None:
         return "starting"
     batch = f"batch {heartbeat.epoch}-{heartbeat.batch}"
@@ -241,18 +203,12 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:
-    """Return a committed batch as a JSON document."""
     counts = {"records": batch.records, "rejected": batch.rejected, "files": batch.files, "bytes": batch.bytes}
     return {"batch": str(batch.key), **counts, "stage-s": batch.stage_s, "commit-s": batch.commit_s}
 
 
 class WaitReporter:
-    """Decides when to show what a writer waits for: after half a minute, and then every half minute.
-
-    The writer reports the wait at each attempt. A wait ends when a batch begins and nothing was reported since the last
-    commit. A wait that is reported after each commit therefore continues, such as one for routed tables that are
-    missing rows.
-    """
+    """Decides when to show what a writer waits for: after half a minute, and then every half minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -260,7 +216,7 @@ class WaitReporter:
         self._none_since_commit = False
 
     def report(self, sentence: str) -> str | None:
-        """Record that the writer reported a wait. Returns the line to show; None if it is too early to show one."""
+        """Record that the writer reported a wait. Return the line to show, or None."""
         self._none_since_commit = False
         now = self._clock()
         if self._reported_at is not None and now - self._reported_at < WAIT_REPORT_INTERVAL_S:
@@ -269,7 +225,6 @@ class WaitReporter:
         return None if first else f"waiting: {sentence}"
 
     def note_commit(self) -> None:
-        """Record that a batch was committed."""
         self._none_since_commit = True
 
     def note_batch_start(self) -> None:
@@ -291,7 +246,6 @@ class RunTotals:
         self.records = self.rejected = self.filtered = 0
 
     def add(self, batch: BatchCommitted) -> str:
-        """Add a batch, and return the line to show for it."""
         self.records += batch.records
         self.rejected += batch.rejected
         if self._dropped is not None:  # routed tables do not report their repeats
@@ -300,9 +254,8 @@ class RunTotals:
         self.filtered += filtered
         if not batch.records and not batch.rejected and not filtered:
             return f"batch {batch.key}: no new records, only the watermark was updated"
-        where = (
-            "" if self._merges else f" in {format_count(batch.files, 'file')}"
-        )  # change files are not added to the table
+        # Change files are not added to the table.
+        where = "" if self._merges else f" in {format_count(batch.files, 'file')}"
         took_s, repeats = batch.stage_s + batch.commit_s, batch.changes.get("repeated", 0)
         rejected = f", {format_count(batch.rejected, 'dead letter')}" if batch.rejected else ""
         dropped = f", {format_count(repeats, 'repeat')} dropped" if repeats else ""
@@ -310,7 +263,7 @@ class RunTotals:
         return f"batch {batch.key}: {self._records_text(batch.records)}{rejected}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0) -> str:
-        """Return the last line of a successful run. `waiting` is the number of rows that wait for routed tables."""
+        """Return the last line of a successful run. `waiting` rows wait for routed tables."""
         how = "stopped" if stopped else "caught up"
         if waiting:
             rows = format_count(waiting, "row", "waits for its table|wait for their tables")
@@ -318,7 +271,7 @@ class RunTotals:
         return self._end_text(how, "into" if self._merges else "in")
 
     def _end_text(self, how: str, into: str) -> str:
-        """Return a line with the totals. `how` says how the run ended; `into` is the preposition before the table."""
+        """Return a line with the totals; `into` is the preposition before the table."""
         if not self.records and not self.rejected and not self.filtered:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._records_text(self.records)} {into} {self._tables}"
@@ -335,7 +288,6 @@ class RunTotals:
         return f"{how}: {rows}"
 
     def document(self, *, stopped: bool, waiting: int = 0) -> dict[str, object]:
-        """Return the totals of a successful run as a JSON document."""
         waits = {"waiting": waiting} if waiting else {}
         ended = "stopped" if stopped else "caught-up"
         repeated = {} if self._dropped is None else {"repeated": self._dropped}
@@ -343,10 +295,7 @@ class RunTotals:
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
 
     def _records_text(self, records: int) -> str:
-        """Return the number of committed records with a noun.
-
-        An upsert stream counts changes, because a later change may replace a change before it becomes a row.
-        """
+        """Return the number of records with a noun: changes for an upsert, which may replace each other."""
         if self._drops_repeats:
             return format_count(records, "record")
         return f"{format_count(records, 'change')} merged" if self._merges else format_count(records, "row")

@@ -1,7 +1,4 @@
-"""`frazil health`: shows statistics of tables' files and metadata, and values that exceed alert thresholds.
-
-An alert fires only if its value exceeds the threshold for some time. This command shows the value at once.
-"""
+"""`frazil health`: shows statistics of tables, and values that exceed alert thresholds now."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
-from frazil.maintenance.load import NotMadeByRoute
-from frazil.maintenance.measure import measure
+from frazil.maintenance.measure import NotMadeByRoute, measure
 from frazil.maintenance.routed import find_template_tables
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.maintenance.tables import (
@@ -44,37 +40,27 @@ from frazil.table.tables import load_stream_table
 from frazil.timetext import format_elapsed, format_utc
 
 MAX_PARTITIONS = 20
-"""Maximum number of partitions shown; --json has all."""
 COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
-"""Columns of the overview, in the order of the cells of a row."""
 WIDE_COLUMNS = frozenset({"manifests", "metadata", "snapshots", "compacted"})
-"""Columns that are left out on a narrow terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """The result for one table.
-
-    `health` is None if the table does not exist yet, or cannot be measured (see `problem`).
-    """
+    """The result for one table. `health` is None if it does not exist yet, or cannot be measured (see `problem`)."""
 
     table: str
     kind: TableKind
     health: TableHealth | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
-    """Averages and ratios of `health`, by name."""
     beyond: tuple[Reading, ...] = ()
     """Values that exceed the thresholds of their alerts now, even if the alerts have not fired yet."""
     problem: str | None = None
-    """Why the table is missing or cannot be measured; None if it is neither."""
     missing: bool = False
-    """Whether the catalog no longer has the table, although its stream once had it or rows wait for it."""
+    """Whether the catalog has lost the table, although its stream once had it or rows wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The state of one stream, and its values that exceed alert thresholds."""
-
     state: StreamState
     beyond: tuple[Reading, ...]
 
@@ -142,12 +128,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _add_missing_tables(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Return the reports, with those of tables that streams once had and catalogs have lost. Tables from name templates
-    come last.
-
-    Also returns the errors of streams whose missing tables cannot be determined, by route. Errors that a table's own
-    report already has are left out.
-    """
+    """Return the reports with those of lost tables, and by route why its missing tables are unknown."""
 
     def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
@@ -184,7 +165,7 @@ def _add_missing_tables(
 
 
 def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
-    """Return why a dead-letter table is missing; None if no stream of it has started, or if the reason is unknown."""
+    """Return why a dead-letter table is missing; None if no stream of it has started, or if unknown."""
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
@@ -196,7 +177,6 @@ def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
 
 
 def _measure_table(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
-    """Measure a table. `health` is None in the report if the table does not exist."""
     found = measure(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
@@ -214,7 +194,7 @@ def _measure_table(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> T
 def _find_routed_tables(
     specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[MaintainedTable], list[TableReport]]:
-    """Return the tables that routes may have created, and a report for each route whose tables cannot be listed."""
+    """Return the tables that routes may have created, and reports for routes that cannot be listed."""
     tables: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes_by_name(specs).items():
@@ -236,10 +216,7 @@ def _problem_sentence(error: Exception) -> str:
 def _report_if_possible(
     requests: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
 ) -> TableReport | None:
-    """Measure a table; an error becomes the report's `problem`.
-
-    Returns None for a table that fits a route's name template but was not created by the route.
-    """
+    """Measure a table; None if it fits a route's name template but was not created by the route."""
     try:
         return requests.run(maintained.catalog, lambda: _measure_table(maintained, now_ms=now_ms, deep=deep))
     except NotMadeByRoute:
@@ -256,7 +233,6 @@ def _read_stream(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) ->
 
 
 def _rules_by_table(running: Sequence[StreamReport]) -> dict[str, list[str]]:
-    """Return the alert rules whose thresholds are exceeded by the streams of each table."""
     rules: dict[str, list[str]] = {}
     for stream in running:
         rules.setdefault(stream.state.table, []).extend(f"{r.rule}:{stream.state.name}" for r in stream.beyond)
@@ -266,18 +242,14 @@ def _rules_by_table(running: Sequence[StreamReport]) -> dict[str, list[str]]:
 def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
     if in_full:
         for report in found:
-            echo_fields(
-                _health_fields(report.health)
-                if report.health
-                else {"table": report.table, "state": _state_text(report)}
-            )
+            absent = {"table": report.table, "state": _state_text(report)}
+            echo_fields(_health_fields(report.health) if report.health else absent)
             if report.health and report.health.partitions is not None:
                 _print_partitions(report.health.partitions)
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
-        cells = [
-            dict(zip(COLUMNS, _table_row(report, stream_rules.get(report.table, ())), strict=True)) for report in found
-        ]
+        rows = [_table_row(report, stream_rules.get(report.table, ())) for report in found]
+        cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
     for report in found:
         problems = [prefix_subject(report.table, report.problem)] if report.problem else []
@@ -311,10 +283,8 @@ def _state_text(report: TableReport, stream_rules: Sequence[str] = ()) -> str:
 def _health_fields(one: TableHealth) -> dict[str, str]:
     target, average = format_rounded_bytes(one.target_file_bytes), format_rounded_bytes(one.average_file_bytes)
     per_file = format_rounded_bytes(one.manifest_list_bytes_per_file)
-    added = (
-        f"{format_count(one.files_since_compaction, 'file')} of {format_rounded_bytes(one.bytes_since_compaction)} "
-        "since"
-    )
+    bytes_since = format_rounded_bytes(one.bytes_since_compaction)
+    added = f"{format_count(one.files_since_compaction, 'file')} of {bytes_since} since"
     return {
         "table": one.table,
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
@@ -347,10 +317,6 @@ def _recent_files_text(recent: RecentFiles | None) -> str:
 
 
 def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
-    """Show the partitions that most need compaction.
-
-    They are sorted by the number of small files, then of data files with many deleted rows, then of delete files.
-    """
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)
     echo(f"{format_count(files, 'data file')} in {format_count(len(partitions), 'partition')}, {each:.1f} each")
@@ -358,9 +324,8 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
         size, rows = (sum(getattr(p.deletes, name) for p in partitions) for name in ("bytes", "rows"))
         dangling = sum(len(p.deletes.dangling) for p in partitions)
         echo(
-            f"{format_count(deletes, 'delete file')} of {format_rounded_bytes(size)} with "
-            f"{format_count(rows, 'row')}; {dangling:,} of "
-            "them refer to data files that no longer exist"
+            f"{format_count(deletes, 'delete file')} of {format_rounded_bytes(size)} with {format_count(rows, 'row')}; "
+            f"{dangling:,} of them refer to data files that no longer exist"
         )
     worst = sorted(partitions, key=lambda p: (-p.small_files, -p.deletes.due_files, -p.delete_files, p.path))
     columns = ("partition", "files", "small", "bytes", "small bytes", "p10", "delete files", "deleted rows", "ended at")
@@ -380,9 +345,8 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:8]))
     if len(worst) > MAX_PARTITIONS:
-        echo(
-            f"and {format_count(len(worst) - MAX_PARTITIONS, 'partition')} more, with fewer small files; --json has all"
-        )
+        more = format_count(len(worst) - MAX_PARTITIONS, "partition")
+        echo(f"and {more} more, with fewer small files; --json has all")
 
 
 def _compacted_text(one: TableHealth) -> str:

@@ -57,7 +57,7 @@ def infer(  # noqa: PLR0913 - one for each option
     """
     from frazil.infer.proposal import StreamNames, propose_declaration  # as below
     from frazil.infer.registered import fetch_registered_schemas  # as below
-    from frazil.infer.topic import read_sample  # loads Arrow and librdkafka
+    from frazil.infer.sample import read_sample  # loads Arrow and librdkafka
     from frazil.registry.client import SchemaRegistry
 
     stream = name or _to_stream_name(topic)
@@ -75,7 +75,7 @@ def infer(  # noqa: PLR0913 - one for each option
 
 
 def _load_registry(folder: Path, url: str | None) -> Registry | None:
-    """Return the registry of the folder's defaults file, with its URL replaced by `url` if given; None without both."""
+    """Return the registry of the folder's defaults file, with its URL replaced by `url`; None without both."""
     file = folder / DEFAULTS_FILE
     declared = _load_source(folder).get("format")
     registry = (
@@ -96,7 +96,7 @@ def _load_registry(folder: Path, url: str | None) -> Registry | None:
 
 
 def _load_kafka_properties(folder: Path, servers: str | None) -> dict[str, str]:
-    """Return the Kafka properties of the folder's defaults file. `servers`, if given, replaces its brokers."""
+    """Return the Kafka properties of the folder's defaults file; `servers` replaces its brokers."""
     file, source = folder / DEFAULTS_FILE, _load_source(folder)
     properties = _get_mapping(source, "properties", file, "source.properties")
     declared = {str(key): str(value) for key, value in properties.items()}
@@ -111,12 +111,11 @@ def _load_kafka_properties(folder: Path, servers: str | None) -> dict[str, str]:
 
 
 def _load_source(folder: Path) -> Mapping[str, Any]:
-    """Return the section `source` of the folder's defaults file."""
     return _get_mapping(read_defaults(folder), "source", folder / DEFAULTS_FILE, "source")
 
 
 def _get_mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
-    """Return the mapping at a key; an empty one if the key is missing. Raises SpecError for any other value."""
+    """Return the mapping at a key, empty if missing. Raises SpecError for any other value."""
     value = above.get(key) or {}
     if not isinstance(value, Mapping):
         raise SpecError(f"{file}: {path}: is not a mapping")
@@ -124,6 +123,5 @@ def _get_mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> M
 
 
 def _to_stream_name(topic: str) -> str:
-    """Convert a topic's name to a valid name of a stream."""
     name = re.sub(r"[^a-z0-9_-]+", "_", topic.lower()).strip("_-")[:60]
     return name if name[:1].isalpha() else f"t_{name}"

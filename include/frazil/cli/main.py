@@ -58,12 +58,10 @@ COMMANDS = {
     "package": "frazil.cli.catalog:package",
     "completion": "frazil.cli.options:completion",
 }
-"""Module and function of each subcommand, as `module:function`."""
 
 WITHOUT_CATALOG = frozenset(
     {"completion", "dev", "doctor", "infer", "init", "package", "preview", "reveal", "validate"}
 )
-"""Subcommands for which the catalog configuration is not checked."""
 
 
 OWN_HOME = frozenset({"dev", "init", "run"})
@@ -71,10 +69,7 @@ OWN_HOME = frozenset({"dev", "init", "run"})
 
 
 def enter_running_demo() -> None:
-    """Use the demo that runs in the current folder, unless FRAZIL_HOME names a folder.
-
-    The demo writes its environment and its pid to `.frazil/demo.json`.
-    """
+    """Use the demo that runs in this folder (`.frazil/demo.json`), unless FRAZIL_HOME names a folder."""
     try:
         found = json.loads((home() / "demo.json").read_text())
         os.kill(found["pid"], 0)
@@ -86,9 +81,7 @@ def enter_running_demo() -> None:
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand's module only when the subcommand is used, so that `frazil --help` loads no
-    PyArrow.
-    """
+    """Imports a subcommand's module only when it is used, so that `frazil --help` loads no PyArrow."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -108,7 +101,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand, or raise an error that suggests the command with the most similar name."""
+        """Return the subcommand, or raise an error that suggests the most similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -119,23 +112,20 @@ class LazyGroup(click.Group):
             raise click.UsageError(said, ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete subcommands' names without importing their modules, because a shell calls this at each press of the
-        Tab key.
-        """
+        """Complete subcommands' names without imports, because a shell calls this at each press of the Tab key."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         names = [name for name in COMMANDS if name.startswith(incomplete)]
         return [CompletionItem(name, help=_parse_help(name).get_short_help_str()) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the list of subcommands without importing their modules."""
         width = formatter.width - 6 - max(map(len, COMMANDS))
         with formatter.section("Commands"):
             formatter.write_dl([(name, _parse_help(name).get_short_help_str(width)) for name in COMMANDS])
 
 
 def _parse_help(command: str) -> click.Command:
-    """Return a command that has only its help text, which is read from the source file without an import."""
+    """Return a command with only its help text, read from the source file without an import."""
     module, attribute = COMMANDS[command].split(":")
     spec = find_spec(module)
     assert spec is not None
@@ -166,11 +156,7 @@ def _report_full_disk() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line. Prints a FrazilError as one sentence, without a traceback, and exits with the error's exit
-    code.
-
-    With --json, also prints the error to standard output, as a JSON document.
-    """
+    """Run the command line. Prints a FrazilError as one sentence, with --json also as JSON; exits with its code."""
     light.begin_fast_imports()
     try:
         with report_missing_extras(), _report_full_disk():

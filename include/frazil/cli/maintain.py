@@ -36,14 +36,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WHOLE_TABLE = "(all)"
-"""Name shown for the only partition of an unpartitioned table."""
 MAX_SHOWN_ROWS = 20
-"""Maximum number of partitions, or of kept snapshots, that a dry run prints. With --json, it prints all of them."""
 
 
 class ActionsParam(click.ParamType[tuple[Action, ...]]):
-    """Parameter type: names of actions, separated by commas."""
-
     name = "actions"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Action, ...]:
@@ -75,22 +71,14 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
         echo(problem, err=True)
     found = find_maintained(specs, table)
     if dry_run:
-        plans = _make_plans(found, actions)
+        planner = MaintenancePlanner(open_existing_catalog(found.catalog), found, clock.now_ms())
+        try:
+            plans = {action: planner.plan(action) for action in Action if action in actions}
+        except NoSuchTableError:
+            raise absent_table_error(found.identifier, found.streams) from None
         echo_json(plans) if as_json else _print_plans(plans, found.settings)
         return
     _run_actions(found, actions, as_json=as_json)
-
-
-def _make_plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
-    """Return the plan of each action, in the order in which a run carries them out.
-
-    Raises SpecError or TableLost if the table does not exist.
-    """
-    planner = MaintenancePlanner(open_existing_catalog(found.catalog), found, clock.now_ms())
-    try:
-        return {action: planner.plan(action) for action in Action if action in actions}
-    except NoSuchTableError:
-        raise absent_table_error(found.identifier, found.streams) from None
 
 
 def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
@@ -120,15 +108,11 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
 
 def local_spark_settings(catalog: str | None) -> dict[str, str]:
-    """Return the settings of a Spark that uses all cores of this machine and listens on localhost only, with one
-    catalog's jars.
-
-    The serial garbage collector used less CPU than the other collectors in `bench/compaction.py`.
-    """
+    """Return the settings of a Spark that uses all cores, on localhost only, with one catalog's jars."""
     return {
         "spark.master": "local[*,4]",
         "spark.driver.memory": "4g",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",  # used least CPU in bench/compaction.py
         "spark.jars": ",".join(map(str, ensure_catalog_jars(catalog))),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

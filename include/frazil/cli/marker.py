@@ -12,13 +12,7 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import (
-    OffsetsParam,
-    TimeParam,
-    current_user,
-    stream_options,
-    yes_option,
-)
+from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit import marker_changes
 from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
@@ -103,13 +97,10 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
 
 def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
-    """Return a sentence about the next step after a reset. `writer` is the state of the writer's process on this host.
-    Pure.
-    """
+    """Return the next step after a reset; `writer` is the state of this host's writer."""
     if not writer.is_alive:
-        return (
-            f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, continues there."
-        )
+        next_step = f"`frazil resume {stream}`, or `frazil run {stream}`, continues there."
+        return f"Stream {stream} has epoch {epoch}. {next_step}"
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
     return (
         f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more. It exits with 13 "
@@ -121,7 +112,6 @@ def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
 def _print_moves(
     plan: tuple[OffsetMove, ...], spec: StreamSpec, seen: StateBeforeReset, now: AvailableOffsets, output: CommandOutput
 ) -> None:
-    """Show which offsets a reset skips, which it reads again, and the consequences."""
     columns = ("topic-partition", "table holds up to", "Kafka has", "continues at", "skips", "reads again")
     rows = [
         (
@@ -244,10 +234,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
 
 
 def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
-    """Raise SpecError if rows wait for routed tables.
-
-    Only the journals list the files of these rows, and the journals are about to be deleted.
-    """
+    """Raise SpecError if rows wait for routed tables: only the journals, about to be deleted, list their files."""
     try:
         marker = tables.marker()
     except MarkerUnreadable:
@@ -260,7 +247,6 @@ def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
 
 
 def _describe_rows(table: Table) -> str:
-    """Return the number of rows and the time of the oldest snapshot as text."""
     oldest = min((s.timestamp_ms for s in table.metadata.snapshots), default=None)
     head = table.current_snapshot()
     rows = count_live_rows(head) if head else 0

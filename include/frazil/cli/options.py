@@ -26,16 +26,12 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 JSON = "--json"
-SHELLS = ("bash", "zsh", "fish")
 UNRESPONSIVE_AFTER_S = 10.0
-"""A request that fails after at least this time (s) marks its catalog as unresponsive. Faster failures do not."""
+"""A request that fails after at least this time marks its catalog as unresponsive."""
 
 
 def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Click callback: return the reason given in an option, or None if it was not given.
-
-    Raises click.BadParameter if the reason is not suitable for display, because `frazil status` and the page show it.
-    """
+    """Click callback: return the option's reason, or None. Raises click.BadParameter if it cannot be shown."""
     if value is not None and (problem := reason_problem(value)):
         raise click.BadParameter(problem, ctx, param)
     return value
@@ -129,27 +125,25 @@ any_streams_argument = click.argument("streams", nargs=-1, shell_complete=_compl
 
 
 def stream_argument(**options: Any) -> Callable[[Any], Any]:
-    """Return a decorator that adds the argument STREAM. A shell completes the names of declared streams."""
+    """Return a decorator that adds the argument STREAM, which a shell completes."""
     return click.argument("stream", shell_complete=_complete_streams, **options)
 
 
 def stream_options(command: Callable[..., Any]) -> Any:
-    """Add the argument STREAM, and the options --streams and --json, which most commands have."""
     return stream_argument()(streams_option(json_option(command)))
 
 
 def table_options(command: Callable[..., Any]) -> Any:
-    """Add the argument TABLE, and the options --streams and --json."""
     return table_argument()(streams_option(json_option(command)))
 
 
 def table_argument(**options: Any) -> Callable[..., Any]:
-    """Return a decorator that adds the argument TABLE. A shell completes the tables of declared streams."""
+    """Return a decorator that adds the argument TABLE, which a shell completes."""
     return click.argument("table", shell_complete=_complete_tables, **options)
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script of SHELL: bash, zsh or fish.
@@ -167,7 +161,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 def current_user() -> str:
-    """Return the user's name. If the system has none, as in many containers, return text such as `uid 50000`."""
+    """Return the user's name, or text such as `uid 50000` if the system has none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -175,23 +169,16 @@ def current_user() -> str:
 
 
 class CatalogRequests:
-    """Makes one command's requests to catalogs, from several threads.
-
-    After a timeout, further requests to the same catalog fail immediately.
-    """
+    """Makes one command's requests to catalogs. After a timeout, those to the same catalog fail at once."""
 
     def __init__(self) -> None:
         self._timeouts: dict[str | None, CommitUnavailable] = {}
 
     def has_timed_out(self, catalog: str | None) -> bool:
-        """Return whether a request to the catalog has timed out."""
         return catalog in self._timeouts
 
     def run(self, catalog: str | None, step: Callable[[], A]) -> A:
-        """Run `step`, which makes requests to the catalog, and return its result.
-
-        Raises the step's errors. If an earlier request timed out, raises that error without running the step.
-        """
+        """Run `step`, which makes requests to the catalog. Raises its errors, or that of an earlier timeout."""
         if (timeout := self._timeouts.get(catalog)) is not None:
             raise timeout
         began_s = time.monotonic()

@@ -21,40 +21,27 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 INDENT = "    "
-"""Indent of a command that has its own line."""
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
 """A command after a colon, in backticks, and the punctuation after it."""
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
 """A word of a command line. Quotes keep words together."""
-MIN_WIDE_TERMINAL = 100
-"""Minimum width of a terminal, in characters, for a table with all columns."""
 PIPE_WIDTH = 200
-"""Width of output without a terminal, in characters. It is large, so that long values in tables stay on one line."""
+"""Width of output without a terminal: long values in tables stay on one line."""
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text to standard output or standard error.
-
-    Control characters, which may come from users or producers, are escaped.
-    """
+    """Print text, with control characters, which may come from users or producers, escaped."""
     click.echo(escape_unsafe(text), err=err, nl=nl)
 
 
 def echo_json(document: object) -> None:
-    """Print one JSON document.
-
-    Names of dataclass fields become kebab-case, as in the streams' YAML. Values of types that JSON does not have are
-    printed as strings.
-    """
+    """Print one JSON document. Names of fields become kebab-case; values of other types become strings."""
     echo(json.dumps(_to_json_value(document), indent=2, default=str))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """Output of a command that changes something: sentences while it runs, and with --json one document at its end.
-
-    With --json, sentences go to standard error, so that standard output has only the document.
-    """
+    """Sentences while a command runs, and with --json, which moves them to stderr, one document at its end."""
 
     as_json: bool
 
@@ -64,7 +51,6 @@ class CommandOutput:
             echo(line, err=self.as_json)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> None:
-        """Print a table."""
         _make_console(err=self.as_json).print(build_table(columns, rows, numbers=numbers))
 
     def end(self, **document: object) -> None:
@@ -74,10 +60,7 @@ class CommandOutput:
 
 
 def split_commands(sentence: str) -> list[str]:
-    """Split a sentence so that each command after a colon has its own line and can be copied as a whole.
-
-    Do not use this for tables: cells and line ends would split the commands.
-    """
+    """Split a sentence so that each command after a colon has its own line and can be copied as a whole."""
     lines: list[str] = []
     for at, part in enumerate(_COMMAND.split(sentence)):
         if at % 2:
@@ -88,10 +71,7 @@ def split_commands(sentence: str) -> list[str]:
 
 
 def wrap_command(line: str, width: int) -> str:
-    """Wrap a line of `split_commands` to a terminal's width, with backslashes, so that a command can still be copied.
-
-    Only lines with commands are wrapped, and only between words.
-    """
+    """Wrap a line of `split_commands` with backslashes, so that a command can still be copied."""
     if len(line) <= width or not line.startswith(INDENT):
         return line
     lines = [""]
@@ -110,10 +90,7 @@ def prefix_subject(name: str, sentence: str) -> str:
 def build_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()
 ) -> Table:
-    """Build a table.
-
-    Columns named in `numbers` are right-aligned. The first column, which has names, is never wrapped.
-    """
+    """Build a table. Columns in `numbers` are right-aligned; the first column, which has names, is never wrapped."""
     from rich.table import Table  # only for output to users
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -126,7 +103,6 @@ def build_table(
 
 
 def format_fields(fields: Mapping[str, str]) -> list[str]:
-    """Return a line per field: its name and its value, aligned."""
     width = max(map(len, fields), default=0)
     return [f"{name:<{width}}  {value}" for name, value in fields.items()]
 
@@ -140,7 +116,7 @@ def echo_fields(fields: Mapping[str, str]) -> None:
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
-    """Print each line. Commands in a sentence get their own lines; tables are printed as they are."""
+    """Print sentences, whose commands get their own lines, and tables."""
     for line in lines:
         if isinstance(line, str):
             for part in split_commands(line):
@@ -150,8 +126,8 @@ def echo_lines(lines: Iterable[RenderableType]) -> None:
 
 
 def is_terminal_narrow() -> bool:
-    """Return whether the output is a terminal that is too narrow for a table with all columns."""
-    return _make_console().width < MIN_WIDE_TERMINAL
+    """Whether the output is a terminal that is too narrow for a table with all columns."""
+    return _make_console().width < 100
 
 
 def echo_line(line: str, *, style: str, head: int) -> None:
@@ -164,10 +140,7 @@ def echo_line(line: str, *, style: str, head: int) -> None:
 
 
 def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
-    """Show the output of `render` on a separate screen, and update it every `every_s` seconds until Ctrl-C.
-
-    Raises click.UsageError without a terminal.
-    """
+    """Show `render`'s output on a separate screen, every `every_s` seconds until Ctrl-C. Raises click.UsageError."""
     from rich.console import Group  # only for output to users
     from rich.live import Live
     from rich.text import Text
@@ -192,10 +165,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show at a terminal that work is in progress, and for how long. Shows nothing without a terminal.
-
-    Yields a function `step(done, total, text)`, which turns the display into a progress bar.
-    """
+    """Show at a terminal that work is in progress. Yields `step(done, total, text)`, which shows a progress bar."""
     console = _make_console(err=True)
     if not console.is_terminal:
         yield lambda _done, _total, _text: None
@@ -209,10 +179,7 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Ask the user for confirmation, unless --yes was given.
-
-    Raises click.UsageError (exit 2) without both a terminal and --yes, and click.Abort (exit 1) if the user answers no.
-    """
+    """Ask for confirmation unless `yes`. Raises click.UsageError without a terminal, and click.Abort for a no."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -230,7 +197,6 @@ def _make_console(*, err: bool = False) -> Console:
 
 
 def _to_json_value(value: object) -> Any:
-    """Convert a value to JSON's types. Names of dataclass fields become kebab-case."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name.replace("_", "-"): _to_json_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

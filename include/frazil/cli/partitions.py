@@ -1,6 +1,4 @@
-"""`frazil partitions`: shows which windows of a table are complete. It also releases held windows, and signals windows
-again.
-"""
+"""`frazil partitions`: shows which windows are complete; releases held windows, and signals windows again."""
 
 from __future__ import annotations
 
@@ -35,36 +33,28 @@ class SourceStream:
 
     stream: str
     watermark: str | None
-    """The watermark as text; None while it is unknown."""
     lateness: str
     held_back_by: str | None
-    """The topic-partition that holds the watermark back, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsDocument:
-    """The document that `--json` prints."""
+    """The document that `--json` prints. Times are None before the first signal, or while unknown."""
 
     table: str
     window: str
-    """Length of the table's windows."""
     complete_to: str | None
-    """End of the last complete window; None while a stream's watermark is unknown."""
     signalled_from: str | None
-    """Start of the first signalled window; None before the first signal."""
     signalled_to: str | None
-    """End of the last signalled window; None before the first signal."""
     waits_for: str
-    """Why the next window is not complete."""
     held: tuple[str, ...]
-    """Partitions of windows whose signals are held back by a quality gate."""
     streams: tuple[SourceStream, ...]
     signals: tuple[Signal, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateTable:
-    """One of the tables that a route's template created, as `--json` prints it."""
+    """One of a template's tables, as `--json` prints it."""
 
     table: str
     signalled_to: str | None
@@ -130,9 +120,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table. `name` is the table's, or that of one of its streams (a stream's name
-    has no dot).
-    """
+    """Return the streams that write to a table, given its name or that of one of its streams."""
     specs = load_valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
@@ -142,9 +130,7 @@ def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
 
 
 def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
-    """Return the state of a table's windows. Raises SpecError if its windows never complete, and an error if the table
-    does not exist.
-    """
+    """Return the state of a table's windows. Raises if they never complete, or if the table does not exist."""
     assessment = assess_table(catalog, specs)
     if assessment is None:
         if specs[0].window is None:
@@ -154,7 +140,6 @@ def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
 
 
 def _parse_window(key: str) -> Window:
-    """Parse a partition key. Raises click.UsageError."""
     try:
         return Window.parse(key)
     except ValueError as error:
@@ -162,10 +147,7 @@ def _parse_window(key: str) -> Window:
 
 
 def _windows_of_day(key: str, grain: Grain) -> Sequence[Window]:
-    """Return all windows of a day.
-
-    Raises click.UsageError for a single hour, because the roll-up of its day would wait for the day's other hours.
-    """
+    """Return all windows of a day. Refuses an hour: the roll-up of its day would wait for the others."""
     window = _parse_window(key)
     if window.grain is not Grain.DAY:
         raise click.UsageError(f"--send-again needs a day, but {key} is an hour: give {key[:10]}")
@@ -173,7 +155,6 @@ def _windows_of_day(key: str, grain: Grain) -> Sequence[Window]:
 
 
 def _build_document(assessment: Assessment, last: int) -> PartitionsDocument:
-    """Return the state of a table's windows as a JSON document, with the signals of the last `last` windows."""
     cursor, bound = assessment.signals.cursor, complete_until_us(assessment.feeds)
     newest: dict[Window, Signal] = {}
     if cursor is not None:

@@ -84,7 +84,6 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert a value to JSON's types."""
     if isinstance(value, dict):
         return {str(key): _to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
 
 from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask, prefix_subject
@@ -82,12 +80,9 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
 
 @dataclass(frozen=True, slots=True)
 class _RouteDifferences:
-    """The tables of a route that differ from the default table, by kind of difference."""
-
     behind: list[LaggingTable]
-    """Tables that are missing rows of batches or backfills."""
     coming: list[LaggingTable]
-    """Tables that are missing only the default table's last batch. The writer may be about to commit it to them."""
+    """Tables that are missing only the last batch, which the writer may be about to commit."""
     dropped: list[DroppedTable]
     """Dropped tables for which no rows wait."""
     ahead: list[str]
@@ -95,48 +90,38 @@ class _RouteDifferences:
 
     @classmethod
     def find(cls, opened: OpenStream, default_marker: Marker) -> _RouteDifferences:
-        """Compare the route's tables with the default table."""
         existing = load_route_tables(opened.tables.main.current().catalog, opened.spec.sinks)
         behind, dropped = find_lagging_and_dropped_tables(opened.spec, opened.tables, default_marker, existing)
         now_ms = opened.tables.clock_ms()
         coming = [each for each in behind if each.is_about_to_commit(now_ms)]
         behind = [each for each in behind if each not in coming]
-        return cls(behind, coming, dropped, _find_tables_ahead(opened, default_marker, existing))
+        markers = {name: read_marker(table.properties, opened.spec.name) for name, table in existing.items()}
+        ahead = [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
+        return cls(behind, coming, dropped, ahead)
 
     @property
     def has_any(self) -> bool:
-        """Whether a table differs. Rows that the writer may be about to commit do not count."""
+        """Whether a table differs, apart from rows that the writer may be about to commit."""
         return bool(self.behind or self.dropped or self.ahead)
 
     @property
     def stopped(self) -> set[str]:
-        """Tables that get rows again only after an operator's --give-up, whether rows wait for them or not."""
+        """Tables that get rows again only after an operator's --give-up."""
         return {*(each.target for each in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
-        """Return the number of rows that wait for a table. `backfilled` includes rows of a backfill."""
+        """Return the rows that wait for a table; with `backfilled`, also those of a backfill."""
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
     def backfill_for(self, table: str) -> LaggingTable | None:
-        """Return the backfill or replay whose rows wait for a table; None if there is none."""
+        """Return the backfill or replay whose rows wait for a table, or None."""
         return next((b for b in self.behind if b.target == table and b.backfill), None)
 
     def tables(self) -> set[str]:
-        """Return the tables that are missing rows, or were dropped."""
         return {*(each.target for each in self._missing()), *(each.target for each in self.dropped)}
 
     def _missing(self) -> list[LaggingTable]:
-        """Return all tables that are missing rows, whether their rows are about to be committed or not."""
         return [*self.behind, *self.coming]
-
-
-def _find_tables_ahead(opened: OpenStream, default_marker: Marker, existing: Mapping[str, Table]) -> list[str]:
-    """Return tables with batches that the default table does not have, for example after `frazil forget`.
-
-    The writer cannot start until an operator gives up these tables.
-    """
-    markers = {name: read_marker(table.properties, opened.spec.name) for name, table in existing.items()}
-    return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
 
 def _print_differences(found: _RouteDifferences, stream: str, output: CommandOutput) -> None:
@@ -168,7 +153,7 @@ def _give_up(  # noqa: PLR0913
     *,
     yes: bool,
 ) -> bool:
-    """Give up the waiting rows of one table, if the user confirms. Returns False if no rows waited for it."""
+    """Give up the waiting rows of one table, if the user confirms. Return False if none waited."""
     _check_routed(opened, default_marker, found, table)
     is_routed, exists = route_may_include(opened.spec, opened.tables, table), _table_exists(opened, table)
     if is_routed and not exists:
@@ -201,7 +186,9 @@ def _give_up(  # noqa: PLR0913
             )
             return True
         marker_changes.discard_rows_of_existing_table(opened.tables, table, default_marker)
-        _record_current_table(opened, table)
+        member = read_table_record(opened.tables, table)
+        if member is not None:
+            write_table_record(opened.tables, table, member.value, opened.tables.handle(table).current())
     except Exception as error:  # catalogs' clients raise anything
         if load_missing_table_note(opened.tables, table) is None:
             raise
@@ -214,9 +201,7 @@ def _give_up(  # noqa: PLR0913
 def _is_settled(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Return whether a table agrees with the default table, or was given up before. Called only if no rows wait for
-    it.
-    """
+    """Whether a table for which no rows wait agrees with the default table, or was given up before."""
     if table in found.stopped:
         return False
     if not exists or is_foreign_table(opened.spec, opened.tables, table):
@@ -234,24 +219,13 @@ def _is_settled(
 def _discard_rows(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Discard rows that wait for a table that the route no longer includes. Returns True if nothing else has to be
-    given up.
-
-    Does not create the table again.
-    """
+    """Discard rows that wait for a table that the route no longer includes. Return True if that was all."""
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not exists:
         marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
     return not exists or (waiting is not None and not of_batches)
-
-
-def _record_current_table(opened: OpenStream, table: str) -> None:
-    """Record the current table of this name as a table of the route, if the route had one of this name before."""
-    member = read_table_record(opened.tables, table)
-    if member is not None:
-        write_table_record(opened.tables, table, member.value, opened.tables.handle(table).current())
 
 
 def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str) -> None:
@@ -269,7 +243,7 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
 
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
-    """Return whether an operator gave up rows of a table that was missing, or that the route had not created."""
+    """Whether an operator gave up rows of a table that was missing, or not created by the route."""
     note = load_missing_table_note(opened.tables, table)
     return note is not None and note.given_up is not None
 

@@ -1,9 +1,7 @@
 """`frazil run`: runs one stream's writer in the foreground, with the same code that Airflow launches.
 
-The writer is a child process in a separate session. A terminal sends Ctrl-C to every process of its foreground group,
-which would kill Spark's Python workers in the middle of a batch. Instead, this process receives the signal and asks the
-writer to end after the current batch. It shows the writer's messages (`frazil.cli.foreground`), and returns the
-writer's exit code.
+The writer is a child in its own session. Ctrl-C therefore reaches only this process, which asks the writer to end after
+the current batch: it would kill Spark's Python workers in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -54,11 +53,9 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.05
 CRASH_EXIT_CODE = 1
-"""Exit code of a writer that crashed."""
 GROUP_END_TIMEOUT_S = 10.0
-"""Maximum time (s) that the writer's JVM may take to end after the writer."""
+"""Maximum time that the writer's JVM may take to end after the writer."""
 MAX_ERROR_CHARACTERS = 300
-"""Maximum number of characters of a crash's message that are shown at the terminal. Some messages are pages long."""
 
 
 @click.command()
@@ -85,24 +82,18 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
     Example:
       frazil run flights --until-caught-up
     """
+    write: Callable[[WriterPipe], None]
     if application := find_application(streams_folder, stream):
-
-        def write_all(pipe: WriterPipe) -> None:
-            _write_application(application, streams_folder, pipe, until_caught_up=until_caught_up)
-
+        write = partial(_write_application, application, streams_folder, until_caught_up=until_caught_up)
         names = tuple(spec.name for spec in application.streams)
         for spec in application.streams:
             check_tables_are_unowned(streams_folder, spec)
-        raise SystemExit(run_in_foreground(stream, write_all, streams=names, as_json=as_json))
+        raise SystemExit(run_in_foreground(stream, write, streams=names, as_json=as_json))
     spec = find_and_remember(streams_folder, stream)  # so that status and pause work if its file becomes invalid
     check_tables_are_unowned(streams_folder, spec)
-
-    def write(pipe: WriterPipe) -> None:
-        if spec.resources.driver_in_cluster:
-            _run_cluster_agent(spec, streams_folder, pipe, until_caught_up=until_caught_up)
-        else:
-            _write_stream(spec, pipe, until_caught_up=until_caught_up)
-
+    write = partial(_write_stream, spec, until_caught_up=until_caught_up)
+    if spec.resources.driver_in_cluster:
+        write = partial(_run_cluster_agent, spec, streams_folder, until_caught_up=until_caught_up)
     raise SystemExit(run_in_foreground(spec.name, write, as_json=as_json))
 
 
@@ -111,8 +102,8 @@ def run_in_foreground(
 ) -> int:
     """Run `write` in a child process, as the only writer of a stream on this host, and record how it ends.
 
-    `stream` may also be an application shared by `streams`. Returns the child's exit code as a shell reports it. The
-    child is asked to end if this process gets SIGTERM or ends. Raises WriterBusy.
+    `stream` may also be an application shared by `streams`. Returns the exit code as a shell reports it. Raises
+    WriterBusy.
     """
     folder = run_folder(stream)
     lock = WriterLock(folder, streams=streams or (stream,))
@@ -146,7 +137,7 @@ def run_in_foreground(
 
 
 class ForegroundWriter:
-    """The writer, as the process of `frazil run` sees it: forwards the user's signals to it, and waits for its end."""
+    """Forwards the user's signals to the writer, and waits for its end."""
 
     def __init__(self, folder: Path, *, as_json: bool = False) -> None:
         self.terminal = Terminal(folder, on_gone=self._request_end, as_json=as_json)
@@ -157,15 +148,11 @@ class ForegroundWriter:
         self._end_requested = False
 
     def listen(self) -> None:
-        """Handle the user's signals from now on."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._forward_signal)
 
     def follow(self, writer: int, read_end: int) -> int:
-        """Show the writer's messages until the writer and its process group have ended.
-
-        Returns the writer's exit code as a shell reports it.
-        """
+        """Show the messages until the writer's process group has ended. Return its exit code as a shell does."""
         self._writer = writer
         if self._end_requested:
             self._request_end()
@@ -205,7 +192,6 @@ class ForegroundWriter:
             self._request_end()
 
     def _request_end(self) -> None:
-        """Ask the writer to end after its current batch."""
         self._end_requested = True
         if (writer := self._writer) is not None:
             with suppress(ProcessLookupError):
@@ -215,7 +201,7 @@ class ForegroundWriter:
 def _run_writer(
     lock: WriterLock, folder: Path, pipe: WriterPipe, write: Callable[[WriterPipe], None], *, lifeline: int
 ) -> NoReturn:
-    """Run the writer in the child process. In any case, end the process with the writer's exit code."""
+    """Run the writer in the child process, which always ends with the writer's exit code."""
     code = CRASH_EXIT_CODE
     try:
         os.setsid()
@@ -247,18 +233,13 @@ def _run_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Wait until the parent process ends, then ask this process to end: no other process would show or stop the writer.
-
-    Only the parent holds the other end of the pipe. Therefore the pipe closes exactly when the parent ends, even if it
-    is killed. (The kernel's PR_SET_PDEATHSIG needs Linux, and has no effect if the parent has already ended.)
-    """
+    """Ask this process to end when the parent ends, even if killed: only the parent holds the pipe's other end."""
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) -> None:
-    """Run the writer of one stream, and show its batches and waits."""
     allow_pandas()
     log_file = run_folder(spec.name) / LOG_FILE
     pipe.say(f"{spec.name}: {spec.source.topics_text} to {spec.table.identifier}; log: {log_file}")
@@ -268,25 +249,19 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
     totals, waits = RunTotals(spec), WaitReporter()
 
     def say(event: Event) -> None:
-        from frazil.events import (  # after the JVM's start, as `write`
-            BatchCommitted,
-            EpochBegan,
-            OutageReported,
-            PhaseBegan,
-            TablesBehind,
-        )
+        from frazil import events  # after the JVM's start, as `write`
 
         match event.what:
-            case PhaseBegan(phase=Phase.STAGING):
+            case events.PhaseBegan(phase=Phase.STAGING):
                 waits.note_batch_start()
-            case TablesBehind(names=names) if not names:
+            case events.TablesBehind(names=names) if not names:
                 pass
-            case OutageReported(sentence=sentence) | TablesBehind(sentence=sentence):
+            case events.OutageReported(sentence=sentence) | events.TablesBehind(sentence=sentence):
                 if line := waits.report(sentence):
                     pipe.say(line)
-            case EpochBegan():
+            case events.EpochBegan():
                 _report_pause(spec, pipe)
-            case BatchCommitted() as batch:
+            case events.BatchCommitted() as batch:
                 waits.note_commit()
                 pipe.say(totals.add(batch))
                 pipe.report({"stream": spec.name, **batch_document(batch)})
@@ -298,7 +273,7 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
 
 
 def _count_waiting_rows(spec: StreamSpec) -> int:
-    """Return the number of the default table's rows that wait for routed tables; 0 if none do, or if it is unknown."""
+    """Return the number of rows that wait for routed tables; 0 if none do, or if unknown."""
     if not spec.sinks.can_follow:
         return 0
     from frazil.commit.missing_rows import find_lagging_tables  # once the writer has loaded PyIceberg
@@ -314,7 +289,6 @@ def _count_waiting_rows(spec: StreamSpec) -> int:
 
 
 def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
-    """If the stream is paused, show that this run writes anyway and that no supervisor starts a writer."""
     from frazil.supervise.desired import open_desired_store  # once the writer has loaded PyIceberg
     from frazil.supervise.observed import DesiredMode
 
@@ -332,7 +306,7 @@ def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
 
 
 def _run_cluster_agent(spec: StreamSpec, folder: Path, pipe: WriterPipe, *, until_caught_up: bool) -> None:
-    """Run as the local agent of a driver in the cluster. A second Ctrl-C ends only the agent, not the driver."""
+    """Run as the local agent of a driver in the cluster. A second Ctrl-C ends only the agent."""
     from frazil.remote.agent import run_agent  # only such a stream needs it
 
     log_file = run_folder(spec.name) / LOG_FILE
@@ -342,7 +316,6 @@ def _run_cluster_agent(spec: StreamSpec, folder: Path, pipe: WriterPipe, *, unti
 
 
 def _write_application(application: Application, folder: Path, pipe: WriterPipe, *, until_caught_up: bool) -> None:
-    """Run the writers of a shared application, and show their batches."""
     allow_pandas()
     log_file = run_folder(application.name) / LOG_FILE
     pipe.say(f"{application.name}: {format_count(len(application.streams), 'stream')}; log: {log_file}")

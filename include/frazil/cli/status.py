@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
 WIDE_COLUMNS = frozenset({"watermark", "table"})
-"""Columns that are left out on a narrow terminal."""
 
 MAX_NAMED_STREAMS = 3
-"""Maximum number of streams that are named for a problem that they share."""
 
 
 @click.command()
@@ -85,31 +83,19 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """The states of the streams at one time."""
-
     now_ms: int
     states: list[StreamState]
     errors: list[str]
-    """Sentences about declarations that cannot be read."""
     in_full: bool
-    """Whether to show all details of each stream instead of a table."""
     application: str | None = None
-    """The state of the application whose streams were requested, as text; None if no application was requested."""
     left: int | None = None
-    """Number of the last day's rejected records that are still dead letters.
-
-    None if all of them are, if the number is unknown, or if several streams are shown.
-    """
+    """Number of the last day's rejected records that are still dead letters, if fewer than all; else None."""
 
     def lines(self) -> list[RenderableType]:
-        """Return the sentences and tables to print."""
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
-            lines += [
-                line
-                for one in self.states
-                for line in format_fields(_detail_fields(one, self.left, now_ms=self.now_ms))
-            ]
+            for one in self.states:
+                lines += format_fields(_detail_fields(one, self.left, now_ms=self.now_ms))
         else:
             columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
             cells = [_overview_cells(one, now_ms=self.now_ms) for one in self.states]
@@ -119,7 +105,6 @@ class StatusReport:
 
 
 def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
-    """Read the state of one stream, of all streams of an application, or of all declared streams."""
     now_ms = clock.now_ms()
     application = find_application(streams_folder, stream) if stream else None
     if stream is None:
@@ -138,10 +123,7 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
 
 
 def _problem_sentences(streams: list[StreamState]) -> list[str]:
-    """Return each problem and notice once, with the names of its streams.
-
-    An outage of a catalog is therefore one line, even if it affects many streams.
-    """
+    """Return each problem and notice once, with its streams: an outage of a catalog is one line."""
     streams_by_sentence: dict[str, list[str]] = {}
     for one in streams:
         for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
@@ -154,13 +136,7 @@ def _problem_sentences(streams: list[StreamState]) -> list[str]:
 
 
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    """Return the number of the last day's rejected records that are still dead letters, from the metadata of both
-    tables.
-
-    Returns None if all of them are. Also returns None if the tables cannot be loaded, or if the counts by error class
-    are incomplete: rejected records that an operator accepted have no error class. Loads the tables only if any record
-    was rejected.
-    """
+    """Return how many of the last day's rejected records are still dead letters; None for all, or if unknown."""
     if one.flow is None or not one.flow.rejected_last_day:
         return None
     try:
@@ -177,7 +153,6 @@ def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int)
 
 
 def _overview_cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
-    """Return a stream's cells of the overview by column."""
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
     if one.flow is not None and one.flow.rejected_since_reset:
         rejected += " since reset"
@@ -205,12 +180,13 @@ def _rejected_text(one: StreamState, left: int | None) -> str:
 
 
 def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
-    """Return a stream's details as text, by label."""
     why = f" ({one.desired_reason})" if one.desired_reason else ""
     waiting = f", and {format_count(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
     replayed = ""
     if one.replayed_at_ms is not None:
         replayed = f"{format_elapsed(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"
+    commit_ms = one.last_commit_at_ms
+    committed = "none" if commit_ms is None else f"{format_elapsed(now_ms - commit_ms)} ago"
     beyond_ms = one.backpressure_ms
     backpressure = f"a batch takes {format_elapsed(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
@@ -218,15 +194,13 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
         "table": one.table,
         "state": str(one.state),
         "desired": (one.desired or "unknown") + why,
-        "writer": describe_reset(one, now_ms=now_ms)
-        if one.reset_since_end
-        else _writer_text(one.writer, now_ms=now_ms),
+        "writer": (
+            describe_reset(one, now_ms=now_ms) if one.reset_since_end else _writer_text(one.writer, now_ms=now_ms)
+        ),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
         "lag": ("unknown" if one.lag is None else f"{one.lag:,}") + waiting,
         **({} if one.backpressure_ms is None else {"backpressure": backpressure}),
-        "last commit": "none"
-        if one.last_commit_at_ms is None
-        else f"{format_elapsed(now_ms - one.last_commit_at_ms)} ago",
+        "last commit": committed,
         "watermark": format_utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rejected": _rejected_text(one, left),
@@ -246,9 +220,8 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 
 def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
-        heartbeat = (
-            f", no heartbeat for {format_elapsed(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
-        )
+        at_ms = writer.heartbeat_at_ms
+        heartbeat = f", no heartbeat for {format_elapsed(now_ms - at_ms)}" if at_ms else ""
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
         if writer.phase == Phase.STAGING and not writer.fenced:
             doing += f", {format_count(writer.batch_records, 'record')} read"

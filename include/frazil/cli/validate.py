@@ -20,7 +20,6 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.rules import find_warnings
 
 MAX_PROBLEMS = 200
-"""Maximum number of errors that are printed."""
 
 
 @click.command()
@@ -93,10 +92,7 @@ def _find_stream_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
-    """Return the valid streams by file, and all errors, one line each.
-
-    A valid stream may have errors too, for example a conflict with another stream.
-    """
+    """Return the valid streams by file, and all errors, also those of valid streams, such as conflicts."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in files:
@@ -111,7 +107,6 @@ def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list
 
 
 def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
-    """Return the other valid streams in the folders of the given files, by file."""
     given = {path.resolve() for path in files}
     siblings = {}
     for path in {sibling for file in files for sibling in list_stream_files(file.parent)}:
@@ -161,7 +156,7 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
 
 
 def _transform_columns(spec: StreamSpec) -> dict[str, str]:
-    """Return the type of each column that the stream's transform produces. Raises SpecError and MissingExtra."""
+    """Return the type of each column that the transform produces. Raises SpecError and MissingExtra."""
     if spec.transform is None:
         return {}
     from frazil.ingest.transform_sql import check_transform  # DuckDB, only if needed
@@ -179,7 +174,6 @@ def _describe_stream(spec: StreamSpec) -> str:
 
 
 def _stream_document(spec: StreamSpec) -> dict[str, Any]:
-    """Return the main settings of a stream for --json."""
     transform: dict[str, Any] = {}
     with suppress(SpecError):
         transform = {"transform": _transform_columns(spec)} if spec.transform else {}

@@ -8,7 +8,7 @@ import requests
 from urllib3.exceptions import NewConnectionError
 
 TIMEOUT_S = (2.0, 5.0)
-"""Timeouts in seconds: for connecting, and for each pause while a response arrives."""
+"""Timeouts for connecting, and for each pause while a response arrives."""
 
 
 class ApiUnavailable(Exception):
@@ -22,8 +22,8 @@ class ApiUnreachable(ApiUnavailable):
 def send_request(session: requests.Session, method: str, url: str, *, api: str, **options: Any) -> requests.Response:
     """Send a request and return the response, even if its status is a client error (4xx).
 
-    `api` is the API's name in messages. Raises ApiUnreachable if no connection was established. Raises ApiUnavailable
-    after a timeout, a redirect loop, or a response with a server error (5xx) or 429.
+    `api` is the API's name in messages. Raises ApiUnreachable without a connection, and ApiUnavailable after a timeout,
+    a redirect loop, a server error (5xx) or 429.
     """
     try:
         response = session.request(method, url, timeout=TIMEOUT_S, **options)
@@ -34,7 +34,10 @@ def send_request(session: requests.Session, method: str, url: str, *, api: str, 
     except requests.Timeout as error:
         raise ApiUnavailable(f"{api} did not respond in time") from error
     except (requests.RequestException, OSError) as error:
-        kind = ApiUnreachable if _has_not_connected(error) else ApiUnavailable
+        wrapped = error.args[0] if error.args else None
+        # The connection was refused, or the host name is unknown.
+        not_connected = isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
+        kind = ApiUnreachable if not_connected else ApiUnavailable
         raise kind(f"{api} cannot be reached: {_innermost_error_text(error)}") from error
     if response.status_code >= 500 or response.status_code == 429:
         raise ApiUnavailable(f"{api} answered {response.status_code} {response.reason}")
@@ -55,14 +58,7 @@ def parse_json_object(response: requests.Response, *, api: str) -> dict[str, Any
     return value
 
 
-def _has_not_connected(error: BaseException) -> bool:
-    """Return whether no connection was established: it was refused, or the host name is unknown."""
-    wrapped = error.args[0] if error.args else None
-    return isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
-
-
 def _innermost_error_text(error: BaseException) -> str:
-    """Return the text of the innermost error."""
     while (inner := error.__context__) is not None:
         error = inner
     return str(error) or type(error).__name__

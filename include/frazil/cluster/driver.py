@@ -8,8 +8,6 @@ from typing import Protocol
 
 
 class DriverState(StrEnum):
-    """The state of a driver in a cluster."""
-
     UNKNOWN = "unknown"
     """The cluster gave no usable response. The driver may still run."""
     WAITING = "waiting for the cluster"
@@ -18,7 +16,7 @@ class DriverState(StrEnum):
     FAILED = "failed"
     KILLED = "killed"
     GONE = "gone"
-    """The cluster has no record of the driver. The driver does not run, and its exit code is lost."""
+    """The cluster has no record of the driver, which does not run. Its exit code is lost."""
 
     @property
     def has_ended(self) -> bool:
@@ -27,28 +25,20 @@ class DriverState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DriverStatus:
-    """The state of a driver, with a reason."""
-
     state: DriverState
     reason: str
-    """A sentence for operators that explains the state."""
     exit_code: int | None = None
-    """The exit code of the driver's Python; None while the driver runs, or if the cluster does not report it."""
+    """The exit code of the driver's Python, if it has ended and the cluster reports it."""
 
 
 class Driver(Protocol):
-    """One driver in a cluster. Keeps no connection between calls. Each call takes at most about 10 s."""
+    """One driver in a cluster. Keeps no connection between calls, which take at most about 10 s."""
 
     def status(self) -> DriverStatus:
-        """Return the driver's current status. Never raises an error: if the cluster does not respond, the state is
-        UNKNOWN.
-        """
+        """Return the driver's current status; UNKNOWN if the cluster does not respond."""
 
     def kill(self) -> None:
-        """Kill the driver immediately; its current batch is not committed. Does nothing if the driver has ended.
-
-        Raises AccessDenied, and EnvironmentUnusable if the cluster does not respond.
-        """
+        """Kill the driver, and thereby its current batch. Raises AccessDenied and EnvironmentUnusable."""
 
     def log(self, *, limit_bytes: int) -> str | None:
         """Return the last part of the driver's standard error and output; None if the cluster does not have its log."""

@@ -14,8 +14,6 @@ from frazil.cluster.kubernetes_pod import CONTAINER
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "the Kubernetes API"
-_QUOTA_EXCEEDED = "exceeded quota"
-"""A part of the API's message when a pod would exceed the namespace's ResourceQuota."""
 _WAITING_REASONS = {
     "ImagePullBackOff": "the image cannot be pulled",
     "ErrImagePull": "the image cannot be pulled",
@@ -24,23 +22,19 @@ _WAITING_REASONS = {
     "CreateContainerError": "the container cannot be created",
     "CrashLoopBackOff": "the container keeps crashing",
 }
-"""Maps Kubernetes' reasons why a container waits to explanations for operators."""
-_OUT_OF_MEMORY_TEXT = (
-    "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead"
-)
 
 
 class DriverPod:
-    """A `Driver` in a pod. Kubernetes does not restart the driver (`restartPolicy: Never`)."""
+    """A `Driver` in a pod, which Kubernetes does not restart (`restartPolicy: Never`)."""
 
     def __init__(self, name: str, *, namespace: str, access: KubernetesAccess) -> None:
         self._name, self._namespace, self._access = name, namespace, access
 
     def create(self, pod: Mapping[str, Any]) -> None:
-        """Create the pod. Does nothing if it already exists.
+        """Create the pod, unless it exists.
 
-        Raises AccessDenied, and EnvironmentUnusable if the API refuses the pod. Raises ApiUnavailable if it is unknown
-        whether the pod exists, or if it would exceed the namespace's quota now.
+        Raises AccessDenied, EnvironmentUnusable if the API refuses the pod, and ApiUnavailable if it is unknown whether
+        the pod exists, or if it would exceed the namespace's quota now.
         """
         response = self._request("POST", json=pod)
         if response.status_code in {200, 201, 202}:
@@ -49,7 +43,7 @@ class DriverPod:
         message = str(body.get("message"))
         if response.status_code == 409 and body.get("reason") == "AlreadyExists":
             return
-        if response.status_code == 409 or _QUOTA_EXCEEDED in message:
+        if response.status_code == 409 or "exceeded quota" in message:
             raise ApiUnavailable(f"{API_NAME} does not admit the driver's pod now: {message}")
         problem = f"cannot create the pod {self._name}: {self._describe_error_response(response, 'create')}"
         raise AccessDenied(problem) if response.status_code in {401, 403} else EnvironmentUnusable(problem)
@@ -96,7 +90,7 @@ class DriverPod:
             return send_request(session, method, f"{self._access.address}{path}", api=API_NAME, **options)
 
     def _describe_error_response(self, response: requests.Response, verb: str) -> str:
-        """Return a text about an error response to a request that needs the verb `verb`."""
+        """Describe an error response to a request that needs the verb `verb`."""
         if response.status_code == 401:
             return f"{API_NAME} rejects frazil's token: it has expired, or belongs to another cluster"
         try:
@@ -110,12 +104,13 @@ class DriverPod:
 
 
 def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
-    """Return the driver's status from a pod object. Raises ApiUnavailable if `pod` is not a pod object."""
+    """Return the driver's status from a pod object. Raises ApiUnavailable for any other object."""
     status = pod.get("status")
     if pod.get("kind", "Pod") != "Pod" or not isinstance(status, dict):
         raise ApiUnavailable(f"{API_NAME} did not return a pod")
     phase = status.get("phase")
-    container = _driver_container(status)
+    found = status.get("containerStatuses") or [{}]
+    container = next((each for each in found if each.get("name") == CONTAINER), found[0])
     ended = container.get("state", {}).get("terminated")
     # Why the node ended the pod, such as an eviction.
     message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
@@ -133,14 +128,7 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     return DriverStatus(DriverState.WAITING, _pending_reason(status, container))
 
 
-def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the status of the driver's container."""
-    found = status.get("containerStatuses") or [{}]
-    return next((each for each in found if each.get("name") == CONTAINER), found[0])
-
-
 def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStatus:
-    """Return the driver's status after its container has terminated."""
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
         normally = "the driver ended normally"
@@ -148,13 +136,13 @@ def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStat
     if pod_message:
         return DriverStatus(DriverState.FAILED, pod_message, code)
     if reason == "OOMKilled":
-        return DriverStatus(DriverState.FAILED, _OUT_OF_MEMORY_TEXT, code)
+        fix = "raise resources.driver-memory, or spark.driver.memoryOverhead"
+        return DriverStatus(DriverState.FAILED, f"the container exceeded its memory limit: {fix}", code)
     message = f" ({reason})" if reason and reason != "Error" else ""
     return DriverStatus(DriverState.FAILED, f"the container exited with code {code}{message}", code)
 
 
 def _pending_reason(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
-    """Return why the pod has not started yet."""
     waiting = container.get("state", {}).get("waiting") or {}
     if message := _WAITING_REASONS.get(waiting.get("reason", "")):
         return f"{message}: {waiting.get('message') or waiting['reason']}"

@@ -17,21 +17,19 @@ from requests.adapters import HTTPAdapter
 from frazil.errors import EnvironmentUnusable
 
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""The folder in every pod with its service account's token, the API's certificate authority, and the namespace."""
+"""The folder in every pod with its service account's token, authority and namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
-    """The address and credentials of a Kubernetes API."""
-
     address: str
-    """The API's address without a trailing slash, such as `https://10.0.0.1:443`."""
+    """The API's URL without a trailing slash, such as `https://10.0.0.1:443`."""
     namespace: str = "default"
     token: str | None = None
     token_file: Path | None = None
-    """The file with the token. It is read for each session, because Kubernetes replaces the token about every hour."""
+    """Read for each session, because Kubernetes replaces the token about every hour."""
     authority: Path | str | None = None
-    """The certificate authority, as a file or as PEM text; None for the authorities that this host trusts."""
+    """The certificate authority, as a file or as PEM text; None for those that this host trusts."""
     certificate: tuple[Path, Path] | None = None
     """The files with the client's certificate and its key."""
 
@@ -78,11 +76,7 @@ class _AuthorityAdapter(HTTPAdapter):
 
 
 def find_access(master: str, environment: Mapping[str, str], *, context: str | None = None) -> KubernetesAccess:
-    """Return how to access the API at `master`.
-
-    Uses the file in KUBECONFIG, if it is set; in a pod, the pod's service account; otherwise `~/.kube/config`. Raises
-    EnvironmentUnusable if these credentials cannot be used.
-    """
+    """Return the access by KUBECONFIG, the pod's service account, or `~/.kube/config`. Raises EnvironmentUnusable."""
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
     if not named and environment.get("KUBERNETES_SERVICE_HOST"):
         access = read_service_account(environment)
@@ -109,11 +103,7 @@ def read_service_account(environment: Mapping[str, str], folder: Path = SERVICE_
 
 
 def read_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
-    """Return the access that a kubeconfig defines for a context, by default the current one.
-
-    Raises EnvironmentUnusable if the file is unreadable or uses an unsupported feature. These are authentication
-    plugins, a user name with password, client keys inside the file, and `insecure-skip-tls-verify`.
-    """
+    """Return the access of a kubeconfig's context, by default the current one. Raises EnvironmentUnusable."""
     try:
         config = yaml.safe_load(file.read_text())
         name = context or config["current-context"]
@@ -152,7 +142,7 @@ def read_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAcce
 
 
 def _find_named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """Return the entry with this name from one of the kubeconfig's lists. Raises ValueError if it does not exist."""
+    """Return the entry with this name from one of the kubeconfig's lists. Raises ValueError."""
     for each in config[kind]:
         if each["name"] == name:
             return dict(each)

@@ -1,7 +1,5 @@
-"""Builds a driver's pod from the declared resources, without Spark.
-
-The pod's Python is the driver. It starts the JVM itself, as a writer in client mode does, and the JVM requests the
-executors' pods.
+"""Builds a driver's pod from the declared resources, without Spark. The pod's Python is the driver. It starts the JVM,
+which requests the executors' pods.
 """
 
 from __future__ import annotations
@@ -17,29 +15,17 @@ from frazil.cluster.submission import PYTHON_OVERHEAD_MIB, ClusterDriver
 from frazil.errors import SpecError
 
 CONTAINER = "spark-kubernetes-driver"
-"""Spark's name for the driver's container. An admission controller may add other containers to the pod."""
+"""Spark's name for the driver's container. An admission controller may add others."""
 POD_NAME, POD_IP = "FRAZIL_POD_NAME", "FRAZIL_POD_IP"
 """Variables in the driver's pod, with the pod's name and address."""
 IN_CLUSTER_MASTER = "k8s://https://kubernetes.default.svc"
-"""The API's address from inside any pod. `resources.master` may be an address for hosts outside the cluster."""
+"""The API's address from inside any pod. `resources.master` may be for hosts outside the cluster."""
 PROPERTIES = ("spark.kubernetes.", "spark.pyspark.", "spark.driver.memory")
-"""Beginnings of the properties from which the pod is built. The driver itself resolves references in all other
-properties.
-"""
-_PYTHON_PROPERTIES = ("spark.pyspark.driver.python", "spark.pyspark.python")
-"""Properties with the path of the driver's Python; the first one that is set applies."""
+"""Beginnings of the properties from which the pod is built. The driver resolves references in all others."""
 _KUBERNETES_PREFIX = "spark.kubernetes."
-"""The beginning of Spark's properties for Kubernetes."""
 _DRIVER_PREFIX = f"{_KUBERNETES_PREFIX}driver."
-"""The beginning of Spark's properties of the driver's pod."""
 _TEMPLATE_PROPERTY = f"{_DRIVER_PREFIX}podTemplateFile"
-"""The property with the path of the pod template."""
-_MAX_POD_NAME_CHARACTERS = 63
-"""Maximum length of a pod's name."""
 _VOLUMES_PREFIX = f"{_DRIVER_PREFIX}volumes."
-"""The beginning of the properties of volumes."""
-_VOLUME_TYPES = ("hostPath", "emptyDir", "persistentVolumeClaim", "nfs")
-"""Types of volumes that frazil supports."""
 _SUPPORTED_PREFIXES = tuple(
     f"{_DRIVER_PREFIX}{each}"
     for each in (
@@ -49,25 +35,17 @@ _SUPPORTED_PREFIXES = tuple(
         *("ownPersistentVolumeClaim", "reusePersistentVolumeClaim", "waitToReusePersistentVolumeClaim"),
     )
 )
-"""Beginnings of the properties of the driver's pod that frazil supports."""
 
 
 def pod_name(driver: ClusterDriver) -> str:
-    """Return the name of the driver's pod.
-
-    It depends only on the application and the launch, so Kubernetes refuses a second submission of the same launch.
-    """
+    """Return the name of the driver's pod, by which Kubernetes refuses a second submission of the same launch."""
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
-    return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
+    return f"frazil-{slug}"[: 63 - len(end)].rstrip("-") + end
 
 
 def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
-    """Return the pod object to create: the declared pod template with the driver's container.
-
-    Raises SpecError if a variable's value would be visible in the pod's description, or if the template is unreadable.
-    Also raises it for a property of the driver's pod that frazil does not support.
-    """
+    """Return the pod object to create: the declared template with the driver's container. Raises SpecError."""
     spark = driver.resources.spark
     pod = _read_template(driver)
     metadata, spec = pod.setdefault("metadata", {}), pod.setdefault("spec", {})
@@ -101,7 +79,7 @@ def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
     if image := _first_value(spark, "driver.container.image", "container.image"):
         container["image"] = image
     container["imagePullPolicy"] = spark.get(f"{_KUBERNETES_PREFIX}container.image.pullPolicy", "IfNotPresent")
-    python = next((spark[key] for key in _PYTHON_PROPERTIES if key in spark), "python3")
+    python = spark.get("spark.pyspark.driver.python", spark.get("spark.pyspark.python", "python3"))
     container["command"] = [python, "-m", f"frazil.spark_apps.{Path(driver.program).stem}"]
     container["args"] = list(driver.arguments)
     container["env"] = [*container.get("env", ()), *_build_variables(spark)]
@@ -113,7 +91,7 @@ def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
 
 
 def _check_variables_and_properties(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
-    """Raise SpecError if a variable is missing from the pod, or if frazil does not support a property of it."""
+    """Raise SpecError if a variable is missing from the pod, or a property is not supported."""
     spark, stream = driver.resources.spark, driver.application
     secrets = f"{_DRIVER_PREFIX}secretKeyRef."
     known = {each.get("name") for each in template.get("env", ())}
@@ -132,7 +110,6 @@ def _check_variables_and_properties(driver: ClusterDriver, template: Mapping[str
 
 
 def _read_template(driver: ClusterDriver) -> dict[str, Any]:
-    """Read the declared pod template; empty if none is declared."""
     file = driver.resources.spark.get(_TEMPLATE_PROPERTY)
     if file is None:
         return {}
@@ -171,7 +148,6 @@ def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
 
 
 def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the container's environment variables."""
     values = {"PYTHONUNBUFFERED": "1", **_strip_prefix(spark, f"{_KUBERNETES_PREFIX}driverEnv.")}
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
     secrets = {
@@ -197,11 +173,10 @@ def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], 
     for key, value in _strip_prefix(spark, _VOLUMES_PREFIX).items():
         kind, _, rest = key.partition(".")
         name, _, option = rest.partition(".")
-        if kind not in _VOLUME_TYPES or not option:
+        if kind not in {"hostPath", "emptyDir", "persistentVolumeClaim", "nfs"} or not option:
             raise SpecError(
                 f"frazil does not support resources.spark.{_VOLUMES_PREFIX}{key}: set the volume in a pod template, "
-                "which "
-                f"resources.spark.{_TEMPLATE_PROPERTY} names"
+                f"which resources.spark.{_TEMPLATE_PROPERTY} names"
             )
         declared.setdefault((kind, name), {})[option] = value
     for (kind, name), options in declared.items():
@@ -214,10 +189,8 @@ def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], 
 
 
 def _strip_prefix(spark: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the properties that begin with the prefix, without the prefix."""
     return {key.removeprefix(prefix): value for key, value in spark.items() if key.startswith(prefix)}
 
 
 def _first_value(spark: Mapping[str, str], *keys: str) -> str | None:
-    """Return the value of the first of these keys that is set."""
     return next((spark[f"{_KUBERNETES_PREFIX}{key}"] for key in keys if f"{_KUBERNETES_PREFIX}{key}" in spark), None)

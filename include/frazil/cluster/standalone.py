@@ -1,8 +1,7 @@
 """Controls a driver on a standalone Spark cluster, through the REST servers of the cluster's masters.
 
-Spark cannot submit Python drivers to a standalone cluster. frazil therefore submits SparkSubmit itself as the driver.
-It runs on a worker in client mode and starts Python there. Killing the driver ends only SparkSubmit's JVM immediately;
-the Python process must detect that its JVM has ended.
+Spark cannot submit Python drivers there, so frazil submits SparkSubmit itself as the driver, which starts Python on a
+worker. Killing it ends only its JVM; the Python process must detect that.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import EnvironmentUnusable
 
 API_NAME = "the Spark master's REST server"
-SPARK_SUBMIT_CLASS = "org.apache.spark.deploy.SparkSubmit"
-"""The main class of the submitted driver."""
 _STATES = {
     "SUBMITTED": DriverState.WAITING,
     "RELAUNCHING": DriverState.WAITING,
@@ -28,7 +25,6 @@ _STATES = {
     "FAILED": DriverState.FAILED,
     "ERROR": DriverState.FAILED,
 }
-"""Maps the master's driver states to `DriverState`."""
 
 
 def rest_addresses(master: str, port: int) -> tuple[str, ...]:
@@ -49,7 +45,7 @@ def build_request(
     return {
         "action": "CreateSubmissionRequest",
         "clientSparkVersion": spark_version,
-        "mainClass": SPARK_SUBMIT_CLASS,
+        "mainClass": "org.apache.spark.deploy.SparkSubmit",
         # The resource is copied to the driver's folder; the program runs from its path, next to its package.
         "appResource": f"file:{program}",
         "appArgs": ["--name", properties["spark.app.name"], program, *arguments],
@@ -60,14 +56,11 @@ def build_request(
 
 
 def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
-    """Ask the masters, one after another, to run a driver. Return the driver's id, such as
-    `driver-20251122013000-0000`.
+    """Ask the masters, one after another, to run a driver. Return its id, such as `driver-20251122013000-0000`.
 
-    The next master is asked only if the previous one refused or could not be reached. A master that does not respond
-    may have accepted the driver, so asking another one could start the driver twice.
-
-    Raises EnvironmentUnusable if all masters refuse, and ApiUnreachable if none accepted and at least one could not be
-    reached. Raises ApiUnavailable if a master received the request but did not respond; the driver may run.
+    The next master is asked only if the previous one refused or could not be reached, so that no driver runs twice.
+    Raises EnvironmentUnusable if all refuse, ApiUnreachable if none accepted and one could not be reached, and
+    ApiUnavailable if a master received the request but did not respond.
     """
     refused, unreached = [], None
     for address in addresses:
@@ -105,7 +98,7 @@ class StandaloneDriver:
         return DriverStatus(DriverState.UNKNOWN, reason)
 
     def kill(self) -> None:
-        """Kill the driver, as described in `Driver.kill`. Also succeeds if the master has no record of it."""
+        """Kill the driver. Also succeeds if the master has no record of it."""
         reason = ""
         for address in self._addresses:
             try:
@@ -120,12 +113,11 @@ class StandaloneDriver:
         raise EnvironmentUnusable(f"cannot kill {self._submission}: {reason}")
 
     def log(self, *, limit_bytes: int) -> str | None:  # noqa: ARG002 - see the interface
-        """Return None, because the REST server has no logs. The log is in the driver's folder on its worker."""
+        """Return None: only the driver's folder on its worker has the log."""
         return None
 
 
 def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
-    """Convert a response of the REST server to a driver's status."""
     message = str(found.get("message") or "").partition("\n")[0]
     if found.get("success") is not True:
         if message:  # a standby or recovering master does not know the drivers

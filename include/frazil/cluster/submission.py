@@ -10,47 +10,38 @@ from frazil.errors import SpecError
 from frazil.spec.resources import ClusterManager, Resources
 
 PACKAGE_FOLDER = "frazil-package"
-"""The folder into which Spark unpacks the archive of `frazil package`, in the working directory of each process."""
+"""The folder, in each process's working directory, into which Spark unpacks the archive of `frazil package`."""
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
-"""The path of Python in the unpacked archive."""
 PYTHON_OVERHEAD_MIB = 1024
-"""Memory (MiB) of the driver's container for Python, in addition to the JVM's heap."""
+"""Memory of the driver's container for Python, in addition to the JVM's heap."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDriver:
-    """A driver to submit."""
-
     application: str
     launch_id: str
-    """32 hexadecimal digits. They prevent a launch from running twice.
-
-    Kubernetes refuses a second submission of the same launch. In YARN, the first submission is found by its tag.
-    """
+    """32 hexadecimal digits, by which Kubernetes refuses a second submission, and YARN finds the first."""
     program: str
-    """A Python file of `frazil.spark_apps` on this host. On Kubernetes, the image contains the same module."""
+    """A Python file of `frazil.spark_apps` on this host. On Kubernetes, the image has the same module."""
     arguments: tuple[str, ...]
     resources: Resources
     environment: Mapping[str, str]
-    """The driver's environment. On YARN, it may contain secrets, and is passed in the properties file."""
+    """It may contain secrets on YARN, and is passed in the properties file there."""
 
 
 def build_submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
-    """Return the spark-submit command. It ends when the cluster has accepted the driver."""
+    """Return the spark-submit command, which ends when the cluster has accepted the driver."""
     submit = str(spark_home / "bin" / "spark-submit")
     return (submit, "--properties-file", str(properties_file), driver.program, *driver.arguments)
 
 
 def build_submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return spark-submit's environment with SPARK_HOME. Without it, its script would use the first Python on PATH."""
+    """Return the environment with SPARK_HOME, without which spark-submit uses the first Python on PATH."""
     return {**base, "SPARK_HOME": str(spark_home)}
 
 
 def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties for spark-submit. `resources.spark` may override all except those that identify the driver.
-
-    Raises SpecError for a cluster to which frazil submits without spark-submit.
-    """
+    """Return the properties; `resources.spark` overrides those that do not identify the driver. Raises SpecError."""
     resources = driver.resources
     common = {
         "spark.app.name": f"frazil {driver.application}",
@@ -61,7 +52,18 @@ def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
         common["spark.archives"] = f"{resources.package}#{PACKAGE_FOLDER}"
     fixed = {"spark.master": resources.master, "spark.submit.deployMode": "cluster"}
     if resources.manager is ClusterManager.YARN:
-        return {**common, **_yarn_environment(driver), **resources.spark, **fixed, **_yarn_identity(driver)}
+        python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if resources.package else {}
+        environment = {**driver.environment, **python}
+        return {
+            **common,
+            **{f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()},
+            **resources.spark,
+            **fixed,
+            "spark.yarn.submit.waitAppCompletion": "false",
+            # The supervisor decides whether a writer is restarted.
+            "spark.yarn.maxAppAttempts": "1",
+            "spark.yarn.tags": yarn_tag(driver),
+        }
     raise SpecError(f"application {driver.application}: {resources.master} does not accept drivers from spark-submit")
 
 
@@ -71,32 +73,11 @@ def format_properties(properties: Mapping[str, str]) -> str:
 
 
 def yarn_tag(driver: ClusterDriver) -> str:
-    """Return the YARN tag of a launch.
-
-    The tag identifies the application if spark-submit ended before it printed the application's id.
-    """
+    """Return the tag that identifies a launch if spark-submit ended before it printed the application's id."""
     return f"frazil-{driver.launch_id}"
 
 
-def _yarn_environment(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties that set the driver's environment on YARN."""
-    python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if driver.resources.package else {}
-    environment = {**driver.environment, **python}
-    return {f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()}
-
-
-def _yarn_identity(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties that identify the launch on YARN and prevent restarts."""
-    return {
-        "spark.yarn.submit.waitAppCompletion": "false",
-        # The supervisor decides whether a writer is restarted.
-        "spark.yarn.maxAppAttempts": "1",
-        "spark.yarn.tags": yarn_tag(driver),
-    }
-
-
 def _escape(text: str, *, in_key: bool = False) -> str:
-    """Escape a key or value of a properties file."""
     special = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
     if in_key:
         special |= {each: f"\\{each}" for each in " :=#!"}

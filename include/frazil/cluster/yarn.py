@@ -16,17 +16,12 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "YARN's ResourceManager"
 HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Environment variables: at least one must contain the path of the folder with the Hadoop cluster's configuration."""
-_WAITING_STATES = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
-"""YARN's states of an application that does not run yet."""
+"""One of them must have the path of the folder with the Hadoop cluster's configuration."""
 _SUBMITTED_PATTERN = re.compile(r"\bSubmitted application (application_\d+_\d+)")
-"""Matches spark-submit's output after YARN has accepted the application."""
 _PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
-"""Matches the exit code of the driver's Python in the diagnostics."""
 _ENDED_BEFORE_SPARK = "User did not initialize spark context!"
 """The error of Spark's ApplicationMaster if Python exited with code 0 before it started Spark."""
 _CONTAINER_EXIT_CODE = re.compile(r"exited with\s+exitCode: (-?\d+)")
-"""Matches a container's exit code in the diagnostics."""
 _EXIT_CODE_REASONS = {
     -103: "the container exceeded its virtual memory limit",
     -104: "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead",
@@ -35,27 +30,22 @@ _EXIT_CODE_REASONS = {
     137: "the container was killed",
     143: "the container was terminated",
 }
-"""Maps exit codes of containers to explanations for operators."""
 _LOGIN_REQUIRED = "requires Kerberos or another login, which frazil does not support"
-"""The text for a ResourceManager that requires a login."""
 
 
 def parse_application_id(output: str) -> str | None:
-    """Return the application's id from spark-submit's output; None if YARN has not accepted the application yet."""
+    """Return the application's id from spark-submit's output, or None."""
     found = _SUBMITTED_PATTERN.search(output)
     return found[1] if found else None
 
 
 def is_submitted(output: str) -> bool:
-    """Return whether spark-submit has sent the application to YARN, according to its output."""
+    """Whether spark-submit has sent the application to YARN, according to its output."""
     return "Submitting application application_" in output
 
 
 def read_resource_managers(configuration: Path) -> tuple[str, ...]:
-    """Return the web addresses of all ResourceManagers in yarn-site.xml, such as `http://rm1:8088`.
-
-    `configuration` is the folder of this file. Raises EnvironmentUnusable if the file cannot be read.
-    """
+    """Return the addresses in yarn-site.xml of the folder `configuration`. Raises EnvironmentUnusable."""
     file = configuration / "yarn-site.xml"
     try:
         found = {
@@ -77,10 +67,7 @@ def read_resource_managers(configuration: Path) -> tuple[str, ...]:
 
 
 def find_application(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
-    """Return the id of the newest application with this tag; None if there is none.
-
-    Raises ApiUnavailable if YARN gives no usable response.
-    """
+    """Return the id of the newest application with this tag, or None. Raises ApiUnavailable."""
     parameters = {"applicationTags": tag, **({"user.name": user} if user else {})}
     problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
     for address in addresses:
@@ -94,11 +81,8 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
             problem = error
             continue
         if response.status_code != 200:
-            problem = ApiUnavailable(
-                _describe_denial(response)
-                if response.status_code in {401, 403}
-                else f"{API_NAME} answered {response.status_code}"
-            )
+            answered = f"{API_NAME} answered {response.status_code}"
+            problem = ApiUnavailable(_describe_denial(response) if response.status_code in {401, 403} else answered)
             continue
         ids = (str(app["id"]) for app in found.get("app") or ())
         return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)
@@ -106,11 +90,7 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
 
 
 class YarnDriver:
-    """A `Driver` that is the ApplicationMaster of a Spark application in cluster mode.
-
-    If there are several ResourceManagers, the active one responds, and a standby redirects to it. A cluster without
-    Kerberos checks `user` against its access lists.
-    """
+    """A `Driver` that is an ApplicationMaster. Without Kerberos, access lists permit `user` or do not."""
 
     def __init__(self, application: str, *, addresses: Sequence[str], user: str | None = None) -> None:
         self._application, self._addresses, self._user = application, tuple(addresses), user
@@ -135,10 +115,7 @@ class YarnDriver:
         # 404: the application is gone. 400: it has ended.
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """Return the last part of the log, as described in `Driver.log`.
-
-        The NodeManager keeps the log until the application ends. After that, use `yarn logs`.
-        """
+        """Return the end of the log, which the NodeManager keeps until the application ends."""
         try:
             found = self._fetch_application() or {}
             container = re.search(r"container_[\w]+", found.get("amContainerLogs") or "")
@@ -154,7 +131,6 @@ class YarnDriver:
         return "".join(part for part in parts if part) or None
 
     def _fetch_log_file(self, url: str, limit_bytes: int) -> str | None:
-        """Return the last part of a log file; None if it does not exist."""
         with requests.Session() as session:
             response = send_request(
                 session, "GET", url, api="YARN's NodeManager", params={**self._user_parameters(), "size": -limit_bytes}
@@ -174,7 +150,7 @@ class YarnDriver:
         return found
 
     def _request(self, method: str, part: str = "", **options: Any) -> requests.Response:
-        """Send a request to each ResourceManager in turn, until one gives a usable response. Return that response."""
+        """Send a request to each ResourceManager in turn, until one gives a usable response."""
         problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
         for address in self._addresses:
             url = f"{address}/ws/v1/cluster/apps/{self._application}{part}"
@@ -196,11 +172,10 @@ class YarnDriver:
 
 
 def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
-    """Convert YARN's report of an application to a driver's status."""
     state, final = str(found.get("state")), str(found.get("finalStatus"))
     message = str(found.get("diagnostics") or "").strip()
     first = message.partition("\n")[0][:300]
-    if state in _WAITING_STATES:
+    if state in {"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"}:
         return DriverStatus(DriverState.WAITING, first or f"YARN reports the state {state}")
     if state == "RUNNING":
         return DriverStatus(DriverState.RUNNING, "the ApplicationMaster is running")
@@ -214,10 +189,7 @@ def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failed_status(message: str, first: str) -> DriverStatus:
-    """Return the status of a failed application. `first` is the first line of its diagnostics, `message` all of them.
-
-    The last exit code in the diagnostics is that of the last attempt.
-    """
+    """Return the status of a failed application from its diagnostics, whose last exit code is the last attempt's."""
     if codes := _PYTHON_EXIT_CODE.findall(message):
         return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
     if _ENDED_BEFORE_SPARK in message:
@@ -228,13 +200,12 @@ def _failed_status(message: str, first: str) -> DriverStatus:
 
 
 def strip_log_envelope(response: str) -> str:
-    """Return the text in a log response, without the header and footer that the NodeManager adds."""
+    """Return the text in a log response, without the NodeManager's header and footer."""
     _, begins, rest = response.partition("LogContents:\n")
     return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else response
 
 
 def _describe_denial(response: requests.Response) -> str:
-    """Return why YARN denies access."""
     if response.status_code == 401:
         return f"{API_NAME} {_LOGIN_REQUIRED}"
     return f"{API_NAME} denies access to this user: check the queue ACLs, or yarn.admin.acl"

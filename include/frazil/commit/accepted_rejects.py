@@ -1,7 +1,5 @@
-"""Stores an operator's acceptance of rejected records, as one object in the stream's state folder.
-
-It covers rejected records below the topics' end offsets at that time. Records rejected later count towards the circuit
-breaker.
+"""An operator's acceptance of rejected records: one object in the stream's state folder. Records at or after its
+offsets count towards the circuit breaker.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from frazil.offsets.spans import TopicPartition
 
 log = logging.getLogger(__name__)
 
-FILE_NAME = "accepted-rejects.json"
-
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRejects:
@@ -33,7 +29,6 @@ class AcceptedRejects:
 
 
 def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
-    """Store the acceptance. It replaces an earlier one."""
     text = json.dumps(
         {
             "offsets": nest_by_topic(accepted.offsets),
@@ -54,7 +49,6 @@ def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[Topic
 
 
 def _read(tables: StreamTables) -> AcceptedRejects | None:
-    """Return the stored acceptance; None if it is missing or malformed."""
     data = tables.store.get(_path(tables))
     if data is None:
         return None
@@ -72,4 +66,4 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
 
 
 def _path(tables: StreamTables) -> str:
-    return f"{tables.state}/{FILE_NAME}"
+    return f"{tables.state}/accepted-rejects.json"

@@ -1,8 +1,5 @@
-"""Checks whether a stream may write to a table that holds rows of other writers or of other streams.
-
-`forget` leaves a note in the table: the property `frazil.forgotten.<name>`, with the stream's last epoch, which is
-never used again, its topics and its offsets. The table still has their rows, so a stream that reads the topics from the
-beginning would write them a second time. If a topic was recreated, its new records have the offsets of these rows.
+"""Checks whether a stream may write to a table with rows of other writers or streams. `forget` leaves the property
+`frazil.forgotten.<name>`, with the stream's last epoch, which is never used again, its topics and its offsets.
 """
 
 from __future__ import annotations
@@ -21,16 +18,11 @@ from frazil.spec.units import format_count
 from frazil.table.branches import head_of
 
 FORGOTTEN_PREFIX = "frazil.forgotten."
-_PREFIXES = (PROPERTY_PREFIX, FORGOTTEN_PREFIX)
 FORMAT_VERSION = 1
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
-    """Refuse a table that others have written to, unless an operator allowed it with `frazil adopt`.
-
-    Raises AdoptionRequired if the table has rows that no stream wrote, or if another or a forgotten stream has read
-    topics of `source` into it. A renamed stream, for example, would read them again.
-    """
+    """Raise AdoptionRequired if others have written to the table and no operator ran `frazil adopt`."""
     if others := other_readers(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
         raise AdoptionRequired(
@@ -45,20 +37,18 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
     if past := forgotten_reader(metadata.properties, source, stream=stream):
         raise AdoptionRequired(
             f"stream {past!r} was forgotten, but its rows are still in table {table}: stream {stream!r} would "
-            "duplicate "
-            "rows whose records are still in Kafka. To start at source.start anyway, run "
-            f"`frazil adopt {stream}`; to choose another position, run `frazil reset {stream}` after that"
+            f"duplicate rows whose records are still in Kafka. To start at source.start anyway, run `frazil adopt "
+            f"{stream}`; to choose another position, run `frazil reset {stream}` after that"
         )
     if not any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
         raise AdoptionRequired(
             f"table {table} has {'an unknown number of rows' if rows is None else format_count(rows, 'row')} that "
-            "stream "
-            f"{stream!r} did not write: run `frazil adopt {stream}` to let the stream append to it"
+            f"stream {stream!r} did not write: run `frazil adopt {stream}` to let the stream append to it"
         )
 
 
 def row_count(metadata: TableMetadata) -> int | None:
-    """Return the number of rows in main, from its newest snapshot's summary; None if the summary does not have it."""
+    """Return the number of rows in main according to its newest snapshot's summary; None if it does not say."""
     head = head_of(metadata)
     text = "0" if head is None else head.summary.get("total-records") if head.summary else None
     return int(text) if text else None
@@ -96,9 +86,9 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def other_streams(properties: Mapping[str, str], *, stream: str) -> set[str]:
-    """Return the other streams that write to this table, and those that were forgotten and may have written to it."""
-    names = {name.removeprefix(prefix) for name in properties for prefix in _PREFIXES if name.startswith(prefix)}
-    return names - {stream}
+    """Return the other streams that write to this table, and the forgotten ones."""
+    prefixes = (PROPERTY_PREFIX, FORGOTTEN_PREFIX)
+    return {name.removeprefix(p) for name in properties for p in prefixes if name.startswith(p)} - {stream}
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
@@ -141,13 +131,11 @@ def _offsets(note: Mapping[str, Any]) -> dict[TopicPartition, int]:
 
 
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:
-    """Return a note's topic ids, by cluster id and topic."""
     newest = {note["cluster-id"]: note.get("topic-ids", {})} if note.get("cluster-id") else {}
     return {**note.get("other-clusters", {}), **newest}
 
 
 def _parse_note(text: str) -> Mapping[str, Any]:
-    """Parse a note; an empty mapping if it has another format or was edited by hand."""
     try:
         raw = json.loads(text)
         return raw if raw["format"] == FORMAT_VERSION else {}
@@ -158,9 +146,6 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which a stream starts, so that it continues where other streams stopped.
-
-    `others` is the result of `other_readers`. A partition that none of them has read starts at its offset in `starts`.
-    """
+    """Return the offsets at which a stream continues where the streams in `others` stopped; otherwise at `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

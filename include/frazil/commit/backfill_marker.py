@@ -1,8 +1,5 @@
-"""The marker of a stream's backfill: the table property `frazil.backfill.<stream>`.
-
-Like a stream's marker, the backfill marker changes only in one update with a snapshot of the backfill branch, or with
-the removal of that branch. This fences out an older backfill process. A stream has one backfill marker, and therefore
-one backfill branch.
+"""The marker of a stream's backfill: the table property `frazil.backfill.<stream>`. It changes only together with the
+backfill branch, which fences out an older backfill process. A stream has one backfill branch.
 """
 
 from __future__ import annotations
@@ -24,9 +21,7 @@ from frazil.host.processes import identify_process
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Maximum number of recorded runs. A run that is no longer recorded starts its backfill again if it is cleared in
-Airflow.
-"""
+"""Recorded runs. A run that is no longer recorded starts its backfill again if it is cleared in Airflow."""
 
 
 class BackfillState(StrEnum):
@@ -38,8 +33,6 @@ class BackfillState(StrEnum):
 
 
 class Worker(NamedTuple):
-    """A process that runs a backfill."""
-
     host: str
     pid: int
     started_at_s: float
@@ -73,12 +66,9 @@ class BackfillMarker:
     worker: Worker | None = None
     """The process that began the current epoch; None if an earlier version began it."""
     runs: tuple[str, ...] = ()
-    """Names of the last runs that worked on the backfill, such as Airflow's run ids, oldest first.
-
-    Earlier versions recorded no runs. If an operator abandons such a backfill, its run starts the backfill once more.
-    """
+    """The last runs that worked on the backfill, such as Airflow's run ids, oldest first."""
     abandoned_by: str = ""
-    """The operator who abandoned the backfill. Empty if it was not abandoned, or if its own run abandoned it."""
+    """The operator who abandoned the backfill; empty if none did."""
     abandoned_runs: tuple[str, ...] = ()
     """The last runs whose backfills of this stream an operator abandoned. These runs do not start a backfill again."""
 
@@ -88,12 +78,10 @@ class BackfillMarker:
 
     @property
     def chunks(self) -> int:
-        """Number of committed chunks."""
         return sum(self.batches.values())
 
     @property
     def replays(self) -> bool:
-        """Whether this backfill is a replay of dead letters."""
         return "dead-letters" in self.request
 
     def has_chunk(self, key: BatchKey) -> bool:
@@ -108,16 +96,14 @@ class BackfillMarker:
         )
 
     def as_abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the marker with the state ABANDONED. `by` is the operator who abandoned the backfill; None if its own
-        run did.
-        """
+        """Return the marker after its operator `by` abandoned the backfill, or after its own run did."""
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
         return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest_runs(self.abandoned_runs, self.runs))
 
     def with_chunk(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Return the marker after the commit of a chunk. `planned` is the estimated total number of chunks."""
+        """Return the marker after the commit of a chunk."""
         files = [f for f in journal.files if f.target != "dead-letters"]
         return dataclasses.replace(
             self,
@@ -150,7 +136,6 @@ class BackfillMarker:
 
 
 def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the last `MAX_RUNS` names, each once: those of `before`, then those of `now`."""
     return (*(run for run in before if run not in now), *now)[-MAX_RUNS:]
 
 
@@ -159,12 +144,12 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """Return the name of the backfill branch. A stream has only one, so its backfills cannot run at the same time."""
+    """Return the name of the stream's only backfill branch."""
     return f"frazil-backfill-{stream}"
 
 
 def staging_stream(stream: str, backfill_id: str) -> str:
-    """Return the name under which a backfill stages its files, which differs from the live stream's name."""
+    """Return the name under which a backfill stages its files."""
     return f"{stream}/backfill-{backfill_id}"
 
 
@@ -185,12 +170,7 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return the backfill that is published in the default table but still open in the dead-letter table; None without
-    one.
-
-    Its rows may be missing from routed tables. With `abandoned`, an abandoned backfill is returned too; its rows go to
-    no table. The first two arguments are the properties of the two tables.
-    """
+    """Return the backfill published in the default table but still open (or `abandoned`) in the dead-letter table."""
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None
@@ -198,9 +178,7 @@ def unsettled_backfill(
 
 
 def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Return whether this is the last backfill that added rows to a routed table, according to the table's
-    properties.
-    """
+    """Return whether this is the last backfill that added rows to a routed table with these properties."""
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 

@@ -1,7 +1,5 @@
-"""Reads and writes the objects of backfills next to a stream's journals: chunk journals and backfill records.
-
-Each published backfill has one record. For a backfill's rows, these objects replace commit records: the audit reads
-from them which rows a table must have.
+"""The objects of backfills next to a stream's journals: chunk journals, and one record for each published backfill.
+They replace commit records: the audit reads from them which rows a table must have.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class BackfillRecord:
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     """The offsets whose records became rows; empty unless the backfill is a replay of dead letters."""
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
-    """The part of `replayed` whose rows are in routed tables: a mapping from table to offsets."""
+    """The part of `replayed` whose rows are in routed tables."""
 
     @property
     def selects(self) -> bool:
@@ -78,7 +76,7 @@ def record_path(journals: JournalStore, backfill_id: str) -> str:
 
 
 def load_record(journals: JournalStore, backfill: BackfillMarker) -> BackfillRecord:
-    """Return the record of a published replay. Raises FrazilError if the record is missing."""
+    """Return the record of a published replay. Raises FrazilError without one."""
     path = record_path(journals, backfill.id)
     data = journals.store.get(path)
     if data is None:
@@ -94,16 +92,11 @@ def backfill_folder(journals: JournalStore, backfill_id: str) -> str:
 
 
 def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
-    """Return the store of the journals of one backfill's chunks."""
     return JournalStore(journals.store, backfill_folder(journals, backfill_id))
 
 
 def give_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
-    """Record that an operator discarded the rows of a published backfill for one table, which is no longer in the
-    route.
-
-    These rows were waiting for the table.
-    """
+    """Record that an operator discarded a published backfill's rows that waited for a removed routed table."""
     journals.store.put(object_path(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
@@ -123,18 +116,13 @@ def committed_chunks(journals: JournalStore, backfill: BackfillMarker) -> list[J
 
 
 def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
-    """Return the topic ids that were recorded with a backfill's chunks, by topic."""
     return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 
 
 def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[BackfillRecord]:
-    """Yield the records of published backfills; with `window`, only of those that were published to main in that
-    period.
-
-    Skips a backfill that is not yet marked as published.
-    """
+    """Yield the records of the backfills that were published, or only of those published to main in `window`."""
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
     paths: Iterable[str]
@@ -151,7 +139,6 @@ def published_records(
 
 
 def _published_paths(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:
-    """Yield the paths of the records whose rows were published to main in the period."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         if summary and summary.get("frazil.backfill-stream") == stream and snapshot.timestamp_ms in window:

@@ -1,10 +1,5 @@
-"""Checks with a test table whether a catalog and its storage can hold a stream.
-
-Some catalogs silently ignore features that a stream relies on. The catalog must keep the snapshot history and table
-properties, and refuse a commit whose base has changed. A commit to a branch must leave main unchanged. The storage must
-support conditional puts.
-
-The probe runs before a stream's first take-over. Each host records the catalogs that passed.
+"""Checks with a test table, before a stream's first take-over, whether a catalog and its storage can hold a stream.
+Each host records the catalogs that passed. Some catalogs silently ignore branches, properties or a changed base.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,23 +39,19 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 PROBE_VERSION = 1
-"""Version of the checks. It is increased when checks are added, so that every host probes its catalogs again."""
+"""Increased with each new check, so that every host probes its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
-"""Age from which a probe's table counts as left behind by a killed probe; a probe takes only seconds."""
+"""Age from which a probe's table counts as left behind; a probe takes seconds."""
 
 _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Refuse a catalog that cannot hold the stream. Does not probe the embedded catalog, or one that passed on this
-    host.
-
-    Logs a warning if frazil may not create a table. Raises CommitRefused and CommitUnavailable.
-    """
+    """Raise CommitRefused if the catalog cannot hold the stream, unless it is embedded or has passed before."""
     config = catalog_config(spec.table.catalog)
     record = _record_path(config)
     if config.embedded or record.exists():
@@ -80,16 +71,19 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 
 
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
-    """Return what the catalog and its storage cannot do, one sentence each; empty if they can hold the stream.
-
-    Creates a test table, and its namespace if that is missing. Removes both afterwards, and also tables of killed
-    probes. Raises AccessDenied, CommitUnavailable, CommitRefused and SpecError.
-    """
+    """Return what the catalog and its storage cannot do, one sentence each. Leaves no table behind."""
     with (
         translate_catalog_errors(catalog.name),
         _create_namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace,
     ):
-        _drop_abandoned_tables(catalog, namespace, now_ms=now_ms)
+
+        def sweep() -> None:
+            for identifier in catalog.list_tables(namespace):
+                found = _NAME.fullmatch(identifier[-1])
+                if found and int(found[1]) < now_ms - ABANDONED_AFTER_MS:
+                    _drop_with_files(catalog, catalog.load_table(identifier))
+
+        _try_to("remove the tables of earlier probes", sweep)
         with _create_table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
             missing = (*_Probe(catalog, table, now_ms).run(), *_missing_in_storage(table))
     return tuple(dict.fromkeys(missing))
@@ -139,14 +133,14 @@ class _Probe:
             self.missing.append("it drops table properties that are set with a commit")
 
     def _check_conditional(self, base: Table, second: PreparedSnapshot) -> None:
-        """Check that a commit from the base of the second commit is refused, because the table has changed since."""
         stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
-        refused = False
         try:
             self._swap(base, stale)
         except Exception as error:  # any error may mean a refusal: the table's state decides
             log.debug("the second commit from one base was refused: %r", error)
             refused = True
+        else:
+            refused = False
         if not refused or self._head() != second.snapshot.snapshot_id:
             self.missing.append("its commits are not conditional: two commits from the same base both succeeded")
 
@@ -176,7 +170,6 @@ class _Probe:
 
 
 def _missing_in_storage(table: Table) -> Iterator[str]:
-    """Put, list and delete an object in the table's data folder. Yield a sentence for each failed operation."""
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")
     if store.put_if_absent(path, b"second") or store.get(path) != b"first":
@@ -193,7 +186,6 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
 
 @contextmanager
 def _create_namespace(catalog: Catalog, name: str) -> Iterator[str]:
-    """Yield the namespace. Create it if it is missing, and drop it again after the block."""
     created = []
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -210,7 +202,6 @@ def _create_namespace(catalog: Catalog, name: str) -> Iterator[str]:
 
 @contextmanager
 def _create_table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
-    """Yield a new test table, and drop it after the block."""
     name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
     table_location = f"{_probe_folder(location)}/{name}" if location else None
     try:
@@ -226,16 +217,12 @@ def _create_table(catalog: Catalog, namespace: str, *, location: str | None, now
 
 
 def _probe_folder(location: str) -> str:
-    """Return a folder below the declared location, which frazil may access and which listings skip."""
     return f"{location.rstrip('/')}/{STATE_FOLDER}/_probe"
 
 
 @contextmanager
 def clean_up_probe_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
-    """Remove, after the block, the empty folders that a probe left in a local warehouse.
-
-    Use it only while no writer starts: a writer that creates its table at that moment could lose its folders.
-    """
+    """Remove the empty folders that a probe left in a local warehouse. Use it only while no writer starts."""
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
     path = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
     folder, is_local = Path(urlsplit(path).path), urlsplit(path).scheme in {"", "file"}
@@ -248,20 +235,7 @@ def clean_up_probe_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]
                 one.rmdir()
 
 
-def _drop_abandoned_tables(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
-    """Drop the test tables that killed probes left behind."""
-
-    def sweep() -> None:
-        for identifier in catalog.list_tables(namespace):
-            found = _NAME.fullmatch(identifier[-1])
-            if found and int(found[1]) < now_ms - ABANDONED_AFTER_MS:
-                _drop_with_files(catalog, catalog.load_table(identifier))
-
-    _try_to("remove the tables of earlier probes", sweep)
-
-
 def _drop_with_files(catalog: Catalog, table: Table) -> None:
-    """Drop a table and delete its files."""
     catalog.drop_table(table.name())
     location = table.location()
     store = open_store(location, table.io.properties)
@@ -277,7 +251,7 @@ def _drop_with_files(catalog: Catalog, table: Table) -> None:
 
 
 def _try_to(purpose: str, action: Callable[[], object]) -> None:
-    """Run an action, and only log its error. `purpose` completes the sentence in the log."""
+    """Run an action, and only log its error."""
     try:
         action()
     except Exception as error:
@@ -285,17 +259,9 @@ def _try_to(purpose: str, action: Callable[[], object]) -> None:
 
 
 def _record_path(config: CatalogConfig) -> Path:
-    """Return the file that records, on this host, that the catalog passed. Its name is a hash of the catalog's
-    address.
-    """
-    key = hashlib.sha256(json.dumps([PROBE_VERSION, *_catalog_identity(config.properties)]).encode()).hexdigest()[:16]
-    return home() / "catalogs" / f"{key}.json"
-
-
-def _catalog_identity(properties: Mapping[str, str]) -> list[str]:
-    """Return the identity of the catalog: its URI without the password, and other properties."""
-    uri = properties.get("uri", "")
+    uri = config.properties.get("uri", "")
     with suppress(ArgumentError):
         uri = make_url(uri).render_as_string(hide_password=True)
     keys = ("type", "warehouse", "prefix", "glue.id", "glue.region", "glue.endpoint", "s3.endpoint")
-    return [uri, *(properties.get(key, "") for key in keys)]
+    identity = json.dumps([PROBE_VERSION, uri, *(config.properties.get(key, "") for key in keys)])
+    return home() / "catalogs" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"

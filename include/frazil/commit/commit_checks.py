@@ -1,6 +1,5 @@
-"""Checks the metadata before every commit attempt: the fence, the ancestry, the continuity, and whether files fit.
-
-Each rule is a pure function that returns a result, or raises the error that stops the writer.
+"""The rules that each commit attempt checks against the table's metadata: fence, ancestry, continuity, and whether
+files fit. Each is a pure function that returns a result, or raises the error that stops the writer.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from frazil.table.branches import MAIN, head_of
 
 
 class Continuity(Enum):
-    """Whether a batch continues at the marker's offsets, and what happens to it."""
-
     COMMIT = "the batch starts at the marker's offsets"
     COMMITTED = "the batch is already in the table"
     STALE = "the batch does not start at the marker's offsets"
 
 
 def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
-    """Check that this writer owns the stream: the stream's marker has the writer's epoch. Returns the marker."""
+    """Return the marker if it has the writer's epoch. Raises Fenced otherwise."""
     if marker is None:
         raise Fenced(
             f"stream {stream!r} was forgotten while its writer (epoch {epoch}) was running; start the stream again if "
@@ -46,12 +43,9 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 
 
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Check that the marker's snapshot is an ancestor of the branch's head.
-
-    Properties do not roll back with the branch. The check walks from the head to older snapshots. If it reaches a
-    sequence number at or below the marker's without finding the marker's snapshot, the table was rolled back to before
-    the marker. If the chain ends above that sequence number, at an expired parent, the history has only expired. The
-    exception is a chain that ends at a snapshot which replaced the whole table.
+    """Raise RolledBack unless the marker's snapshot is an ancestor of main's head. The table was rolled back if the
+    chain reaches the marker's sequence number without its snapshot, or begins with a snapshot that replaced the whole
+    table. Any other end means that the history expired.
     """
     current = head_of(metadata)
     if current is not None and current.snapshot_id == marker.snapshot_id:
@@ -76,10 +70,7 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 
 
 def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
-    """Return whether a snapshot without a parent replaced a table that had files (`CREATE OR REPLACE TABLE`).
-
-    If so, main's previous snapshot still exists, and the snapshot's summary only counts its own files.
-    """
+    """Return whether a snapshot without a parent replaced a table that had files (`CREATE OR REPLACE TABLE`)."""
     if first.parent_snapshot_id is not None:
         return False
     before = _previous_main_snapshot(first, metadata, marker)
@@ -88,11 +79,8 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
 
 
 def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
-    """Return the snapshot of main right before `first`; None if that snapshot may have expired.
-
-    Java's Iceberg clears main's snapshot log when it replaces a table. In that case, the marker's snapshot and all
-    snapshots that no other branch has count as main's.
-    """
+    """Return main's snapshot right before `first`; None if it may have expired."""
+    # Java's Iceberg clears main's log when it replaces a table; snapshots of no other branch then count as main's.
     kept = {snapshot.sequence_number: snapshot for snapshot in metadata.snapshots}
     of_main = {marker.snapshot_id, *(entry.snapshot_id for entry in metadata.snapshot_log)}
     branches = [name for name, ref in metadata.refs.items() if name != MAIN and ref.snapshot_ref_type == "branch"]
@@ -110,7 +98,7 @@ def _summary_count(snapshot: Snapshot, key: str) -> int:
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Check that the open branch's head is the one after the stream's last commit. Raises RolledBack otherwise."""
+    """Raise RolledBack unless the open branch's head is the one after the stream's last commit."""
     name = open_branch_name(marker.stream)
     ref = metadata.refs.get(name)
     found = ref.snapshot_id if ref else None
@@ -125,7 +113,7 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
 
 
 def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream: str) -> None:
-    """Check that the offsets belong to these topics. Topics that `known` does not have are treated as new."""
+    """Raise TopicRecreated unless the offsets belong to these topics. Topics that `known` does not have are new."""
     if known.cluster_id != current.cluster_id:
         raise TopicRecreated(
             f"stream {stream!r} has offsets of Kafka cluster {known.cluster_id}, but source.bootstrap-servers now "
@@ -143,7 +131,7 @@ def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream:
 
 
 def classify_batch(marker: Marker, journal: Journal) -> Continuity:
-    """Return whether a batch continues at the marker's offsets. New topic-partitions begin at any offset."""
+    """Return whether a batch continues at the marker's offsets. New partitions begin at any offset."""
     if marker.settled == journal.key:
         return Continuity.COMMITTED
     if not journal.progress:
@@ -157,12 +145,7 @@ def classify_batch(marker: Marker, journal: Journal) -> Continuity:
 
 
 def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
-    """Return whether the dead-letter table is unchanged since a batch was staged.
-
-    Staging leaves out records that are already dead letters in the table. A dead letter that was committed after the
-    staging may therefore be in the batch again, as a dead letter or as a row. A journal of an earlier version assumes
-    that the table has all lower offsets, so its batch continues only if it begins after the table's offsets.
-    """
+    """Return whether the dead-letter table is unchanged since a batch was staged, which left out known dead letters."""
     if marker.fate(journal.key) is Fate.COMMITTED:
         return Continuity.COMMITTED
     if journal.newest_dead_letters is not None:
@@ -171,18 +154,16 @@ def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
             if journal.newest_dead_letters == (marker.settled or NO_DEAD_LETTERS)
             else Continuity.STALE
         )
+    # A journal of an earlier version assumes that the table has all lower offsets.
     offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
     fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
     return Continuity.COMMIT if fits else Continuity.STALE
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
-    """Return whether staged files may still be added unchanged to a table whose metadata has changed since the staging.
-
-    Files keep the spec and the schema with which they were written. A file may have any spec that the table still
-    lists. The file's schema fits if it has every column that is now required, with the same type or with a type that
-    was safely promoted. No column may have been dropped and added again under the same name, because its values would
-    be read as null.
+    """Return whether staged files may still be added to a table whose metadata has changed since. The table must list
+    each file's spec, and each file's schema must have the columns that are now required. A column that was dropped and
+    added again would be read as null.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}
@@ -195,7 +176,6 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
 
 
 def _schema_fits(written: Schema, current: Schema) -> bool:
-    """Return whether files with the schema `written` may still be added to a table with the schema `current`."""
     before, now = index_by_id(written), index_by_name(current)
     left = set(now.values())
     if any(name in now and field_id not in left for name, field_id in index_by_name(written).items()):

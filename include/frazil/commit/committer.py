@@ -1,11 +1,6 @@
-"""Commits a writer's take-over, dead letters and batches. Each commit also replaces the stream's marker.
-
-The committer relies on four facts. (1) A marker changes only in one update with a snapshot on main. (2) Each epoch
-belongs to one process. (3) A journal is complete before its commit. (4) Staged files never change. The committer relies
-neither on clocks nor on locks.
-
-Whether a record is rejected depends on the current schema. But a record that became a dead letter remains one. If it is
-read from Kafka again, staging writes it to neither table, even if the schema now accepts it.
+"""Commits a writer's take-over, dead letters and batches, each with the stream's new marker. It relies on four facts,
+not on clocks or locks: a marker changes only with a snapshot on main, each epoch belongs to one process, a journal is
+complete before its commit, and staged files never change.
 """
 
 from __future__ import annotations
@@ -75,14 +70,10 @@ class Committer:
         after: int | None = None,
         following: Callable[[Marker], Followers] | None = None,
     ) -> Committer:
-        """Begin the next epoch. Once its marker is committed, no earlier epoch can commit to either table.
-
-        A process takes over from another process only once. Later, it passes its own last epoch as `after`. If another
-        epoch has begun since, `take_over` raises `Fenced`: a writer that was replaced must not replace its successor.
-
-        `initial` returns the first offsets of a stream without a marker. `first_epoch` must be above every epoch that
-        ever staged a file here, because the stream may have been forgotten. `following` returns the routed tables for a
-        marker. Raises `RolledBack`, `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`.
+        """Begin the next epoch. Once its marker is committed, no earlier epoch can commit to either table. A process
+        passes its own last epoch as `after`: if another epoch has begun since, it raises `Fenced`. `initial` returns
+        the offsets of a stream without a marker; `first_epoch` is above every epoch that staged files here. Raises
+        `RolledBack`, `TopicRecreated`, `AdoptionRequired`, `SchemaIncompatible`.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker:
@@ -104,7 +95,7 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table too, so that no earlier writer commits discarded files there."""
+        """Write the epoch to the dead-letter table, so that no earlier writer commits discarded files there."""
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
@@ -130,11 +121,9 @@ class Committer:
         return self
 
     def commit(self, journal: Journal) -> Marker:
-        """Commit the batch's dead letters and then its rows, or both in one step.
-
-        Returns the marker after the batch, even if the batch was already committed. The main table is checked before
-        the dead letters are committed, so dead letters of a stale or already committed batch never land. Raises
-        `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
+        """Commit the batch's dead letters and then its rows, or both in one step. Returns the marker after the batch,
+        even if it was already committed. The main table is checked first, so dead letters of a stale batch never land.
+        Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
         `CommitUnavailable`.
         """
         main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
@@ -149,7 +138,11 @@ class Committer:
                 return Done(marker)
             _check_can_land(table, journal, decision, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
-            return self._with_routed(advance_marker(marker, journal), before=marker, journal=journal)
+            advanced = advance_marker(marker, journal)
+            if marker.routed is None and not journal.routed:
+                return advanced
+            complete = self.followers.last_complete_batch if self.followers else marker.routed or marker.settled
+            return dataclasses.replace(advanced, routed=complete or BatchKey(0, 0))
 
         def branch_change(table: Table, marker: Marker) -> BranchChange | None:
             if align is not None:
@@ -174,15 +167,6 @@ class Committer:
             self.followers.add(journal)
         return committed
 
-    def _with_routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        """Return the marker with the last batch that all routed tables have. Unchanged before the stream's first routed
-        batch.
-        """
-        if before.routed is None and not journal.routed:
-            return marker
-        complete = self.followers.last_complete_batch if self.followers else before.routed or before.settled
-        return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
-
     def _release_open_windows(self) -> None:
         """Move the rows that an earlier `commit.align` kept on the stream's open branch to main."""
 
@@ -201,9 +185,7 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of a batch's dead letters. Without any, it only checks that staging knew all earlier dead
-        letters.
-        """
+        """Return the commit of a batch's dead letters, which also checks that staging knew all earlier ones."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -231,11 +213,7 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offsets, `first`, where it is behind them. Return the new marker.
-        `lost` describes the lost records.
-
-        Commits an empty snapshot with this text in its summary. Raises the same errors as `commit`.
-        """
+        """Move the marker to Kafka's first offsets where it is behind them. Raises the same errors as `commit`."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -252,11 +230,7 @@ class Committer:
         return commit_marker(self._tables, self._tables.main, decide, summary=summary)
 
     def existing_dead_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
-        """Return the offsets of records, from the marker's position on, that are already dead letters.
-
-        The offsets are serialised `BitMap64`s. Reads the dead-letter table only once: after the take-over, only this
-        epoch's commits change that table, and only at offsets before the marker's position.
-        """
+        """Return the offsets of dead letters from the marker's position on, as serialised `BitMap64`s."""
         if self._existing is None:
             table = self._tables.dead_letters.current()
             self._existing = existing_dead_letters(table, self._dead_letter_marker(), marker)
@@ -267,7 +241,7 @@ class Committer:
         }
 
     def newest_dead_letters(self) -> BatchKey:
-        """Return the batch that last added dead letters to the table; `NO_DEAD_LETTERS` without one."""
+        """Return the batch that last added dead letters; `NO_DEAD_LETTERS` without one."""
         marker = self._dead_letter_marker()
         return (marker and marker.settled) or NO_DEAD_LETTERS
 
@@ -295,13 +269,11 @@ class Committer:
 
 
 def _check_not_rolled_back(table: Table, marker: Marker, handle: TableHandle) -> None:
-    """Check that neither main nor the open branch was rolled back to before the marker's snapshots."""
     check_ancestry(table.metadata, marker, table=handle.identifier)
     check_open_branch(table.metadata, marker, table=handle.identifier)
 
 
 def advance_marker(marker: Marker, journal: Journal) -> Marker:
-    """Return the marker after the batch of this journal."""
     ends = {p.topic_partition: p.end for p in journal.progress}
     newest = dict(marker.max_event_times_us)
     for p in journal.progress:
@@ -331,7 +303,6 @@ def advance_marker(marker: Marker, journal: Journal) -> Marker:
 def _check_can_land(
     table: Table, journal: Journal, decision: Continuity, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
-    """Raise `StaleBatch` for a batch that can no longer land."""
     where = f"batch {journal.key} of stream {journal.stream!r}"
     if decision is Continuity.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
@@ -344,11 +315,8 @@ def _check_can_land(
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of records, from a stream's position on, that are already dead letters.
-
-    Reads the dead-letter table only if its own marker, `count_dead_letters`, is ahead of the stream's marker: after a
-    reset, or when only the main table is missing a batch. If a log was truncated, two records have had the same offset,
-    so dead letters at such offsets are left out.
+    """Return the offsets of records, from a stream's position on, that are already dead letters. The table is read only
+    if its own marker is ahead of the stream's. Offsets of a truncated log, which two records have had, are left out.
     """
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
@@ -359,9 +327,7 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offset after each topic-partition's last dead letter, for a table without a marker. Reads the whole
-    table.
-    """
+    """Return the offset after each partition's last dead letter, by reading the whole table."""
     head = head_of(table.metadata)
     if head is None or (head.summary and head.summary.get("total-records") == "0"):
         return {}
@@ -370,7 +336,6 @@ def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[
 
 
 def _rewritten_offsets(marker: Marker, tp: TopicPartition) -> BitMap64:
-    """Return the offsets of the partition that Kafka assigned to a second record."""
     offsets = BitMap64()
     for start, end in marker.rewritten.get(tp, ()):
         offsets.add_range(start, end)

@@ -1,13 +1,6 @@
-"""Performs a compare-and-swap on one or several tables, repeated until its outcome is decided.
-
-Callers propose a change of the metadata that they receive. Only this module decides the outcome:
-
-- After a conflict, the next attempt proposes again, on new metadata. The same applies to a refusal, while the metadata
-  still changes. If unchanged metadata is refused repeatedly, the swap ends.
-- After any other failure, the outcome is unknown: a commit may land after it was reported as failed. The next attempt
-  loads the table. If an earlier attempt landed and is still the latest change, the swap ends. Otherwise the attempt
-  proposes again.
-- When the swap ends, files of attempts that can never land are deleted. Other files stay until orphan removal.
+"""Performs a compare-and-swap on one or several tables, repeated until its outcome is decided. After a conflict it
+proposes again on new metadata. After another failure the commit may still land, so the next attempt first looks for it.
+Files of attempts that cannot land are deleted at the end; other files stay until orphan removal.
 """
 
 from __future__ import annotations
@@ -39,16 +32,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0
-"""Maximum wait in seconds that a server can request (`Retry-After`). A wrong clock must not stop a stream."""
+"""A server's `Retry-After` counts up to this. A wrong clock must not stop a stream."""
 
 
 class TableHandle:
-    """One table of a catalog, with the metadata that was last loaded or committed.
-
-    The metadata is kept between commits. If someone else committed first, this commit fails because the snapshot has
-    changed, and only then is the table loaded again. This halves the time of a commit on a table with a long history.
-    The handle never goes back to older metadata, although a caching catalog may return an older state.
-    """
+    """One table of a catalog, with the newest metadata that was loaded or committed."""
 
     def __init__(self, catalog: Catalog, identifier: str) -> None:
         self._catalog = catalog
@@ -61,13 +49,12 @@ class TableHandle:
 
     @classmethod
     def from_table(cls, table: Table) -> TableHandle:
-        """Return a handle for a loaded table. The first use of the handle reloads the metadata."""
+        """Return a handle for a loaded table, which reloads the metadata at its first use."""
         handle = cls(table.catalog, ".".join(table.name()))
         handle._loaded, handle._uuid = table, str(table.metadata.table_uuid)
         return handle
 
     def sibling(self, identifier: str) -> TableHandle:
-        """Return a handle for another table of the same catalog."""
         return TableHandle(self._catalog, identifier)
 
     @property
@@ -75,7 +62,7 @@ class TableHandle:
         return self._catalog.name
 
     def io_properties(self) -> Mapping[str, str]:
-        """Return the FileIO's properties as last loaded. Each load renews the credentials that a catalog vends."""
+        """Return the FileIO's properties as last loaded, with the credentials that the catalog vends."""
         return (self._loaded or self.refresh()).io.properties
 
     @property
@@ -88,22 +75,19 @@ class TableHandle:
         return self._store
 
     def _renew_credentials(self) -> None:
-        """Load the table to get newer credentials."""
         log.info("the credentials for table %s have expired: loading new credentials", self.identifier)
         with translate_catalog_errors(self.catalog_name):
             self.refresh()
 
     @property
     def is_another(self) -> bool:
-        """Whether the name now refers to a different table than when this handle first loaded it."""
+        """Whether the name now refers to a different table than at first."""
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
     def current(self) -> Table:
-        """Return the table as last loaded or committed; loads the table the first time."""
         return self._table or self.refresh()
 
     def refresh(self) -> Table:
-        """Load the table from the catalog, and return it."""
         self.forget()
         self._loaded = self._catalog.load_table(self.identifier)
         self._uuid = self._uuid or str(self._loaded.metadata.table_uuid)
@@ -111,11 +95,10 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog) -> Table:
-        """Load the table with another client, or return the known state if it is newer. Does not change the handle."""
+        """Load the table with another client, without changing the handle. Returns the known state if it is newer."""
         return self._choose_newer(catalog.load_table(self.identifier))
 
     def _choose_newer(self, found: Table) -> Table:
-        """Return the newer of the loaded and the known table. A recreated table counts as newer."""
         known = self._newest
         if known is None or known.metadata.table_uuid != found.metadata.table_uuid:
             return found
@@ -125,7 +108,6 @@ class TableHandle:
         return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
 
     def set_current(self, table: Table) -> None:
-        """Set the table, which was just loaded, as the current state."""
         self._loaded, self._uuid = table, self._uuid or str(table.metadata.table_uuid)
         self._newest = self._table = self._choose_newer(table)
 
@@ -141,7 +123,7 @@ class TableHandle:
         self.set_committed(table, self._catalog.commit_table(table, requirements, updates))
 
     def set_committed(self, table: Table, response: CommitTableResponse) -> None:
-        """Keep the metadata that the catalog returned for a commit based on `table`."""
+        """Keep the metadata that the catalog returned for a commit to `table`."""
         self._newest = self._table = Table(
             table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
         )
@@ -156,16 +138,16 @@ class Done(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """A proposed change, and the swap's result once the change has landed."""
+    """A proposed change, and the swap's result once it has landed."""
 
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
+    """A property and value that only this change writes: proof that it landed, even if its snapshot expired."""
 
     def landed_in(self, table: Table) -> bool:
-        """Return whether this change has landed. A change with a `proof` must also be the table's latest one."""
+        """Return whether this change has landed. With a `proof`, it must also be the table's latest one."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -180,22 +162,16 @@ class WrittenFiles(Protocol):
     """The files that the attempts of one swap wrote or made unnecessary."""
 
     @property
-    def may_have_waste(self) -> bool:
-        """Whether some of the files may be unnecessary."""
+    def may_have_waste(self) -> bool: ...
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that can never be needed again, according to `table`, which was loaded after the last
-        attempt.
-        """
+        """Delete the files that can never be needed, given the `table` after the last attempt."""
 
 
 def commit_snapshot(
     handle: TableHandle, propose: Propose[T], written: Iterable[WrittenFiles], *, retry_policy: RetryPolicy
 ) -> T:
-    """Swap in the change that `propose` returns. Then delete unnecessary files, even if the swap failed.
-
-    `propose` may add to `written`, which is read when the swap is over. Raises the same errors as `swap`.
-    """
+    """Swap in the change that `propose` returns, then delete unnecessary files. Raises the same errors as `swap`."""
     try:
         return swap(handle, propose, retry_policy=retry_policy)
     finally:
@@ -214,12 +190,9 @@ class TableCommit(Generic[T]):
 def commit_snapshots(
     commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, at_once: CommitTables | None = None
 ) -> T:
-    """Commit to several tables. Returns the result of the last table, whose commit decides whether all count as
-    committed.
-
-    With `at_once`, either all tables change or none does. Otherwise the tables change in order, and the last table
-    changes only after all others. After an error or a crash, some tables may have changed without the last one. So each
-    `propose` must recognise the changes that an earlier attempt left in its table. Raises the same errors as `swap`.
+    """Commit to several tables, and return the result of the last one. With `at_once`, all or none change. Otherwise
+    they change in order, and a crash may leave the last ones unchanged, so each `propose` must recognise changes of
+    earlier attempts. Raises the same errors as `swap`.
     """
     if at_once is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -251,14 +224,12 @@ class RetryPolicy:
     max_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. If the writer is asked to end, returns a true value early."""
+    """Waits for a number of seconds; returns true early if the writer is asked to end."""
     report: Callable[[str, int], None] = lambda *_: None
-    """Receives a sentence about each failed attempt, except for lost races, and the exit code of its error."""
+    """Receives a sentence about each failed attempt, except for lost races, and its exit code."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
-        """Return the wait before the next attempt, at least as long as the server requested (but see
-        `MAX_RETRY_AFTER_S`).
-        """
+        """Return the wait before the next attempt, at least `requested_s`, up to `MAX_RETRY_AFTER_S`."""
         drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
         return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
 
@@ -275,8 +246,6 @@ class _Attempt(Generic[T]):
 
 
 class _Rounds(Generic[T]):
-    """The attempts of one swap. `step` is the current step of an attempt; `tables` are the tables that it loaded."""
-
     def __init__(
         self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
     ) -> None:
@@ -288,9 +257,7 @@ class _Rounds(Generic[T]):
         self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
-        """Make one attempt and return the swap's result. Raises an exception if the attempt does not decide the
-        swap.
-        """
+        """Make one attempt and return the swap's result. Raises if the attempt does not decide the swap."""
         self.step = "load"
         self.tables = tables = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
@@ -311,9 +278,7 @@ class _Rounds(Generic[T]):
         return attempt.result
 
     def have_tables_changed(self) -> bool:
-        """Reload the tables. Return whether one has changed since the last attempt; False if a table cannot be
-        loaded.
-        """
+        """Reload the tables. Return whether one has changed since the last attempt; False if loading fails."""
         self.forget()
         with suppress(Exception):  # catalogs' clients raise anything; the error that ended the attempt matters more
             found = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
@@ -340,22 +305,15 @@ class _Rounds(Generic[T]):
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
-    """Commit the change that `propose` returns for the current table. Repeats until a change has landed.
-
-    In every attempt, `propose` receives the metadata that its change will replace. It is not called if an earlier
-    attempt, whose response was lost, turns out to have landed.
-
-    Raises `CommitUnavailable` if no attempt decides the swap within `retry_policy.total_s`, or before the writer is
-    asked to end. Raises `CommitRefused` if the catalog refuses the change or the change cannot be prepared, and
-    `AccessDenied` if the catalog refuses frazil's credentials.
+    """Commit the change that `propose` returns for the current table, until one has landed. Each attempt calls it with
+    new metadata, unless an earlier attempt turns out to have landed. Raises `CommitUnavailable` if no attempt decides
+    the swap within `retry_policy.total_s` or before the writer is asked to end, `CommitRefused` if the change is
+    refused or cannot be prepared, and `AccessDenied`.
     """
     return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
 
 
 def _swap_tables(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
-    """Run `swap` for several tables. With `at_once`, they are committed in one step; a single table does not need
-    it.
-    """
     deadline = retry_policy.clock() + retry_policy.total_s
     attempt, checked_again = 0, False
     rounds = _Rounds(commits, at_once, retry_policy.clock)

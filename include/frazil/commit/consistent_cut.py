@@ -1,11 +1,6 @@
-"""Finds a consistent cut: one snapshot for each table of one or more streams.
-
-Within one stream, the cut ends at a batch: no table has a batch that the default table's snapshot does not have. The
-cut ends before the first batch that a routed table is missing. If a routed table received several batches in one
-snapshot, the cut has all of them or none. Rows of a backfill or replay that was published after the default table's
-snapshot are in none of the chosen snapshots.
-
-For several streams, the cut ends at the newest watermark that all of them had reached.
+"""Finds a consistent cut: one snapshot for each table of one or more streams. Within a stream, the cut ends before the
+first batch that a routed table is missing, and never splits batches that one snapshot added. For several streams, it
+ends at the newest watermark that all had reached.
 """
 
 from __future__ import annotations
@@ -37,8 +32,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CutStream:
-    """A stream and its tables, named as `namespace.table`."""
-
     stream: str
     main: str
     dead_letters: str
@@ -49,8 +42,6 @@ class CutStream:
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """One table of a cut, with the chosen snapshot."""
-
     table: str
     holds: Literal["rows", "dead letters"]
     streams: tuple[str, ...]
@@ -65,8 +56,6 @@ class CutTable:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A consistent set of snapshots."""
-
     watermark_ms: int | None
     """The watermark at which the cut of several streams ends; None for one stream."""
     tables: tuple[CutTable, ...]
@@ -74,8 +63,6 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _MainHistory:
-    """The unexpired snapshots of a table's main branch, newest first."""
-
     table: str
     metadata: TableMetadata
     snapshots: Sequence[Snapshot]
@@ -99,37 +86,23 @@ class _MainHistory:
         )
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot, from `begin` on, whose history has no excluded commit of the
-        stream.
-        """
+        """Return the index of the newest snapshot, from `begin` on, without an excluded commit in its history."""
         return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
-    def index_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot whose history has no snapshot that is left out."""
-        return self.require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
-
     def require_unexpired(self, index: int) -> int:
-        """Return the index. Raises FrazilError if its snapshot has expired.
-
-        The index after the table's first snapshot is valid: it stands for the empty table.
-        """
+        """Return the index; that after the first snapshot means the empty table. Raises FrazilError if expired."""
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
         oldest = self.snapshots[-1]
         raise FrazilError(
             f"the history of table {self.table} before {format_utc(oldest.timestamp_ms)} has expired (its oldest "
-            "snapshot is "
-            f"{oldest.snapshot_id}), so the table's snapshot for this cut is unknown. Choose a later time, keep "
-            "snapshots for longer (`maintenance.expiry`), or tag cuts when you make them (`frazil cut --tag`)"
+            f"snapshot is {oldest.snapshot_id}), so the table's snapshot for this cut is unknown. Choose a later time, "
+            "keep snapshots for longer (`maintenance.expiry`), or tag cuts when you make them (`frazil cut --tag`)"
         )
 
 
 def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
-    """Return the newest cut, or the one at the time `at_ms` (milliseconds since 1970).
-
-    `tables` maps names to loaded tables. Raises FrazilError if the tables' history no longer shows the cut, or if one
-    of several streams has no watermark. Raises RolledBack if a table has lost commits of a stream.
-    """
+    """Return the newest cut, or that at `at_ms`. Raises FrazilError if it is unknown, RolledBack for lost commits."""
     for stream in streams:
         _check_not_rolled_back(stream, tables)
     histories = {name: _MainHistory(name, t.metadata, tuple(ancestors(t.metadata))) for name, t in tables.items()}
@@ -186,11 +159,8 @@ def _first_excluded_batch(stream: CutStream, histories: Mapping[str, _MainHistor
 def _choose_snapshots(
     stream: CutStream, histories: Mapping[str, _MainHistory], main: int
 ) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Return the index of the default table's snapshot, and a predicate for the other tables' snapshots.
-
-    The predicate selects snapshots to leave out: batches and publications later than the default table's snapshot. If
-    another table received a batch only after such a publication, the cut ends before that batch.
-    """
+    """Return the index of the default table's snapshot, and a predicate for later snapshots of the other tables."""
+    # If another table received a batch only after a later publication, the cut ends before that batch.
     history, end = histories[stream.main], _first_excluded_batch(stream, histories, main)
     while True:
         if end is not None:
@@ -208,13 +178,11 @@ def _choose_snapshots(
 
 
 def _batches_after(history: _MainHistory, stream: str, later: Collection[str]) -> list[BatchKey]:
-    """Return the stream's batches that a table received after the oldest of the backfills `later`."""
     first = max((index for index, s in enumerate(history.snapshots) if _backfill_id(s) in later), default=0)
     return [key for _, s in history.commits(stream, 0, first) if (key := _batch_of(s))]
 
 
 def _is_left_out(stream: str, end: BatchKey | None, later: Collection[str], snapshot: Snapshot) -> bool:
-    """Return whether a snapshot has a batch of the stream from `end` on, or rows of a backfill in `later`."""
     is_own = _summary_entry(snapshot, "frazil.stream") == stream
     return (is_own and _has_batch_from(end, snapshot)) or _backfill_id(snapshot) in later
 
@@ -226,11 +194,7 @@ def _has_batch_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
 
 
 def _follower_index(history: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
-    """Return the index of the newest snapshot whose history has no snapshot that is left out.
-
-    Snapshots after `at_ms` count only if they added rows of a batch or backfill.
-    """
-    index = history.index_without(is_left_out)
+    index = history.require_unexpired(max([0, *(p + 1 for p, s in enumerate(history.snapshots) if is_left_out(s))]))
     # Later changes by others (a compaction) are left out, as in the default table.
     while (
         at_ms is not None
@@ -264,13 +228,11 @@ def _cut_table(
 
 
 def _batch_of(snapshot: Snapshot, key: str = "frazil.commit-record") -> BatchKey | None:
-    """Return the batch whose commit record a summary entry names; None for a commit without a batch."""
     record = _summary_entry(snapshot, key)
     return parse_key(record) if record else None
 
 
 def _backfill_id(snapshot: Snapshot) -> str | None:
-    """Return the id of the backfill or replay whose rows a snapshot added."""
     return _summary_entry(snapshot, "frazil.backfill")
 
 
@@ -289,7 +251,6 @@ def _is_past_watermark(end_ms: int, snapshot: Snapshot) -> bool:
 
 
 def _require_watermark(history: _MainHistory, stream: str, begin: int) -> int:
-    """Return the stream's watermark in ms. Raises FrazilError without one."""
     watermark_ms = history.newest(stream, begin, _watermark_ms)
     if watermark_ms is not None:
         return watermark_ms

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SUMMARY = {"cpu_ms": "frazil.cpu-ms", "writes": "frazil.storage-writes", "reads": "frazil.storage-reads"}
-"""The keys of a snapshot's summary, by the field of `BatchCost`. The summary's `added-files-size` has the bytes."""
+"""A summary's keys, by field of `BatchCost`. Iceberg's `added-files-size` has the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +28,5 @@ class BatchCost:
 
     @classmethod
     def from_json(cls, raw: Sequence[int]) -> BatchCost:
-        """Read the numbers, without those that a newer version added: its journals stay readable."""
+        """Read the numbers. A newer version's further numbers are ignored."""
         return cls(*raw[: len(SUMMARY)])

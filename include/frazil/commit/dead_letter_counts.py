@@ -1,6 +1,5 @@
-"""Counts the dead letters that a commit adds or removes, by error class and hour of rejection.
-
-The counts are stored in the snapshots' summaries. Adding them up gives the recent dead letters without reading any.
+"""Counts the dead letters that a commit adds or removes, by error class and hour of rejection, in the snapshot's
+summary.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ SPAN_KEY = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 MAX_RECENT_AGE_MS = timedelta(days=1) // timedelta(milliseconds=1)
 BUCKET_HOURS = (1, 4, 12)
-"""Bucket sizes in hours. If a summary would be too long, it uses the next larger size. Each size divides the next."""
+"""Each size divides the next. A summary that would be too long uses the next larger size."""
 
 Counts = Mapping[tuple[str, int], int]
 """How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
 
 
 class CountChanges(NamedTuple):
-    """The dead letters that one commit added or removed."""
-
     by: Counts
     span: int
     """Bucket size in hours. A bucket's count is stored under its first hour."""
@@ -39,11 +36,7 @@ UNCHANGED_COUNTS = CountChanges({}, BUCKET_HOURS[0])
 
 
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
-    """Count the recently rejected dead letters that are not discarded, by error class and hour.
-
-    "Recently" begins at the start of the 12-hour bucket that contains the time 24 hours ago, because commits may report
-    buckets of 12 hours.
-    """
+    """Count the recently rejected dead letters that are not discarded, by error class and hour."""
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - MAX_RECENT_AGE_MS) // HOUR_MS, BUCKET_HOURS[-1])
     counts = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
@@ -67,9 +60,7 @@ def dead_letter_summary(changed: Counts) -> dict[str, str]:
 
 
 def parse_dead_letter_summary(summary: Mapping[str, str]) -> CountChanges:
-    """Parse the entries of `dead_letter_summary`. Returns no counts for a summary of an earlier version or another
-    program.
-    """
+    """Parse the entries of `dead_letter_summary`; no counts for another program's summary."""
     try:
         by_class, span = json.loads(summary.get(COUNTS_KEY, "{}")), int(summary.get(SPAN_KEY, BUCKET_HOURS[0]))
         by = {(str(name), int(hour)): int(count) for name, hours in by_class.items() for hour, count in hours.items()}
@@ -87,5 +78,4 @@ def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:
 
 
 def span_start(hour: int, span: int) -> int:
-    """Return the first hour of the bucket that contains `hour`."""
     return hour - hour % span

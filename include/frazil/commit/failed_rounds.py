@@ -24,24 +24,14 @@ from frazil.table.storage_mistakes import is_credentials_expiry, is_storage_fail
 log = logging.getLogger(__name__)
 
 REFUSAL_STATUS_CODES = frozenset({400, 405, 413, 422, 501})
-"""HTTP status codes with which a REST catalog refuses a change."""
 MAX_REFUSALS = 8
-"""How often the catalog may refuse to change the same metadata. The retries take a few seconds: a gateway may fail
-briefly.
-
-A lost race can look like a refusal (sequence number too old). But it changes the metadata, so the count restarts.
-"""
+"""How often the catalog may refuse to change the same metadata; a gateway may fail for seconds."""
 MAX_PREPARE_FAILURES = 20
-"""How often the preparation of a commit may fail on the same metadata. The retries take a minute: storage may
-recover.
-"""
+"""How often a commit may fail to be prepared on the same metadata; the retries take a minute."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 """Errors of the code that plans and merges. An error from a server that has one of these types is also an OSError."""
 
 MAX_ERROR_CHARACTERS = 300
-"""Maximum length of an error in a log message, because some servers answer with whole pages."""
-MIN_OUTAGE_S = 5.0
-"""Minimum duration of an outage in seconds for its end to be logged."""
 _FAILED_STEPS = {
     "load": "{} cannot be loaded",
     "prepare": "a commit to {} cannot be prepared",
@@ -50,13 +40,10 @@ _FAILED_STEPS = {
 
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED_TABLES = 5
-"""Maximum number of a commit's tables that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableNames:
-    """The tables of one commit, formatted for sentences."""
-
     identifiers: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -98,18 +85,14 @@ class Refusals:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the catalog itself refuses the change. A proxy's 408 or 5xx is not a refusal."""
+    """Return whether the catalog itself refuses the change. A proxy's 408 or 5xx is not a refusal."""
     response = getattr(error.__cause__, "response", None)
     status = getattr(response, "status_code", None)
     return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSAL_STATUS_CODES
 
 
 def is_overtaken(error: Exception) -> bool:
-    """Return whether a snapshot was refused because another branch of the table took its sequence number.
-
-    The requirement on this snapshot's branch still holds, so PyIceberg or the catalog finds the conflict only when it
-    builds the metadata. As after any lost race, the next attempt first checks whether an earlier attempt landed.
-    """
+    """Return whether a snapshot was refused because another branch took its sequence number."""
     return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
 
 
@@ -124,7 +107,7 @@ class FailedAttempt:
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedAttempt:
-    """Return why an attempt failed, if a retry can succeed. Re-raises other errors, some as frazil's errors."""
+    """Return why an attempt failed, if a retry can succeed. Re-raises other errors, some as frazil's."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
@@ -156,24 +139,19 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed attempts, not counting lost races. The first failure and the recovery are logged as
-    warnings.
-    """
+    """A series of failed attempts, not counting lost races. Its begin and its end are logged as warnings."""
 
     names: TableNames
     clock: Callable[[], float]
     since: float | None = None
 
     def record_failure(self, setback: FailedAttempt) -> int:
-        """Record a failed attempt, and return the level at which to log it. `frazil status` shows the newest
-        failure.
-        """
+        """Record a failed attempt, and return the level at which to log it."""
         if setback.level < logging.WARNING or self.since is not None:
             return logging.INFO
         self.since = self.clock()
         return setback.level
 
     def end_outage(self) -> None:
-        """End the outage after a successful attempt. Logs the recovery of a longer outage."""
-        if self.since is not None and (lasted_s := self.clock() - self.since) >= MIN_OUTAGE_S:
+        if self.since is not None and (lasted_s := self.clock() - self.since) >= 5.0:
             log.warning("commits to %s succeed again after %.0f s", self.names.tables, lasted_s)

@@ -1,12 +1,6 @@
-"""Stores about a thousand commit records in one immutable object ("folded"), so that a stream has few objects.
-
-The journal of an undecided batch is a separate object, whose key fences the batch. Once later batches are committed,
-only audits and resets read it. It is then folded with its neighbours to `<state>/records/<first>_<last>.jsonl.gz`. The
-first line has the format and the keys; the unchanged journals follow, in order.
-
-Folding needs no fence: the object is written only if it does not exist, and is read back before its journals are
-deleted. So every record exists somewhere, even if processes are killed or fold at the same time. Readers try the
-journal first, then the folded records.
+"""About a thousand commit records in one immutable object, `<state>/records/<first>_<last>.jsonl.gz`: a line with the
+format and the keys, then the unchanged journals in order. It is read back before its journals are deleted, so folding
+needs no fence. Readers try the journal first.
 """
 
 from __future__ import annotations
@@ -27,15 +21,13 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_SEGMENT_RECORDS = 1_024
-"""Maximum number of records in one object."""
 MAX_SEGMENT_BYTES = 16 * 1024**2
-"""Maximum bytes of records in one object, before compression. Reading one record loads the whole object."""
+"""Bytes of records in one object, before compression. Reading one record loads the whole object."""
 MAX_PARALLEL_READS = 8
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
 
 RecordsByKey = dict[BatchKey, bytes]
-"""Commit records as stored, by batch."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,7 +40,6 @@ class Segment:
 
     @classmethod
     def parse(cls, path: str) -> Segment | None:
-        """Parse a path; returns None if the path does not name a segment."""
         found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
         if found is None:
             return None
@@ -57,7 +48,7 @@ class Segment:
 
 
 class FoldedRecords:
-    """The folded records of one stream. Caches the last object, because neighbours are often read in a row."""
+    """The folded records of one stream. Caches the last object."""
 
     def __init__(self, store: ObjectStore, state: str) -> None:
         self._store = store
@@ -66,13 +57,11 @@ class FoldedRecords:
         self._last: tuple[str, RecordsByKey] = ("", {})
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return the current objects, oldest first."""
         found = (Segment.parse(file.path) for file in self._store.list_files(self._folder))
         self._known = tuple(sorted(filter(None, found)))
         return self._known
 
     def get(self, key: BatchKey) -> bytes | None:
-        """Return a record; None if the record is not folded."""
         found = self._find(key, self._known)
         return self._find(key, self.segments()) if found is None else found
 
@@ -103,12 +92,14 @@ class FoldedRecords:
     def write(self, records: RecordsByKey) -> bool:
         """Write records in key order as one object. Returns False if it already exists with other records."""
         path = self._path(records)
-        self._store.put_if_absent(path, _encode_records(records))
+        head = {"format": FORMAT_VERSION, "keys": list(records)}
+        lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
+        # No timestamp, so that equal records produce equal bytes.
+        self._store.put_if_absent(path, gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0))
         stored = self._store.get(path)
         return stored is not None and _decode_records(stored, path) == records
 
     def delete(self, records: RecordsByKey) -> None:
-        """Delete the object that `write` wrote for these records."""
         self._store.delete([self._path(records)])
 
     def _path(self, records: RecordsByKey) -> str:
@@ -118,13 +109,6 @@ class FoldedRecords:
 
 def _key_text(key: BatchKey) -> str:
     return f"{key.epoch:08d}-{key.batch:08d}"
-
-
-def _encode_records(records: RecordsByKey) -> bytes:
-    head = {"format": FORMAT_VERSION, "keys": list(records)}
-    lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
-    # No timestamp, so that equal records produce equal bytes.
-    return gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0)
 
 
 def _decode_records(data: bytes, path: str) -> RecordsByKey:
@@ -144,11 +128,7 @@ def _decode_records(data: bytes, path: str) -> RecordsByKey:
 def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_SEGMENT_RECORDS
 ) -> Iterator[RecordsByKey]:
-    """Read journals, and yield them in order in groups that each fill one object. Skips empty journals.
-
-    A last group that does not fill an object is not yielded. Stops if `read` returns None: another process has folded
-    that journal.
-    """
+    """Yield journals in groups that each fill one object, without the last partial one; end if `read` returns None."""
     group: RecordsByKey = {}
     size = 0
     with ThreadPoolExecutor(MAX_PARALLEL_READS, "fold") as pool:

@@ -1,7 +1,6 @@
-"""Commits the files of routed tables ("followers"), after the default table's commit has decided each batch.
-
-So these commits need no epoch. A routed table's own marker records its progress: it has the batches up to `settled`.
-Every writer, even a suspended one, commits the same files in the same order, each file once.
+"""Commits the files of routed tables ("followers") after the default table's commit has decided each batch, so these
+commits need no epoch. A routed table's marker records its progress. Every writer, even a suspended one, commits the
+same files in the same order, each once.
 """
 
 from __future__ import annotations
@@ -47,26 +46,19 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 FIRST_RECORD = "frazil.first-commit-record"
-"""The summary key for the first commit record, in a snapshot with rows of several batches."""
+"""The first commit record, in the summary of a snapshot with rows of several batches."""
 NO_BATCH = BatchKey(0, 0)
-"""The key before a stream's first batch."""
 MAX_PARALLEL_COMMITS = 16
-MAX_PARALLEL_MERGES = 64
-"""Maximum number of tables committed to in parallel if they merge: the threads mostly wait for the engine's jobs."""
 RETRY_TIMEOUT_S = 30.0
-"""Timeout for retrying the commit to one table while the other tables wait."""
 RETRY_TIMEOUT_BEHIND_S = 3.0
-"""Timeout for retrying the commit to a table whose last commit failed."""
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""How long after a journal's creation its commit to a routed table counts as in progress. The default table comes
-first.
-"""
+"""How long after a journal's creation its commit to a routed table counts as in progress."""
 CreateTable = Callable[[Target, Sequence[Journal]], None]
 """Creates or loads a table whose rows wait next to the default table, and writes its first marker."""
 
 
 class _TableRecreated(CommitUnavailable):
-    """Raised if a table was recreated under its name after files had been prepared for it."""
+    pass
 
 
 class TableAbsence(StrEnum):
@@ -87,15 +79,14 @@ class LaggingTable:
     rows: int
     reason: str
     backfill: str | None = None
-    """The id of the backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
+    """The backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
     only_last: bool = False
-    """Whether only the default table's last batch is missing, without an error. The writer commits it next."""
+    """Whether only the default table's last batch is missing, without an error."""
     gone: TableAbsence | None = None
-    """What happened to a table that no longer exists; None for a table that exists."""
+    """What happened to a table that no longer exists."""
 
     @property
     def amiss(self) -> str:
-        """Return a short description of the problem."""
         return str(self.gone) if self.gone else f"{format_count(self.rows, 'row')} behind"
 
     def is_about_to_commit(self, now_ms: int) -> bool:
@@ -109,8 +100,6 @@ class LaggingTable:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A failed commit to one table."""
-
     reason: str
     missing: Sequence[Journal]
     """The batches whose rows the table is missing; empty for a table that had all rows when it was dropped."""
@@ -146,11 +135,7 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Load the batches after the marker's `routed`: earlier writers may not have committed them to all routed
-        tables.
-
-        `atomic` is the declared setting; it applies only if the catalog can commit to several tables in one step.
-        """
+        """Load the batches that some routed tables may not have; `atomic` applies if the catalog supports it."""
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
         followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
@@ -165,12 +150,11 @@ class Followers:
 
     @property
     def last_complete_batch(self) -> BatchKey:
-        """Return the last batch that all tables have, together with all earlier batches."""
+        """The last batch that all tables have, with all earlier ones."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
         return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 
     def add(self, journal: Journal) -> None:
-        """Add a batch that the default table has committed."""
         if journal.key <= self.through:
             return
         for target in journal.routed:
@@ -180,7 +164,8 @@ class Followers:
     def commit(self) -> None:
         """Commit the waiting batches to their tables, in parallel. Files of a failed commit wait for the next call."""
         targets = sorted(self.waiting)
-        at_once = MAX_PARALLEL_MERGES if self.tables.merging else MAX_PARALLEL_COMMITS
+        # Threads that merge mostly wait for the engine's jobs.
+        at_once = 64 if self.tables.merging else MAX_PARALLEL_COMMITS
         failures = run_in_parallel(self._try_commit, targets, at_once=at_once)
         for target, failure in zip(targets, failures, strict=True):
             if failure is None:
@@ -199,10 +184,7 @@ class Followers:
                 self.behind.pop(target, None)
 
     def atomic_commits(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """Return the commits of a batch to its atomic tables, which are committed in one step with the default table.
-
-        Commits waiting rows of earlier batches first. Raises `CommitUnavailable` while one of these tables is behind.
-        """
+        """Return the commits that land together with the default table's. Raises `CommitUnavailable` if behind."""
         if self.atomic is False:
             return ()
         self.commit()
@@ -219,7 +201,6 @@ class Followers:
         return tuple(commits)
 
     def _try_commit(self, target: Target) -> _Failure | None:
-        """Commit the waiting batches to one table. Returns the failure, if any."""
         again = target in self.refused
         retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
         handle = self.tables.handle(target)
@@ -245,38 +226,24 @@ class Followers:
                 log.warning("table %s received %s that had been waiting for it", target, format_count(waited, "row"))
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.debug("the commit to table %s failed", target, exc_info=True)
-            return self._describe_failure(target, error)
+            missing: Sequence[Journal] = self.waiting[target]
+            if self._has_inherited_files(target) and isinstance(error, NoSuchTableError | TableLost):
+                try:
+                    missing = journals_never_committed(self.tables, target, missing)
+                except Exception:  # as above: without the table's metadata, all waiting batches count as missing
+                    log.debug("cannot determine which batches table %s had", target, exc_info=True)
+            return _Failure(explain_error(error, self.tables.stream, target), missing)
         return None
 
-    def _describe_failure(self, target: Target, error: Exception) -> _Failure:
-        """Return the failure, with the batches that the table is missing.
-
-        If the table was dropped, it may already have had some batches of an earlier writer. Otherwise all waiting
-        batches count.
-        """
-        missing: Sequence[Journal] = self.waiting[target]
-        if self._has_inherited_files(target) and isinstance(error, NoSuchTableError | TableLost):
-            try:
-                missing = journals_never_committed(self.tables, target, missing)
-            except Exception:  # as above: without the table's metadata, all waiting batches count as missing
-                log.debug("cannot determine which batches table %s had", target, exc_info=True)
-        return _Failure(explain_error(error, self.tables.stream, target), missing)
-
     def _has_inherited_files(self, target: Target) -> bool:
-        """Return whether an earlier writer staged files that the table may not have."""
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
     def _create_if_waiting(self, target: Target, journals: Sequence[Journal]) -> None:
-        """Create the table if rows wait for it next to the default table."""
         if self.make is not None and has_waiting_files(self.tables, journals, target):
             self.make(target, journals)
 
     def _commit_missing(self, target: Target, journals: Sequence[Journal], *, retry_policy: RetryPolicy) -> None:
-        """Commit the files of these journals that a table does not have yet, in order.
-
-        Appended batches are committed as one snapshot. Each merged batch gets its own snapshot, because it is merged
-        into the result of the previous batch.
-        """
+        """Commit the files that a table does not have: appended batches as one snapshot, merged ones one by one."""
         merges = self.merges.setdefault(target, {})
         while True:
             table = self.tables.handle(target).current()
@@ -294,12 +261,7 @@ class Followers:
     def _make_commit(
         self, target: Target, journals: Sequence[Journal], *, merges: dict[UUID, MergeWriter]
     ) -> TableCommit[Marker]:
-        """Return the commit of these journals' files. `merges` maps a table's UUID to the merge that the table refused
-        last.
-
-        Rows that were stored next to the default table, because this table was missing, are first rewritten for this
-        table.
-        """
+        """Return the commit of these journals' files. `merges` holds the table's refused merges, by table UUID."""
         tables, handle = self.tables, self.tables.handle(target)
         table = handle.current()
         files = tuple(file for journal in journals for file in files_for_table(tables, table, journal, target))
@@ -335,7 +297,6 @@ class Followers:
 
 
 def make_lagging_table(target: Target, journals: Sequence[Journal], reason: str) -> LaggingTable:
-    """Return the routed table as lagging: `journals` are the batches that it is missing."""
     since_ms = min(journal.created_at_ms for journal in journals)
     return LaggingTable(target, since_ms, len(journals), _row_count(journals, target), reason)
 
@@ -362,7 +323,6 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
 
 
 def _advance_marker(marker: Marker, journal: Journal) -> Marker:
-    """Return a routed table's marker after a batch."""
     ends = {p.topic_partition: p.end for p in journal.progress}
     owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
     return dataclasses.replace(
@@ -374,7 +334,6 @@ def _advance_marker(marker: Marker, journal: Journal) -> Marker:
 
 
 def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
-    """Return the marker. Raises CommitUnavailable if the table has none."""
     if found is None:
         raise CommitUnavailable(
             f"table {'.'.join(table.name())} has no marker of stream {stream!r}: the table was dropped and recreated, "
@@ -384,10 +343,7 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Check that a routed table was not rolled back. Raises RolledBack, with advice for this table.
-
-    `frazil reset` does not change routed tables.
-    """
+    """Raise RolledBack, with advice for a routed table, which `frazil reset` does not change."""
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:
@@ -401,7 +357,7 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 def _check_files_exist(
     tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
 ) -> None:
-    """Check that files of batches that the table does not have exist: it must never reference a missing file."""
+    """Raise CommitUnavailable if a file is missing that the table does not have yet."""
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in later for file in journal.staged_for(target)]
@@ -415,7 +371,7 @@ def _check_files_exist(
 
 
 def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the journals whose files a table does not have, according to the table's marker."""
+    """Return the journals whose files a table does not have, according to its marker."""
     marker = try_read_marker(table.metadata.properties, tables.stream)
     return journals if marker is None else later_journals(marker, journals)
 

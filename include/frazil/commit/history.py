@@ -1,7 +1,4 @@
-"""Reads a stream's commits from a branch's history, newest first, and the offsets that the table has reached.
-
-A `Period` limits the commits that an audit covers, so that its cost depends on the period and not on the table's size.
-"""
+"""A stream's commits in a branch's history, newest first, and the offsets that the table has reached."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
-"""Summary keys of skipped ranges and published backfills. No commit record contains the time of these events."""
+"""The summary keys of skipped ranges and published backfills, whose times no commit record has."""
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
@@ -58,12 +55,12 @@ def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return when the stream's newest batch was committed; None if the branch's history does not show the batch."""
+    """Return when the stream's newest batch was committed, if main's history shows it."""
     return next((snapshot.timestamp_ms for snapshot, _ in commit_records(metadata, stream)), None)
 
 
 def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
-    """Return the epoch of the stream's newest batch; None if the branch's history does not show the batch."""
+    """Return the epoch of the stream's newest batch, if main's history shows it."""
     newest = next((snapshot.summary for snapshot, _ in commit_records(metadata, stream)), None)
     epoch = newest.get("frazil.epoch") if newest else None
     return int(epoch) if epoch and epoch.isdecimal() else None
@@ -87,11 +84,7 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main: its `offsets_after` is the table's position.
-
-    Returns None if main provably has no batch of the stream. Raises `RolledBack` if the history or the record is
-    missing.
-    """
+    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack` if it is lost."""
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
         if record is None:
@@ -115,10 +108,7 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 def first_offsets(
     metadata: TableMetadata, journals: JournalStore
 ) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """Return the first committed offset of each topic-partition, and its source (None without records).
-
-    Reads all commit records.
-    """
+    """Return each partition's first committed offset, and the source, from all commit records."""
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
     for record in journals.records(table_uuid=metadata.table_uuid):
@@ -129,7 +119,7 @@ def first_offsets(
 
 
 def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
-    """Return the snapshot of the newest merge of replayed dead letters; None if main's history shows no such merge."""
+    """Return the snapshot of the newest merge of replayed dead letters in main's history."""
     for snapshot in ancestors(metadata):
         summary = snapshot.summary
         if summary and summary.get("frazil.backfill-stream") == stream and merge_counts(summary):
@@ -138,9 +128,7 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
 
 
 def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
-    """Return the number of rows that merges of other streams deleted from main; None if a part of main's history has
-    expired.
-    """
+    """Return how many rows merges of other streams deleted from main; None if a part of its history expired."""
     deleted = sequence_number = 0
     for snapshot in ancestors(metadata):
         summary, sequence_number = snapshot.summary, snapshot.sequence_number or 0
@@ -150,7 +138,7 @@ def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
-    """Return the counts of a merge from a snapshot's summary; empty for the summary of another program."""
+    """Return the counts of a merge from a snapshot's summary; empty for another program's."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in RECORD_OUTCOMES)
     return {name: int(text) for name, text in counts if text.isdecimal()}
 
@@ -171,12 +159,10 @@ class Period:
 
 
 def period_between(begin: datetime, end: datetime) -> Period:
-    """Return the period between two timezone-aware times."""
     return Period(_to_ms(begin), _to_ms(end))
 
 
 def last_period(length: timedelta, now: datetime) -> Period:
-    """Return the period of this length that ends now. Commits in the current millisecond are included."""
     return Period(_to_ms(now - length), _to_ms(now) + 1)
 
 

@@ -1,8 +1,6 @@
-"""The journal: one durable object per batch, which is written completely before the commit.
-
-After a crash, the next epoch commits the batch if it still starts at the marker's offsets. This needs neither Kafka nor
-new Parquet files. Otherwise it discards the journal and its files. The journal of a committed batch becomes the commit
-record that the snapshot's summary names, for audits and resets. `fold` packs old commit records into larger objects.
+"""The journal: one durable object per batch, written before the commit. After a crash, the next epoch commits the batch
+if it still starts at the marker's offsets, and discards it otherwise. A committed batch's journal becomes the commit
+record that the snapshot's summary names; `fold` packs old ones.
 """
 
 from __future__ import annotations
@@ -30,13 +28,12 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
-"""Number of newest commit records that are not folded, because recent audits and health checks read them."""
+"""The newest commit records, which audits and health checks read, are not folded."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
-"""The content that closes a batch's key: the batch must never be committed, and its files will be deleted."""
+"""The content that closes a batch's key: the batch must never be committed."""
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
-"""The value of `Journal.newest_dead_letters` for a dead-letter table without dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +47,30 @@ class Journal:
     source: SourceIdentity
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
-    """The files for all tables; `StagedFile.target` names the table of a file."""
     newest_dead_letters: BatchKey | None
-    """The batch with the newest dead letters when this batch was staged, or `NO_DEAD_LETTERS`.
-
-    None in a journal of an earlier version, which did not check for new dead letters.
-    """
+    """The batch with the newest dead letters at staging, or `NO_DEAD_LETTERS`; None in old journals."""
     idle: frozenset[TopicPartition]
+    """Partitions without a recent record."""
     offsets_after: Mapping[TopicPartition, int]
-    """The next offset of every topic-partition of the stream after this batch."""
+    """The next offset of every partition of the stream after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the partition leaders that served the records before `offsets_after`, if known."""
+    """The epochs of the leaders that served the records before `offsets_after`, if known."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before `offsets_after`, if the stream commits whole transactions."""
     windows: Mapping[int, int] | None = None
     """Number of rows by window start, in microseconds since 1970; None if the rows were not counted."""
     partitions: int | None = None
-    """The number of table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
+    """The table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
     with_ignored: int = 0
-    """Number of records with fields that did not become columns. Counted only if the table may evolve."""
+    """Records with fields that did not become columns, counted if the table may evolve."""
     without_columns: int = 0
-    """Number of records that have no field of any column."""
+    """Records that have no field of any column."""
     cast: int = 0
-    """Number of values that lenient casts converted."""
     other_events: int = 0
-    """Number of events that change no row; see `StageResult.other_events`."""
+    """Events that change no row; see `StageResult.other_events`."""
     cost: BatchCost | None = None
-    """The cost of the batch; None in a journal of an earlier version."""
     reasons: Reasons = field(default_factory=dict)
-    """Number of new dead letters by error class; empty in a journal of an earlier version."""
+    """New dead letters by error class."""
 
     @property
     def records(self) -> int:
@@ -90,12 +82,11 @@ class Journal:
 
     @property
     def dropped(self) -> int:
-        """Number of records that the transform dropped."""
         return sum(p.dropped for p in self.progress)
 
     @property
     def future(self) -> int:
-        """Number of rows whose event time is too far in the future to advance the watermark."""
+        """Rows whose event time is too far in the future to advance the watermark."""
         return sum(p.future for p in self.progress)
 
     def staged_for(self, target: Target) -> tuple[StagedFile, ...]:
@@ -103,7 +94,6 @@ class Journal:
 
     @property
     def routed(self) -> frozenset[Target]:
-        """The routed tables for which the batch has files."""
         return frozenset(f.target for f in self.files if is_routed(f.target))
 
     def to_bytes(self) -> bytes:
@@ -143,9 +133,7 @@ class Journal:
         """Parse a journal; returns None for an object that is incomplete, not a journal, or of a newer format."""
         try:
             raw = json.loads(data)
-            if raw["format"] != FORMAT_VERSION:
-                return None
-            return cls._from_json(raw)
+            return cls._from_json(raw) if raw["format"] == FORMAT_VERSION else None
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -187,9 +175,8 @@ class UnusableJournal(Enum):
 
 
 class JournalStore:
-    """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
-
-    A journal is written once; a later epoch may close its key with `void`. A folded record keeps its path and key.
+    """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`. A journal is
+    written once; a later epoch may close its key with `void`.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
@@ -209,11 +196,10 @@ class JournalStore:
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close an unused key, so that no suspended writer can write a journal there. Returns whether it is closed."""
+        """Close an unused key to suspended writers. Returns whether it is closed."""
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
-        """Close a key that has a journal, so that the journal is never committed."""
         self.store.put(self.path(key), VOID)
 
     def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | UnusableJournal:
@@ -232,7 +218,7 @@ class JournalStore:
         return self.read(self.path(key))
 
     def read(self, path: str) -> Journal | None:
-        """Return the commit record at a path from a snapshot's summary; None if it is missing or unreadable."""
+        """Return the commit record at a path from a snapshot's summary, if it is readable."""
         return _parse_journal(self._load(path))
 
     def _load(self, path: str) -> bytes | None:
@@ -242,15 +228,15 @@ class JournalStore:
         return data
 
     def keys(self) -> list[BatchKey]:
-        """Return the keys of the journals that are not folded, in order. Ignores objects with other names."""
+        """Return the keys of the journals that are not folded, in order."""
         return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest key of all records, if any. `keys` are the keys of the journals that are not folded."""
+        """Return the oldest key of all records. `keys` are those that are not folded."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
-        """Return the paths of commit records that belong to another table which has, or had, the same folder."""
+        """Return the paths of commit records of another table that has, or had, the same folder."""
         alone = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
         folded = {segment.path: tuple(self._folded.read(segment).values()) for segment in self._folded.segments()}
         return {
@@ -260,17 +246,13 @@ class JournalStore:
         }
 
     def highest_epoch(self) -> int:
-        """Return the highest epoch of all journals and folded records; 0 if there are none."""
         epochs = [*(key.epoch for key in self.keys()), *(s.last.epoch for s in self._folded.segments())]
         return max(epochs, default=0)
 
     def records(
         self, *, newest_first: bool = False, below: BatchKey | None = None, table_uuid: object = None
     ) -> Iterator[Journal]:
-        """Yield each readable journal and folded record in key order, also of uncommitted batches.
-
-        With `table_uuid`, leaves out those of another table that had the folder before.
-        """
+        """Yield the readable journals and folded records in key order; with `table_uuid`, only those of this table."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -291,14 +273,9 @@ class JournalStore:
         limit: int = MAX_SEGMENT_RECORDS,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
-        """Fold the oldest commit records, and yield the number of records in each new object.
-
-        Safe at any time, from any process, even if interrupted: batches up to the marker's `settled` are final. The
-        newest `keep` records are not folded, because they are read often. Damaged and foreign objects and journals of
-        discarded batches are not folded either.
-
-        `forgotten` returns whether the marker was removed. `forget` may then have listed the objects before the last
-        one was written, so `fold` deletes that object and stops.
+        """Fold the oldest commit records of final batches, and yield the number in each new object. Safe at any time,
+        from any process. `forgotten` returns whether the marker was removed: `forget` may have listed the objects
+        before, so the last object is deleted.
         """
         settled = [
             key
@@ -321,7 +298,7 @@ class JournalStore:
             yield len(group)
 
     def _delete_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """Return the keys that are not folded yet. Deletes journals that an interrupted fold has already folded."""
+        """Delete journals that an interrupted fold has folded. Return the other keys."""
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
             return list(keys)
@@ -330,7 +307,7 @@ class JournalStore:
         return [key for key in keys if key > through]
 
     def _read_to_fold(self, key: BatchKey, stream: str) -> bytes | None:
-        """Return a journal's content. Empty if it must not be folded; None if it is missing."""
+        """Return a journal's content; empty if it must not be folded, None if it is missing."""
         data = self.store.get(self.path(key))
         journal = _parse_journal(data)
         return data if data is None or (journal and (journal.stream, journal.key) == (stream, key)) else b""
@@ -355,11 +332,10 @@ def _parse_journal(data: bytes | None) -> Journal | None:
 
 
 def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
-    """Return the journals of batches that a routed table does not have, according to the table's marker."""
+    """Return the journals of batches that a routed table with this marker does not have."""
     return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
 
 
 def parse_key(path: str) -> BatchKey | None:
-    """Return the batch key in a journal's path; None if the path is not that of a journal."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

@@ -1,8 +1,5 @@
-"""Counts late rows: rows that were added to a window after the window was signalled.
-
-The table's cursor names the last commit that the signals cover. Late rows come from delayed records, backfills, records
-that are read again, other streams or engines, or a branch. The summary of a frazil commit has its number of rows per
-window; for other commits, the files are read.
+"""Counts late rows: rows added to a window after it was signalled, by delayed records, backfills, re-read records, or
+other streams and engines. The table's cursor names the last commit that the signals cover.
 """
 
 from __future__ import annotations
@@ -32,10 +29,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the number of late rows by window start (us since 1970). `column` has the event time.
-
-    Late rows are those that commits after the cursor added to signalled windows. Empty without a cursor.
-    """
+    """Return the rows that commits after the cursor added to signalled windows, by window start (us since 1970)."""
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
         return {}
@@ -62,6 +56,5 @@ def may_add_late_rows(snapshot: Snapshot, cursor: Cursor) -> bool:
 
 
 def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
-    """Return the number of a commit's rows per window start; None if the summary does not have it."""
     text = snapshot.summary.get(WINDOWS_KEY) if snapshot.summary else None
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

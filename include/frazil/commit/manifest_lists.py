@@ -1,7 +1,5 @@
-"""Writes and caches manifest lists, so that this process parses and encodes each manifest's entry only once.
-
-Each commit writes a list of all manifests of its branch: the manifests of the previous commit, and some new manifests.
-A list never changes, because its name has a UUID. A manifest has the same entry in every list.
+"""Writes and caches manifest lists, so that this process parses and encodes each manifest's entry only once. A list
+never changes, because its name has a UUID.
 """
 
 from __future__ import annotations
@@ -21,15 +19,11 @@ from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 MAX_CACHED_LISTS = 32
-"""Maximum number of cached lists. Suffices for a stream's tables and open branch before and after a commit, and for
-failed attempts.
-"""
+"""Enough for a stream's tables and open branch before and after a commit, and for failed attempts."""
 
 
 @dataclass(slots=True)
 class _ListEntry:
-    """A manifest, and its encoded entry in a manifest list; None until the entry is encoded."""
-
     manifest: ManifestFile
     encoded: bytes | None = None
 
@@ -39,7 +33,7 @@ _ENCODING = AvroEncoding.resolve(_SCHEMA, _SCHEMA, name="manifest_file")
 
 
 class ListWriter(ManifestListWriterV2):
-    """Writes the manifest list of a table of format version 2, with a schema that is resolved once per process."""
+    """Writes a list of format version 2, with a schema that is resolved once per process."""
 
     def __enter__(self) -> Self:
         self._writer = PreparedAvroFile(self._output_file, _ENCODING, metadata=self._meta)
@@ -48,16 +42,21 @@ class ListWriter(ManifestListWriterV2):
 
 
 _cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
-"""Manifests with their encoded entries: by the path of the manifest list, then by the path of the manifest."""
+"""By path of the manifest list, then of the manifest."""
 
 
 def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
     """Return all manifests of a snapshot, in the order of its manifest list."""
-    return [entry.manifest for entry in _list_entries(snapshot, file_io).values()]
+    entries = _cache.get(snapshot.manifest_list)
+    if entries is None:
+        count_request("reads", snapshot.manifest_list)
+        entries = {manifest.manifest_path: _ListEntry(manifest) for manifest in snapshot.manifests(file_io)}
+    _cache.keep(snapshot.manifest_list, entries)
+    return [entry.manifest for entry in entries.values()]
 
 
 def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestFile]:
-    """Return the manifests that list live files. Readers would open the other manifests for nothing."""
+    """Return the manifests that list live files."""
     manifests = read_manifests(snapshot, file_io) if snapshot else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
@@ -89,12 +88,3 @@ class _EncodedRecordWriter:
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:
         encoder.write(record)
-
-
-def _list_entries(snapshot: Snapshot, file_io: FileIO) -> dict[str, _ListEntry]:
-    entries = _cache.get(snapshot.manifest_list)
-    if entries is None:
-        count_request("reads", snapshot.manifest_list)
-        entries = {manifest.manifest_path: _ListEntry(manifest) for manifest in snapshot.manifests(file_io)}
-    _cache.keep(snapshot.manifest_list, entries)
-    return entries

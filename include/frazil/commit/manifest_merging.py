@@ -1,8 +1,5 @@
-"""Merges a branch's small manifests as it grows, so that a commit every second leaves few manifests for readers.
-
-Each commit adds a manifest. As soon as `FAN_IN` manifests are of the same size class, the next commit replaces them
-with one manifest of the next class. An entry is thus written at most once for each class, and a commit merges at most
-`MAX_ENTRIES`.
+"""Merges a branch's small manifests as it grows, so that a commit every second leaves few for readers. `FAN_IN`
+manifests of one size class become one of the next class, so an entry is written once for each class.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from pyiceberg.table import Table
 from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, recently_written, write_merged
 
 FAN_IN = 32
-"""Number of manifests of one size class that are merged into one."""
+"""Manifests of one size class that are merged into one."""
 MAX_ENTRIES = 2_048
 MERGE_ENABLED = "commit.manifest-merge.enabled"
 """Iceberg's table property that switches merging off."""
@@ -31,19 +28,15 @@ class MergedManifest:
 
     manifest: ManifestFile
     replaces: frozenset[str]
-    """Paths of the merged manifests."""
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
-        """Return the manifests with this one in place of those that it replaces; None if one of these is gone."""
+        """Return the manifests with this one in place of those that it replaces; None if one of them is gone."""
         others = [one for one in manifests if one.manifest_path not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
 
 def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
-    """Return the manifests to merge next, with their entries; empty while every class has fewer than `FAN_IN`.
-
-    `manifests` are live. Leaves out those that this process did not write: maintenance merges them.
-    """
+    """Return the live manifests of this process to merge next, with their entries. Maintenance merges the others."""
     classes = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
     for manifest in manifests:
         written = recently_written.get(manifest.manifest_path)
@@ -56,9 +49,7 @@ def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEn
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Write and return a manifest that replaces the `mergeable` ones in a snapshot. Return None without any, or if
-    merging is off.
-    """
+    """Write and return a manifest that replaces the `mergeable` ones; None without any, or if merging is off."""
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
     found = mergeable(manifests)

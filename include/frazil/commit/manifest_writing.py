@@ -1,10 +1,6 @@
-"""Writes manifests of data files or of delete files, with the partition spec and schema of these files.
-
-Schemas and encoders are cached. PyIceberg builds them for each manifest, which takes a quarter of the time of a small
-commit.
-
-When a manifest replaces another one, the entries are copied without decoding them, because other engines write entry
-fields that PyIceberg does not know. Copying keeps these fields unchanged.
+"""Writes manifests of data files or delete files. Schemas and encoders are cached: PyIceberg builds them for each
+manifest. Entries of a replaced manifest are copied without decoding, because other engines write fields that PyIceberg
+does not know.
 """
 
 from __future__ import annotations
@@ -69,9 +65,7 @@ class ManifestLayout:
 
     @classmethod
     def for_staged_file(cls, file: StagedFile, metadata: TableMetadata) -> ManifestLayout:
-        """Return the layout for a staged file. Raises SchemaIncompatible if the table no longer has the file's
-        schema.
-        """
+        """Return a staged file's layout. Raises SchemaIncompatible if the table no longer has its schema."""
         if file.content == "position-deletes":  # the data file may be older than the newest schema and spec
             return cls.for_spec(metadata.specs()[file.spec_id], metadata)
         schema = metadata.schema_by_id(file.schema_id)
@@ -88,20 +82,20 @@ class ManifestLayout:
 
 
 MAX_CACHED_ENCODINGS = 64
-"""Maximum number of cached encodings: two for each of a stream's tables."""
+"""Two for each of a stream's tables."""
 
 
 MAX_KEPT_BYTES = 64 * 2**20
-"""Maximum memory for the entries of manifests: about a kilobyte for each file, and 40 bytes for each column of it."""
+"""Memory for the entries of manifests: about a kilobyte for each file, and 40 bytes for each of its columns."""
 MAX_KEPT_FILES = 32
-"""Maximum number of files of a commit whose entries are kept: manifests of large commits are few."""
+"""Entries of a commit with more files are not kept: such commits are few."""
 MAX_KEPT_ENTRIES = 1_024
-"""Number of entries from which on a merged manifest is large enough, and not merged again."""
+"""A manifest with as many entries is not merged again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ManifestEncoding:
-    """The Avro encoding and header metadata that manifests with the same layout, content and codec share."""
+    """The Avro encoding and header that manifests with the same layout, content and codec share."""
 
     layout: ManifestLayout
     avro: AvroEncoding
@@ -138,7 +132,7 @@ class _Writer(ManifestWriterV2):
         return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
 
     def record(self) -> RecordingWriter:
-        """Return a writer that also keeps the data files of the entries that it writes."""
+        """Return a writer that also keeps the encoded data files of the entries that it writes."""
         encoding = self._encoding()
         fields: Any = encoding.avro.writer
         *others, (_, of_data_file) = fields.field_writers
@@ -148,12 +142,12 @@ class _Writer(ManifestWriterV2):
         return recorder
 
     def _copied_encoding(self, copied: CopiedEntries) -> _ManifestEncoding:
-        writer: Any = copied.writer()
+        writer: Any = CopyingWriter(iter(copied.data_files))
         avro = AvroEncoding(copied.schema, "manifest_entry", copied.header[SCHEMA_KEY], writer)
         return _ManifestEncoding(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _entry_schema(self, format_version: TableVersion) -> Schema:
-        """Return the entries' schema. Partition values are optional even if their column is required."""
+        """Return the entries' schema, in which partition values are optional even if their column is required."""
         values = [
             NestedField(field.field_id, field.name, field.field_type, required=False)
             for field in self._spec.partition_type(self._schema).fields
@@ -183,7 +177,6 @@ def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Write and return a manifest of files that have one layout and content, all added by this snapshot."""
     entries = (
         ManifestEntry.from_args(
             status=ManifestEntryStatus.ADDED,
@@ -206,7 +199,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Rewrite a manifest whose live entries are `entries`; marks the files at the paths `removed` as deleted."""
+    """Rewrite a manifest with the live entries `entries`; files at the paths `removed` become deleted."""
     layout = ManifestLayout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     written = (_updated_entry(entry, snapshot_id, deleted=entry.data_file.file_path in removed) for entry in entries)
     copied = CopiedEntries.from_manifest(manifest, table.io)
@@ -216,7 +209,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
 def write_merged(
     merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """Write the entries of manifests of the same kind into one manifest, as existing files. Return the new manifest."""
+    """Write the entries of manifests of one kind into one manifest, as existing files, and return it."""
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
@@ -256,7 +249,7 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
     copied: CopiedEntries | None = None,
     keep: bool = False,
 ) -> ManifestFile:
-    """Write a manifest. With `keep`, its entries are kept in memory for a later merge of small manifests."""
+    """Write a manifest. With `keep`, its entries stay in memory for a later merge."""
     written = []
     writer = _Writer(layout, content, path, table=table, snapshot_id=snapshot_id, copied=copied)
     with writer:
@@ -264,23 +257,20 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
         for entry in entries:
             writer.add_entry(entry)
             if recorder:
-                written.append(_without_statistics(entry))
+                file = entry.data_file
+                slim = DataFile.from_args(
+                    content=file.content,
+                    file_path=file.file_path,
+                    partition=file.partition,
+                    record_count=file.record_count,
+                )
+                written.append(_entry(entry, slim, entry.status, entry.snapshot_id))
     if recorder and len(written) <= MAX_KEPT_FILES:
         recently_written.keep(path, WrittenEntries(recorder.copied(), tuple(written)))
     return writer.to_manifest_file()
 
 
-def _without_statistics(entry: ManifestEntry) -> ManifestEntry:
-    """Return what a manifest counts of an entry whose data file is copied."""
-    file = entry.data_file
-    slim = DataFile.from_args(
-        content=file.content, file_path=file.file_path, partition=file.partition, record_count=file.record_count
-    )
-    return _entry(entry, slim, entry.status, entry.snapshot_id)
-
-
 def manifest_content(content: DataFileContent) -> ManifestContent:
-    """Return the manifest content type (data or deletes) for files of this content type."""
     return ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
 
 
@@ -290,14 +280,11 @@ def metadata_folder(metadata: TableMetadata) -> str:
 
 
 def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
-    """Return Avro's name for the table's compression codec. Iceberg uses different names."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")
 
 
 class CountingOutput(OutputFile):
-    """Wraps an output file, and counts the bytes written to it."""
-
     def __init__(self, inner: OutputFile) -> None:
         super().__init__(inner.location)
         self._inner, self._bytes = inner, 0
@@ -340,7 +327,7 @@ class _CountedStream(OutputStream):
 
 
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
-"""The field ids of a manifest entry in format version 2, and whether each is required. The last is the data file."""
+"""A manifest entry's field ids in format version 2, and whether each is required. The last is the data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +337,6 @@ class CopiedEntries:
     schema: Schema
     header: Mapping[str, str]
     data_files: tuple[bytes, ...]
-    """The encoded data file of each entry."""
 
     @property
     def kind(self) -> frozenset[tuple[str, str]]:
@@ -376,13 +362,10 @@ class CopiedEntries:
                         found.append(block[start : decoder.tell()])
             return cls(file.schema, file.header.meta, tuple(found))
 
-    def writer(self) -> CopyingWriter:
-        return CopyingWriter(iter(self.data_files))
-
 
 @dataclass(frozen=True, slots=True)
 class CopyingWriter:
-    """Replaces Avro's record writer. Entries must be written in the order in which their data files were copied."""
+    """Replaces Avro's record writer. Entries must be written in the order of their copied data files."""
 
     data_files: Iterator[bytes]
 
@@ -397,8 +380,6 @@ class CopyingWriter:
 
 @dataclass(frozen=True, slots=True)
 class RecordingWriter:
-    """Replaces Avro's record writer, and keeps the encoded data files of the entries."""
-
     schema: Schema
     header: Mapping[str, str]
     fields: Sequence[tuple[int, Writer]]
@@ -425,7 +406,7 @@ class WrittenEntries:
     entries: tuple[ManifestEntry, ...]
 
     def existing(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
-        """Yield the entries as those of existing files. Added files have the manifest's numbers."""
+        """Yield the entries as existing files. Added files get the manifest's numbers."""
         for entry in self.entries:
             if entry.status is ManifestEntryStatus.EXISTING:
                 yield entry
@@ -439,12 +420,8 @@ class WrittenEntries:
                 )
 
     def memory_bytes(self) -> int:
-        """Estimate the memory that the entries take."""
-        return sum(_ENTRY_BYTES + len(data_file) for data_file in self.copied.data_files)
+        return sum(1_000 + len(data_file) for data_file in self.copied.data_files)
 
-
-_ENTRY_BYTES = 1_000
-"""Memory (bytes) of an entry without its copied data file."""
 
 recently_written = BoundedCache[WrittenEntries](MAX_KEPT_BYTES, WrittenEntries.memory_bytes)
 """The entries of manifests that this process wrote and has not merged, by path."""
@@ -454,7 +431,6 @@ class _Blocks(AvroFile[ManifestEntry]):
     """An Avro file whose blocks are read and decompressed, but not decoded."""
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each block's number of records and its decompressed bytes."""
         codec = self.header.compression_codec()
         while True:
             try:
@@ -498,11 +474,8 @@ class PreparedAvroFile(AvroOutputFile[D]):
     def __enter__(self) -> Self:
         self.output_stream = self.output_file.create(overwrite=True)
         self.encoder = BinaryEncoder(self.output_stream)
-        self._write_header()
-        return self
-
-    def _write_header(self) -> None:
         codec = self.metadata[AVRO_CODEC_KEY]
         codec = CODEC_MAPPING_ICEBERG_TO_AVRO.get(codec) or codec
         meta = {**self.metadata, SCHEMA_KEY: self._schema_json, AVRO_CODEC_KEY: codec}
         _HEADER_WRITER.write(self.encoder, AvroFileHeader(MAGIC, meta, self.sync_bytes))
+        return self

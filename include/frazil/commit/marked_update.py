@@ -1,7 +1,5 @@
-"""Builds the update that changes a table together with its marker.
-
-The update has a snapshot of main and, with `commit.align: watermark`, a snapshot of the open branch. Its requirements
-cover both branches. Also removes branches.
+"""Builds the update that changes a table together with its marker: a snapshot of main and, with `commit.align:
+watermark`, one of the open branch. Its requirements cover both branches. Also removes branches.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
@@ -45,9 +42,9 @@ from frazil.table.tables import may_delete_files
 M = TypeVar("M", Marker, Marker | None)
 
 ALIGN_OPERATION = "align"
-"""The value of `frazil.operation` in the summaries of the open branch's snapshots."""
+"""`frazil.operation` in the summaries of the open branch's snapshots."""
 OPEN_SNAPSHOT_KEY = "frazil.open-snapshot-id"
-"""The summary key for the open branch's head. After a rollback of main, a reset restores the branch to it."""
+"""The open branch's head, to which a reset restores the branch after a rollback of main."""
 
 
 @dataclass(slots=True)
@@ -64,10 +61,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the change for the next attempt. It sets the marker, or removes it for None.
-
-        Without a `change`, `files` are added to main, and the open branch is neither checked nor changed.
-        """
+        """Return the next attempt's change. Without a `change` of the open branch, main gets all `files`."""
         if change is not None:
             return self._prepare_both(table, marker, change, summary=summary, now_ms=now_ms)
         if self._main is None:
@@ -79,9 +73,7 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare the snapshots of both branches. Each attempt prepares them again, because the open branch may have
-        changed.
-        """
+        """Prepare the snapshots of both branches, again in each attempt: the open branch may have changed."""
         name = open_branch_name(self.stream)
         found = head_of(table.metadata, name)
         updates: tuple[TableUpdate, ...]
@@ -115,10 +107,17 @@ class MarkedUpdate:
     def _change_branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """Return the open branch's head after the change (None if it is removed), and the updates."""
+        """Return the open branch's head after the change, and the updates."""
         name = open_branch_name(self.stream)
         if change.ends:
-            return None, self._branch_removal().updates(table)
+
+            def of_the_branch(snapshot: Snapshot) -> bool:
+                own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
+                return snapshot.summary is not None and all(snapshot.summary.get(key) == text for key, text in own)
+
+            end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
+            self.written.append(end)
+            return None, end.updates(table)
         if not (change.joining_files or change.leaving_files) and change.base == found:
             return found, ()
         base = BaseManifests(change.stays, change.leaving_files, change.base.summary if change.base else None)
@@ -130,27 +129,12 @@ class MarkedUpdate:
         prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
         return prepared.snapshot, prepared.updates
 
-    def _branch_removal(self) -> BranchRemoval:
-        """Return the removal of the branch, and of snapshots that it had before a reset moved it back."""
-
-        def of_the_branch(snapshot: Snapshot) -> bool:
-            summary = snapshot.summary
-            return summary is not None and (summary.get("frazil.stream"), summary.get("frazil.operation")) == (
-                self.stream,
-                ALIGN_OPERATION,
-            )
-
-        end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
-        self.written.append(end)
-        return end
-
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
 """Returns the next marker for a table and its marker, or `Done` with the result if nothing must be written."""
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
-    """Return the result of `decide` for the table as last loaded. Changes nothing."""
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
@@ -174,10 +158,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return a commit of the marker that `decide` returns, which adds `files` or the result of `merge`.
-
-    `branch_change` returns how files join and leave the open branch. Without it, main gets all files.
-    """
+    """Return a commit of the marker that `decide` returns, which adds `files` or the result of `merge`."""
     update = MarkedUpdate(tables.stream, files, merge)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
@@ -211,9 +192,6 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
 
 
 def _position_summary(marker: Marker) -> dict[str, str]:
-    """Return summary entries with the marker's position, for users. Their size does not depend on the number of
-    partitions.
-    """
     position = {
         "frazil.stream": marker.stream,
         "frazil.epoch": str(marker.at.epoch),
@@ -229,7 +207,7 @@ def _position_summary(marker: Marker) -> dict[str, str]:
 
 
 def format_iso_utc(us: int) -> str:
-    """Format microseconds since 1970 as ISO 8601. Outside the calendar's range, returns the number with its unit."""
+    """Format microseconds since 1970 as ISO 8601; out of range, as a number with its unit."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:
@@ -238,21 +216,16 @@ def format_iso_utc(us: int) -> str:
 
 @dataclass(slots=True)
 class BranchRemoval:
-    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used.
-
-    The snapshots must not remain: their summaries would still list files as added that are now in main. Iceberg's
-    incremental clean-up (up to version 1.9, for tables with one branch) would delete such files together with the
-    snapshot.
+    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these used. Snapshots that
+    remained would list files as added that are now in main, and Iceberg's incremental clean-up would delete these.
     """
 
     branch: str
     is_former_snapshot: Callable[[Snapshot], bool] = lambda _: False
-    """Selects snapshots that the branch had before a reset moved the branch back; they are removed too."""
+    """Selects snapshots that the branch had before a reset moved it back."""
     removed_ids: frozenset[int] = field(default=frozenset())
     waste: frozenset[str] = field(default=frozenset())
-    """Paths of the manifests and manifest lists that are no longer used once the snapshots in `removed_ids` are
-    removed.
-    """
+    """Paths of manifests and manifest lists that only the snapshots in `removed_ids` use."""
 
     @property
     def may_have_waste(self) -> bool:
@@ -271,14 +244,13 @@ class BranchRemoval:
         # A branch or tag that began here may share manifests, so none of them is deleted.
         if own.isdisjoint(elsewhere):
             self.removed_ids = frozenset(s.snapshot_id for s in gone)
-            self.waste = frozenset(_manifest_paths(gone, table.io))
+            listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(table.io), gone)
+            self.waste = frozenset({s.manifest_list for s in gone} | {m.manifest_path for of in listed for m in of})
         removed = RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in gone])
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests. Deletes nothing if the removal did not land, or if a snapshot of the branch was
-        tagged.
-        """
+        """Delete the unused manifests, unless the removal did not land or a snapshot of the branch was tagged."""
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
         ):
@@ -292,9 +264,3 @@ def require_unchanged(table: Table, branch: str) -> AssertRefSnapshotId:
     """Return the requirement that the branch is unchanged, or still missing."""
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
-
-
-def _manifest_paths(snapshots: list[Snapshot], io: FileIO) -> set[str]:
-    """Return the paths of manifest lists and manifests. Reads in parallel: a day has over a thousand commits."""
-    listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(io), snapshots)
-    return {s.manifest_list for s in snapshots} | {m.manifest_path for of in listed for m in of}

@@ -1,7 +1,5 @@
-"""A stream's marker: the stream's position, which each commit stores as the table property `frazil.stream.<name>`.
-
-Nothing else records a stream's progress. A marker changes only in one update with a snapshot of the branch: the
-snapshot's requirement fences the marker, because a property alone has no compare-and-swap.
+"""A stream's marker: its position, which each commit stores as the table property `frazil.stream.<name>`. Nothing else
+records a stream's progress. A marker changes only together with a snapshot of the branch, whose requirement fences it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 MAX_EPOCHS = 256
-"""Maximum number of epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
+"""Epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
 
 
 class BatchKey(NamedTuple):
@@ -45,16 +43,14 @@ class Fate(Enum):
 
 
 class LastTransaction(NamedTuple):
-    """The last transaction of a captured database before a position. Used to recognise events that are sent again."""
+    """A captured database's last transaction before a position, to recognise events that are sent again."""
 
     id: str = ""
-    """The transaction's id; empty if no transaction is known."""
     position: str | None = None
-    """The transaction's position in the source's log; see `frazil.ingest.source_log`."""
+    """Its position in the source's log; see `frazil.ingest.source_log`."""
 
 
 NO_TRANSACTION = LastTransaction()
-"""The last transaction, if none is known."""
 
 
 class OwnTable(NamedTuple):
@@ -84,29 +80,25 @@ class Marker:
     batches: Mapping[int, int] = field(default_factory=dict)
     """The last batch that each of the newest epochs committed; 0 if the epoch committed no batch."""
     open_snapshot_id: int | None = None
-    """The head of the stream's open branch; None if the stream has no open branch (`commit.align: none`)."""
+    """The head of the stream's open branch (`commit.align: watermark`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epochs of the leaders that served the records before the offsets. They reveal truncated logs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that Kafka assigned to a second record, after losing the record that was read or recreating the topic of
-    a forgotten stream."""
+    """Offsets that Kafka assigned to a second record: the first was lost, or its topic was recreated."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The end offset of the table's records at the last reset, for topic-partitions that were recreated or truncated.
-
-    Rows whose offsets are beyond both this end and the position come from deleted records: see `landed_ends`.
-    """
+    """Where the records ended at the last reset, of recreated or truncated partitions; see `landed_ends`."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     given_up_epoch: int = 0
-    """The epoch of the first reset that accepted such a loss; 0 if it is unknown."""
+    """The epoch of the first reset that accepted such a loss, if known."""
     adopted_rows: int = 0
-    """Number of rows that the table had when an operator let the stream append to it."""
+    """Rows that the table had when an operator let the stream append to it."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
     """The last batch that all routed tables have, with all earlier ones. None if the stream never had a route."""
     own_table: OwnTable | None = None
-    """The stream's own table; only in the dead-letter table's marker, and None if an earlier version wrote it."""
+    """The stream's own table; only in the dead-letter table's marker."""
 
     @property
     def property_name(self) -> str:
@@ -117,19 +109,18 @@ class Marker:
         return None if self.watermark_us is None else self.watermark_us // 1000
 
     def with_snapshots(self, snapshot_id: int, sequence_number: int, *, open_snapshot_id: int | None) -> Marker:
-        """Return the marker with the snapshots of a commit: that of its table, and the head of the open branch."""
+        """Return the marker with the ids of its table's snapshot and of the open branch's head."""
         return dataclasses.replace(
             self, snapshot_id=snapshot_id, sequence_number=sequence_number, open_snapshot_id=open_snapshot_id
         )
 
     def owned_by(self, epoch: int) -> Marker:
-        """Return the marker at the start of a new epoch."""
         batches = {**self.batches, epoch: 0}
         newest = sorted(batches)[-MAX_EPOCHS:]
         return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
 
     def with_batch(self, journal: BatchKey) -> Marker:
-        """Return the marker after a batch. `journal` is the batch's key, which may belong to an earlier epoch."""
+        """Return the marker after the batch with this key, which may belong to an earlier epoch."""
         return dataclasses.replace(
             self,
             at=BatchKey(self.at.epoch, self.at.batch + 1),
@@ -144,7 +135,7 @@ class Marker:
         return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NOT_COMMITTED
 
     def to_property(self) -> str:
-        """Return the marker as JSON. It is compact because every metadata file of the table contains it."""
+        """Return the marker as compact JSON: every metadata file of the table contains it."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -176,7 +167,7 @@ class Marker:
 
     @classmethod
     def from_property(cls, stream: str, text: str) -> Marker:
-        """Parse a marker. Raises `MarkerUnreadable` for a newer format, and for text that frazil did not write."""
+        """Parse a marker. Raises `MarkerUnreadable` for a newer format or other text."""
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT_VERSION:
@@ -224,13 +215,13 @@ def property_name(stream: str) -> str:
 
 
 def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
-    """Return the stream's marker from a table's properties; None if the stream never committed to the table."""
+    """Return the stream's marker from a table's properties, if any. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))
     return None if text is None else Marker.from_property(stream, text)
 
 
 def try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
-    """Return the stream's marker from a table's properties; None if it does not exist or is unreadable."""
+    """Return the stream's marker from a table's properties; None if it is missing or unreadable."""
     try:
         return read_marker(properties, stream)
     except MarkerUnreadable:
@@ -246,7 +237,6 @@ def nest_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]
 
 
 def flatten_topics(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
-    """Convert a mapping of integers from `nest_by_topic` back to `{(topic, partition): n}`."""
     return {tp: int(value) for tp, value in _flat_items(values)}
 
 
@@ -259,17 +249,16 @@ def _flat_items(values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Topic
 
 
 def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) -> dict[TopicPartition, int]:
-    """Return the entries of these topics."""
     return {tp: value for tp, value in values.items() if tp[0] in topics}
 
 
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
-    """Return a stream's first marker. It does not name earlier epochs, so their journals are never committed."""
+    """Return a stream's first marker. It names no earlier epochs, so their journals are never committed."""
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the current identity. Within the same cluster, it keeps the ids of topics that are no longer read."""
+    """Return the current identity, with the ids of topics of this cluster that are no longer read."""
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
@@ -277,9 +266,7 @@ def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceId
 def keep_same_topics(
     offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
-    """Return the offsets that are still valid in `current`, without those of another cluster or of a recreated
-    topic.
-    """
+    """Return the offsets that are still valid in `current`: those of the same cluster and topics."""
     if known is None or known.cluster_id != current.cluster_id:
         return {}
     return {
@@ -290,15 +277,12 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the offsets at which a table's current records end, for topic-partitions that were recreated or truncated.
-
-    `marker` is the marker of this table. `main` is the main table's marker, which a reset changes.
-    """
+    """Return where a table's current records end, for recreated or truncated partitions, by its and main's marker."""
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Return the markers of all streams of the table, declared or not, by stream. Raises `MarkerUnreadable`."""
+    """Return the markers of all the table's streams, declared or not. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
     return {stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in streams}

@@ -1,9 +1,6 @@
-"""Changes a marker for an operator: reset, adopt, forget and give up. Also writes a routed table's first marker.
-
-Each change is a compare-and-swap with an empty snapshot, whose requirement fences a running writer.
-
-A reset keeps the rows of open windows that the stream does not read again. If main was rolled back, or if an operator
-moved the open branch, the reset restores the branch to keep these rows.
+"""Changes a marker for an operator (reset, adopt, forget, give up), and writes a routed table's first marker. Each
+change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset keeps rows of open windows
+that are not read again.
 """
 
 from __future__ import annotations
@@ -55,12 +52,7 @@ log = logging.getLogger(__name__)
 def reset(
     tables: StreamTables, *, target: Offsets, source: SourceIdentity, seen: StateBeforeReset, cut: Offsets = NO_OFFSETS
 ) -> Marker:
-    """Move the stream to the offsets `target` and the next epoch, in all tables.
-
-    `seen` is the state that was read before. `cut` has the offsets at which logs were truncated before the stream's
-    position. The next start commits an open journal only if it begins at `target`. Raises `WriterBusy` if the marker
-    has changed since it was read.
-    """
+    """Move the stream to the offsets `target` and the next epoch. Raises `WriterBusy` if the marker has changed."""
     epoch = 1 + _highest_epoch_ever(tables)
     marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
 
@@ -80,23 +72,16 @@ def reset(
         return change
 
     change_marker(tables, tables.main, decide, operation="reset", branch_change=open_windows)
-    _delete_dropped(tables, dropped)
+    main = tables.main.refresh()
+    if dropped and may_delete_files(main.properties):
+        needed = referenced_paths(main)
+        tables.store.delete([path for path in dropped if bare_path(path) not in needed])
     _reset_dead_letters(tables, seen, epoch=epoch, source=source)
     return marker
 
 
-def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
-    """Delete files of a removed open branch that no snapshot needs. Their records are read again."""
-    table = tables.main.refresh()
-    if files and may_delete_files(table.properties):
-        needed = referenced_paths(table)
-        tables.store.delete([path for path in files if bare_path(path) not in needed])
-
-
 def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: int, source: SourceIdentity) -> None:
-    """Write the epoch to the dead-letter table, with offsets after all records ever read. Also works with a damaged
-    marker.
-    """
+    """Write the epoch and offsets after all records ever read to the dead-letter table, also over a damaged marker."""
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
@@ -121,9 +106,7 @@ def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: 
 
 
 def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
-    """Write a stream's first marker to a table that has rows, and return it. An existing marker is kept and
-    returned.
-    """
+    """Write a stream's first marker to a table that has rows. Returns it, or the existing marker."""
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
@@ -140,11 +123,9 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, then its objects under `state`. Returns their number.
-
-    From the first marker on, a writer is fenced on any host. Rows are kept; those of open windows move to main.
-    Unreferenced staged files become orphans. Commit records of a former table in the folder are kept. Raises TableLost,
-    before any change, if another table has the same folder, unless the catalog knows that it was the stream's.
+    """Remove the stream's markers from all tables, which fences writers on any host, then its objects under `state`.
+    Rows are kept; those of open windows move to main. Raises TableLost, before any change, if another table has the
+    same folder, unless the catalog knows that it was the stream's. Returns the number of objects.
     """
     main = tables.main.refresh()
     check_own_folder(main.catalog, main)
@@ -157,11 +138,8 @@ def forget(tables: StreamTables, *, state: str) -> int:
         )
 
     def waiting_to_main(table: Table) -> BranchChange | None:
-        return (
-            release_waiting_files(table, tables.stream)
-            if open_branch_name(tables.stream) in table.metadata.refs
-            else None
-        )
+        exists = open_branch_name(tables.stream) in table.metadata.refs
+        return release_waiting_files(table, tables.stream) if exists else None
 
     for handle in tables.targets.values():
         change_marker(tables, handle, lambda _: None, operation="forget", branch_change=waiting_to_main)
@@ -180,7 +158,7 @@ def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
 
 
 def forget_dead_letters(tables: StreamTables) -> None:
-    """Remove the stream's marker from its dead-letter table, for a stream whose own table no longer exists."""
+    """Remove the marker of a stream whose own table no longer exists from its dead-letter table."""
     change_marker(tables, tables.dead_letters, lambda _: None, operation="forget")
 
 
@@ -192,12 +170,7 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Commit the marker that `decide` returns, with an empty snapshot; for None, remove the marker. Returns the new
-    marker.
-
-    An equal marker is not committed again. `branch_change` changes the open branch. Unlike a writer's commits, this
-    works if the existing marker is unreadable.
-    """
+    """Commit the marker that `decide` returns, or remove it for None. Works if the existing marker is unreadable."""
     update = MarkedUpdate(tables.stream)
     handle.forget()
 
@@ -218,7 +191,7 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """Return the highest epoch, or 0. If a marker is unreadable, staged files and snapshots are searched."""
+    """Return the highest epoch, or 0. If a marker is unreadable, searches staged files and snapshots."""
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:
@@ -233,10 +206,7 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
 def plan_open_branch_reset(
     table: Table, tables: StreamTables, seen: StateBeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """Return the change of the open branch for a stream that continues at `target`; None without a branch.
-
-    Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
-    """
+    """Return the open branch's change for a stream that continues at `target`. Raises `RolledBack` for lost rows."""
     metadata, name = table.metadata, open_branch_name(tables.stream)
     accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
     head, expected = head_of(metadata, name), _expected_head(metadata, seen, accepted=accepted)
@@ -258,9 +228,7 @@ def plan_open_branch_reset(
 
 
 def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted: bool) -> int | None:
-    """Return the id of the open branch's head that matches main's state; None if there was no such head or it is
-    unknown.
-    """
+    """Return the id of the open branch's head that matches main's state, if known."""
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:
@@ -272,16 +240,12 @@ def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted:
 
 
 def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
-    """Return the records of the batches that staged a manifest's files; None for each missing record."""
     folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in read_files([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
     return [tables.journals.get(key) for key in keys]
 
 
 def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Return whether the stream will read all of these batches again, because each begins at or after the new
-    position.
-    """
     return bool(records) and all(
         record is not None
         and bool(at := keep_same_topics(target, source, record.source))
@@ -293,11 +257,7 @@ def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: 
 def write_first_marker(
     tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
 ) -> None:
-    """Write a table's first marker, before any file is staged for the table.
-
-    It covers all batches of the default table. With `before`, the first batch with waiting rows, it covers only earlier
-    batches.
-    """
+    """Write a table's first marker, which covers all batches of the default table, or those before `before`."""
     first = _up_to_date_marker(default_marker)
     if before is not None:
         starts = {p.topic_partition: p.start for p in before.progress}
@@ -311,11 +271,7 @@ def write_first_marker(
 
 
 def discard_rows_of_existing_table(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard a routed table's waiting rows up to the batch of `default_marker`, so that commits to the table resume.
-
-    Accepts a rollback of the table, and batches that the default table does not have. Safe while a writer runs: batches
-    that it commits meanwhile stay. Raises the same errors as `swap`.
-    """
+    """Discard a routed table's waiting rows, so that its commits resume. Raises the same errors as `swap`."""
 
     def decide(table: Table) -> Marker:
         before = try_read_marker(table.metadata.properties, tables.stream)
@@ -328,7 +284,7 @@ def discard_rows_of_existing_table(tables: StreamTables, target: Target, default
 
 
 def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard the rows that wait for a missing table. If the table is created later, it receives only later batches."""
+    """Discard the rows that wait for a missing table; once created, it receives only later batches."""
     note = load_missing_table_note(tables, target) or MissingTableNote(
         target, None, "the rows for this table were discarded"
     )
@@ -336,14 +292,11 @@ def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_
 
 
 def is_ahead(table: Marker, default_marker: Marker) -> bool:
-    """Return whether a routed table has batches after the default table's last one: the default table was recreated or
-    forgotten.
-    """
+    """Return whether a routed table has batches after the default table's last, which was recreated or forgotten."""
     return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
 
 
 def _up_to_date_marker(default_marker: Marker) -> Marker:
-    """Return a marker for a routed table that has all batches of the default table."""
     return Marker(
         default_marker.stream,
         default_marker.at,

@@ -1,10 +1,6 @@
-"""Plans a merge: selects the table's files that may contain the keys of a batch's changes, and divides them into tasks.
-
-Changes and files are grouped by the partition fields that depend only on the key, so a change and its row are in one
-group. A task with whole groups inserts the keys that its files do not have. A group far larger than a task's share is
-split: each task gets all changes and some files, and a last task inserts what none of them matched.
-
-Manifests are selected from the manifest list, files by their partition and the bounds of their key columns.
+"""Plans a merge: selects the table's files that may contain keys of a batch's changes, and divides them into tasks.
+Changes and files are grouped by the partition fields that depend only on the key. A group far larger than a task's
+share is split: each task gets all changes and some files, and a last task inserts what none matched.
 """
 
 from __future__ import annotations
@@ -34,49 +30,45 @@ from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
-from frazil.spec.type_ends import filter_between
+from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 PATH_FIELD_ID = 2147483546
-"""The field id of the column `file_path` in position-delete files, reserved by Iceberg."""
+"""Iceberg's field id of `file_path` in position-delete files."""
 MIN_SPLIT_BYTES = 64 * 2**20
-"""Minimum size of a group that is split. For a smaller group, a second phase of tasks would cost more than it saves."""
+"""For a smaller group, a second phase of tasks would cost more than it saves."""
 
 F = TypeVar("F", StagedFile, TableFile)
 GroupValues = tuple[Any, ...]
-"""The values of the partition fields that depend only on the key."""
+"""Values of the partition fields that depend only on the key."""
 KeyBounds = tuple[tuple[Any, Any], ...]
-"""The minimum and maximum of each key column; None where a bound is unknown."""
+"""Minimum and maximum of each key column; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsertTask:
-    """A task that inserts the changes that no earlier task of its group has matched."""
+    """Inserts the changes that no earlier task of its group has matched."""
 
     index: int
     changes: tuple[str, ...]
     after: tuple[int, ...]
     """The indices of the group's earlier tasks."""
     share: tuple[str, ...] = ()
-    """See `MergeTask.share`."""
 
     def task(self, matched: bytes) -> MergeTask:
-        """Return the task. `matched` has the changes that the earlier tasks have matched, as in `MergeTask`."""
+        """Return the task, given the changes that the earlier tasks have matched."""
         return MergeTask(self.index, self.changes, (), inserts=True, matched=matched, share=self.share)
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """The tasks of a merge against one snapshot."""
-
     tasks: tuple[MergeTask, ...]
     insert_tasks: tuple[InsertTask, ...]
     read: Mapping[str, Sequence[ManifestEntry]]
-    """The live entries of the manifests that may list files of the tasks, by the path of the manifest."""
+    """The live entries of manifests that may list files of the tasks, by path."""
     manifests: Sequence[ManifestFile]
-    """All manifests of the snapshot that have live files."""
     bins: Mapping[GroupValues, int]
-    """The task index of each group that is not split."""
+    """The task of each group that is not split."""
 
     def live_entries(self, manifest: ManifestFile) -> Sequence[ManifestEntry]:
         return self.read.get(manifest.manifest_path, ())
@@ -85,11 +77,7 @@ class MergePlan:
 def plan_merge(
     table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
-    """Plan the merge of change files into the table's newest snapshot.
-
-    Groups keep the task index that they had in the plan `before`. Raises SchemaIncompatible for a table that cannot be
-    merged into: with a format version other than 2, with equality deletes, or without a column of the key.
-    """
+    """Plan a merge. Groups keep their task of the plan `before`. Raises SchemaIncompatible for what it cannot merge."""
     check_format(table)
     head = head_of(table.metadata)
     manifests = live_manifests(head, table.io)
@@ -103,7 +91,7 @@ def plan_merge(
 
 
 def check_format(table: Table, declared: str = "mode: upsert") -> None:
-    """Check that the table has format version 2, the only one that frazil can merge into. Raises SchemaIncompatible."""
+    """Raise SchemaIncompatible unless the table has format version 2, the only one that frazil merges into."""
     name, version = ".".join(table.name()), table.metadata.format_version
     if version != FORMAT_VERSION:
         raise SchemaIncompatible(
@@ -124,7 +112,7 @@ def key_schema(table: Table, key: Collection[str]) -> Schema:
 
 
 class _ChangeIndex:
-    """The groups, key bounds and partition values of a batch's changes. They select the manifests and files to read."""
+    """Selects the manifests and files to read, by the groups, key bounds and partition values of changes."""
 
     def __init__(self, table: Table, changes: tuple[StagedFile, ...], key: Schema) -> None:
         self.table = table
@@ -144,26 +132,19 @@ class _ChangeIndex:
         self._types = _partition_types(spec, table)
         self.groups: dict[GroupValues, list[StagedFile]] = defaultdict(list)
         for file in changes:
-            self.groups[self._group_values(file.partition)].append(file)
+            self.groups[tuple(_decode_bound(self._types[i], file.partition[i]) for i in self.key_fields)].append(file)
         self.group_bounds = {values: self._key_bounds(files) for values, files in self.groups.items()}
         self.bounds = self._key_bounds(changes)
         self._evaluators: dict[int, Any] = {}
-
-    def _group_values(self, partition: PartitionKey) -> GroupValues:
-        return tuple(_decode_bound(self._types[i], partition[i]) for i in self.key_fields)
-
-    def group_values(self, file: DataFile) -> GroupValues | None:
-        """Return the group values of a file of the table; None for a file of another partition spec."""
-        return tuple(_plain_value(file.partition[i]) for i in self.key_fields) if file.spec_id == self.spec_id else None
 
     def _key_bounds(self, files: Sequence[StagedFile]) -> KeyBounds:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
     def may_list(self, manifest: ManifestFile) -> bool:
-        """Return whether a manifest may list files with the changes' keys, according to its partition summaries."""
         if manifest.partition_spec_id == self.spec_id and not self._matches_summaries(manifest):
             return False
         spec_id = manifest.partition_spec_id
+        """The partition spec of the change files; -1 for several."""
         if spec_id not in self._evaluators:
             spec, schema = self.table.metadata.specs()[spec_id], self.table.schema()
             self._evaluators[spec_id] = _build_evaluator(spec, schema, self._filter)
@@ -171,7 +152,6 @@ class _ChangeIndex:
 
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
-        """The values of each field that depends only on the key, sorted, and whether null is one."""
         columns = [set(column) for column in zip(*self.groups, strict=True)]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
@@ -193,7 +173,6 @@ class _ChangeIndex:
 
     @cached_property
     def _filter(self) -> BooleanExpression:
-        """A filter for rows within the bounds of all changes' keys."""
         rows: BooleanExpression = AlwaysTrue()
         for column, bounds in zip(self._key.fields, self.bounds, strict=True):
             if None not in bounds:
@@ -201,7 +180,6 @@ class _ChangeIndex:
         return rows
 
     def overlaps(self, file: DataFile, bounds: KeyBounds) -> bool:
-        """Return whether the bounds of a file's key columns overlap these bounds."""
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
         for (field_id, kind), (smallest, greatest) in zip(self._kinds, bounds, strict=True):
             if greatest is not None and (low := lower.get(field_id)) is not None and from_bytes(kind, low) > greatest:
@@ -212,8 +190,7 @@ class _ChangeIndex:
 
 
 def _plain_value(value: Any) -> Any:
-    """Convert a partition value to the form that `from_bytes` returns. Avro represents UUIDs differently."""
-    return value.bytes if isinstance(value, UUID) else value
+    return value.bytes if isinstance(value, UUID) else value  # as `from_bytes` does; Avro represents UUIDs differently
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
@@ -231,7 +208,7 @@ def _decode_bound(kind: PrimitiveType, text: str | None) -> Any:
 
 
 def column_bounds(field_id: int, kind: PrimitiveType, files: Sequence[StagedFile]) -> tuple[Any, Any]:
-    """Return the minimum and maximum of a column in staged files. Each is None if it is unknown for some file."""
+    """Return a column's minimum and maximum in staged files; None if unknown for some file."""
     if isinstance(kind, UUIDType):  # engines order UUIDs differently: Java compares the halves as signed numbers
         return None, None
     lower = [_decode_bound(kind, f.lower_bounds.get(field_id)) for f in files]
@@ -248,8 +225,6 @@ def _build_evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpressio
 
 @dataclass(slots=True)
 class _Group:
-    """Changes of one group, and all files of the table that may contain their keys."""
-
     values: GroupValues
     changes: tuple[StagedFile, ...]
     files: list[TableFile] = field(default_factory=list)
@@ -266,10 +241,7 @@ class _Group:
 def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
-    """Return the groups of changes, each with the files that may contain its keys.
-
-    If a file has another partition spec, all changes and files form a single group.
-    """
+    """Return the groups with the files that may contain their keys; one group if a file has another partition spec."""
     deletes = _index_deletes(wanted.table, manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
@@ -279,7 +251,11 @@ def _build_groups(
             continue
         for entry in read.get(manifest.manifest_path, ()):
             file = entry.data_file
-            values = wanted.group_values(file)
+            values = (
+                tuple(_plain_value(file.partition[i]) for i in wanted.key_fields)
+                if file.spec_id == wanted.spec_id
+                else None
+            )
             bounds = wanted.bounds if values is None else wanted.group_bounds.get(values)
             if bounds is None or not wanted.overlaps(file, bounds):
                 continue
@@ -291,8 +267,6 @@ def _build_groups(
 
 
 class PartitionKeys:
-    """Converts partition values to the form that `StagedFile` uses."""
-
     def __init__(self, table: Table) -> None:
         self._table = table
         self._types: dict[int, list[PrimitiveType]] = {}
@@ -320,7 +294,6 @@ class PartitionKeys:
 def _index_deletes(
     table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> DeleteFileIndex:
-    """Return an index of the position deletes. Raises SchemaIncompatible for deletes that a merge cannot apply."""
     index = DeleteFileIndex()
     for manifest in manifests:
         for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
@@ -376,7 +349,6 @@ def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
 def _divide_into_tasks(
     groups: Sequence[_Group], parallelism: int, before: Mapping[GroupValues, int]
 ) -> tuple[tuple[MergeTask, ...], tuple[InsertTask, ...], dict[GroupValues, int]]:
-    """Return the merge tasks, the insert tasks of split groups, and the task index of each group that is not split."""
     share = sum(group.weight for group in groups) / parallelism
     large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, MIN_SPLIT_BYTES)]
     whole = [g for g in groups if g not in large]
@@ -406,7 +378,6 @@ def sort_files(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
 
 
 def split_files(files: Sequence[F], count: int) -> list[list[F]]:
-    """Split files into `count` lists, with about the same number of bytes in each."""
     pieces: list[list[F]] = [[] for _ in range(count)]
     sizes = [0] * count
     for file in sorted(files, key=lambda f: (-f.bytes, f.path)):
@@ -417,10 +388,7 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
-    """Return each group's bin (task index). A group keeps its bin of the plan `before`.
-
-    Other groups, the heaviest first, go to the bin with the least weight.
-    """
+    """Return each group's task index: that of the plan `before`, or else, heaviest first, the lightest."""
     bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

@@ -1,7 +1,5 @@
-"""Merges a batch's changes into a table in one snapshot: plans the merge, runs its tasks, and writes the manifests.
-
-If the table has changed, the next attempt of the swap plans again, and runs only the tasks that differ. When the swap
-ends, task results that no committed attempt uses are deleted, except files of attempts that may still land.
+"""Merges a batch's changes into a table in one snapshot. If the table has changed, the next attempt plans again, and
+runs only the tasks that differ. Results that no attempt used or may still use are deleted when the swap ends.
 """
 
 from __future__ import annotations
@@ -30,16 +28,14 @@ from frazil.table.branches import head_of
 from frazil.table.storage import open_store
 
 RunTasks = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
-"""Runs the tasks of a merge, and returns the tasks' results in the same order."""
 
 
 def run_in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
-    """Run the tasks in this process, one after the other."""
     return [run_merge_task(context, task) for task in tasks]
 
 
 MERGED_FOLDER = "merged"
-"""The name of the folder for merged files, below the folder of their batch's change files."""
+"""The folder of merged files, below that of their batch's change files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +43,27 @@ class MergeConfig:
     """How a stream's commits merge: the rules, the function that runs the tasks, and the mode."""
 
     rules: Callable[[Table], MergeRules]
-    """Returns the stream's merge rules, with the current names of the table's columns."""
+    """Returns the merge rules, with the current names of the table's columns."""
     run: RunTasks = run_in_process
     parallelism: Callable[[], int] = lambda: 1
-    """Returns the number of tasks that run in parallel."""
     mode: MergingMode = UPSERT_MODE
 
     def staging_target(self, table: Table, *, folder: str) -> TargetTable:
-        """Return the table description with which files are staged for a table of the stream."""
+        """Return how files are staged for a table of the stream."""
         return self.mode.staging_target(target_table(table, folder=folder), self.rules(table).key)
 
 
 def merge_config(
     spec: StreamSpec, run: RunTasks = run_in_process, parallelism: Callable[[], int] = lambda: 1
 ) -> MergeConfig | None:
-    """Return how a stream's staged files are merged into its tables; None if the files are appended."""
+    """Return how a stream's staged files are merged; None if they are appended."""
     mode = merging_mode(spec)
     return None if mode is None else MergeConfig(partial(merge_rules, spec), run, parallelism, mode)
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt of a merge: its snapshot's writer, and the state of the table on which it is based."""
+    """An attempt's snapshot, and the state of the table on which it is based."""
 
     writer: SnapshotWriter
     files: Collection[str]
@@ -83,17 +78,14 @@ class MergeWriter:
 
     stream: str
     changes: tuple[StagedFile, ...]
-    """Staged files (at least one) of changes (`mode: upsert`), or of candidate rows (`dedupe`)."""
+    """Staged files (at least one) of changes (`mode: upsert`) or candidate rows (`dedupe`)."""
     merging: MergeConfig
     landed: Callable[[Table], tuple[tuple[str, int], ...]]
-    """Returns the ends of the table's records; see `MergeRules.landed`."""
     traced: bool = True
-    """Whether rows take the coordinates of later changes that change no value; see `MergeRules.traced`."""
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
-    """Task results, by the folder of the task's context and the task."""
     _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
-    """The folder of merged files, by everything except the task on which a result depends."""
+    """The folder of merged files, by everything on which a result depends except the task."""
     _plan: MergePlan | None = None
 
     @property
@@ -101,15 +93,8 @@ class MergeWriter:
         return bool(self._results) or any(attempt.writer.may_have_waste for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
-        """Return the next attempt; its snapshot is empty if nothing changes. Raises the errors of its tasks."""
+        """Return the next attempt; its snapshot is empty if nothing changes. Raises its tasks' errors."""
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
-        context = self._make_context(table)
-        if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
-            last = self._merge(table, context, head)  # otherwise the outcome is unknown: try the same attempt again
-        return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
-
-    def _make_context(self, table: Table) -> MergeContext:
-        """Return the tasks' context with the newest credentials, which do not change the tasks' results."""
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
         properties = tuple(sorted(target.properties.items()))
@@ -117,13 +102,22 @@ class MergeWriter:
         if key not in self._folders:
             self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{MERGED_FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
-        return MergeContext(self.stream, rules, self.merging.mode.staging_target(target, rules.key), target)
+        context = MergeContext(self.stream, rules, self.merging.mode.staging_target(target, rules.key), target)
+        if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
+            last = self._merge(table, context, head)  # otherwise the outcome is unknown: try the same attempt again
+        return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
     def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
         mode, parallelism = self.merging.mode, self.merging.parallelism()
         self._plan = plan = mode.plan(table, self.changes, context.rules, parallelism=parallelism, before=self._plan)
         results = self._run(context, plan.tasks)
-        results += self._run(context, _insert_tasks(plan, results))
+        by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
+        tasks = []
+        for last in plan.insert_tasks:
+            maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
+            matched = BitMap64.union(*maps) if maps else None
+            tasks.append(last.task(matched.serialize() if matched else b""))
+        results += self._run(context, tasks)
         files = tuple(file for result in results for file in result.files)
         if files:  # they must survive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
@@ -135,27 +129,24 @@ class MergeWriter:
         if removed:
             base = base_without_files(removed, plan.manifests, plan.live_entries, table=table, snapshot_id=snapshot_id)
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
-        reported = self._summary_counts(results, context.rules)
+        counts = sum((result.counts for result in results), MergeCounts())
+        windows: Counter[int] = Counter()
+        for result in results:
+            windows.update(result.windows)
+        by_window = {} if context.rules.window_us is None else windows_summary(windows)
+        reported = {**self.merging.mode.summary_counts(counts), **by_window}
         attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
         self.attempts.append(attempt)
         return attempt
 
     def _run(self, context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
-        """Return the results of the tasks. Runs only tasks that have no result yet."""
+        """Return the tasks' results. Runs only those that have none yet."""
         folder = context.target.folder
         missing = [task for task in tasks if (folder, task) not in self._results]
         if missing:
             results = self.merging.run(context, missing)
             self._results.update({(folder, task): result for task, result in zip(missing, results, strict=True)})
         return [self._results[folder, task] for task in tasks]
-
-    def _summary_counts(self, results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
-        counts = sum((result.counts for result in results), MergeCounts())
-        windows: Counter[int] = Counter()
-        for result in results:
-            windows.update(result.windows)
-        by_window = {} if rules.window_us is None else windows_summary(windows)
-        return {**self.merging.mode.summary_counts(counts), **by_window}
 
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:
@@ -165,30 +156,14 @@ class MergeWriter:
         if waste:
             heads = [attempt.head for attempt in self.attempts]
             first = min((1 + (head.sequence_number or 0) if head else 1 for head in heads), default=0)
-            waste -= _paths_added_since(first, table)
+            manifests = {
+                manifest.manifest_path: manifest
+                for snapshot in table.metadata.snapshots
+                if (snapshot.sequence_number or 0) >= first
+                for manifest in snapshot.manifests(table.io)
+                if manifest.sequence_number >= first
+            }
+            waste -= {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
         if waste:
             open_store(min(waste), table.io.properties).delete(sorted(waste))
         self._results = {}
-
-
-def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[MergeTask]:
-    """Return the tasks of the insert phase, which insert what the tasks with these results did not match."""
-    by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
-    tasks = []
-    for last in plan.insert_tasks:
-        maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
-        matched = BitMap64.union(*maps) if maps else None
-        tasks.append(last.task(matched.serialize() if matched else b""))
-    return tasks
-
-
-def _paths_added_since(sequence_number: int, table: Table) -> set[str]:
-    """Return the paths of files in manifests that were added at or after a sequence number."""
-    manifests = {
-        manifest.manifest_path: manifest
-        for snapshot in table.metadata.snapshots
-        if (snapshot.sequence_number or 0) >= sequence_number
-        for manifest in snapshot.manifests(table.io)
-        if manifest.sequence_number >= sequence_number
-    }
-    return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}

@@ -1,6 +1,5 @@
-"""Defines how staged files are committed to a table: rows are appended, changes are upserted, or repeats are dropped.
-
-The content type of the staged files shows which of these applies, so a journal alone is enough to commit them.
+"""How staged files are committed: rows are appended, changes are upserted, or repeats are dropped. The files' content
+type shows which, so a journal is enough to commit them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from frazil.spec.sinks import DEDUPLICATE, UPSERT
 from frazil.table.renamed import find_aliases
 
 PlanMerge = Callable[..., MergePlan]
-"""A function with the signature of `plan_merge` and `plan_repeats`."""
 METRICS_PREFIX = "write.metadata.metrics."
 REPEATED_KEY = "frazil.repeated"
 
@@ -40,15 +38,14 @@ class MergingMode:
 
     content: Content
     declared: str
-    """The setting in the stream's declaration that selects the mode."""
+    """The declared setting that selects the mode."""
     staging_target: Callable[[TargetTable, tuple[str, ...]], TargetTable]
-    """Returns the table description with which files are staged, for a table and its key."""
+    """Returns the layout of staged files, for a table and its key."""
     plan: PlanMerge
-    """Returns the tasks that merge staged files into the table's newest snapshot."""
     adds_staged_files: bool
-    """Whether the commit adds staged files to the table, except those that the merge rewrites."""
+    """Whether the commit adds staged files, except those that the merge rewrites."""
     summary_counts: Callable[[MergeCounts], Mapping[str, str]]
-    """Converts the counts of a merge to entries of the commit's summary."""
+    """Converts a merge's counts to summary entries."""
 
 
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
@@ -87,16 +84,16 @@ DEDUPE_MODE = MergingMode(
 )
 """Staged files have rows. The commit drops repeated rows."""
 MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERT_MODE, DEDUPE_MODE)}
-"""The merging modes, by content type of staged files. Files of other types are added unchanged."""
+"""By content type of staged files. Files of other types are added unchanged."""
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
-    """Return the mode in which a stream's staged files are merged into its tables; None if the files are appended."""
+    """Return how a stream's staged files are merged; None if they are appended."""
     return {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """Return the rules for merging the stream's changes or finding its repeats in this table."""
+    """Return the rules for merging the stream's changes into this table, or for finding repeats."""
     schema, other_names = table.schema(), find_aliases(table.schema(), parse_former_columns(table.properties))
     called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(
@@ -112,5 +109,5 @@ def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
 
 
 def current_column_name(table: Schema, other_names: Mapping[str, int], name: str) -> str:
-    """Return the current name of a declared column, which may have been renamed."""
+    """Return a declared column's current name; it may have been renamed."""
     return find_current_name(table, other_names.get(name)) or name

@@ -31,7 +31,7 @@ from frazil.ingest.contract import Target
 from frazil.table.parallel import run_in_parallel
 
 ExplainMissingTable = Callable[[Target], "str | None"]
-"""Returns a sentence that says why a table is missing in the catalog and what to do; None if this is unknown."""
+"""Returns why a table is missing in the catalog and what to do, if known."""
 
 
 def find_lagging_tables(
@@ -40,10 +40,7 @@ def find_lagging_tables(
     waiting: Mapping[Target, list[Journal]] | None = None,
     remedy: ExplainMissingTable = lambda _: None,
 ) -> list[LaggingTable]:
-    """Return the routed tables whose waiting batches have rows that the table does not have yet, sorted by name.
-
-    `waiting` defaults to all waiting batches. Commits nothing.
-    """
+    """Return the routed tables that are missing rows of waiting batches (by default: of all), sorted by name."""
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
@@ -56,7 +53,7 @@ def find_lagging_tables(
 def _check_table(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: ExplainMissingTable
 ) -> LaggingTable | None:
-    """Return which rows of the waiting batches a table is missing, and why; None if it has all of them."""
+    """Return which rows of the waiting batches a table is missing, and why."""
     journals, reason = waiting, "the writer commits these rows with the next batch, or reports why it cannot"
     is_loaded, gone = False, None
     try:
@@ -79,11 +76,7 @@ def _check_table(
 
 
 def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[LaggingTable]:
-    """Return the routed tables that are missing rows of the last published backfill. Commits nothing.
-
-    If the dead-letter table has also recorded the end of the backfill, no table is missing rows, and none is loaded.
-    Otherwise, tables that are not in `loaded` are loaded.
-    """
+    """Return the routed tables without rows of the last published backfill; none once its end is recorded."""
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
@@ -102,7 +95,6 @@ def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, T
 
 
 def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
-    """Return the dead-letter table's properties; empty if the table is lost."""
     try:
         return tables.dead_letters.current().properties
     except TableLost:
@@ -110,7 +102,6 @@ def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
 
 
 def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, backfill: BackfillMarker) -> bool:
-    """Return whether a routed table received rows of the backfill; False if the table cannot be loaded."""
     try:
         return has_backfill_rows((table or tables.handle(target).refresh()).properties, backfill)
     except Exception:  # as above: a table that cannot be loaded counts as missing the rows
@@ -118,9 +109,7 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
 
 
 def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
-    """Return the first batch that some routed table does not have; None if no table is missing a batch. Loads the
-    tables.
-    """
+    """Return the first batch that some routed table does not have, by loading the tables."""
     found = list[Journal]()
     for target, journals in Followers.load(tables, default_marker).waiting.items():
         try:
@@ -133,10 +122,7 @@ def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -
 def first_missing_batch(
     decided: Callable[[], Iterable[Journal]], default_marker: Marker, target: Target, marker: Marker
 ) -> BatchKey | None:
-    """Return the first batch that a routed table is missing, from both markers; None if it has all rows.
-
-    `decided` returns the `decided_journals` of the default table.
-    """
+    """Return the first batch that a routed table is missing. `decided` returns the `decided_journals`."""
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None

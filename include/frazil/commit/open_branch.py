@@ -1,7 +1,6 @@
-"""Decides which files join, stay on and leave the open branch (`commit.align: watermark`).
-
-Rows of open windows wait on this branch. All files in one manifest of the branch have the same value of the table's
-time partition, so the manifest list alone shows which manifests leave.
+"""Decides which files join, stay on and leave the open branch, where rows of open windows wait (`commit.align:
+watermark`). All files in one of its manifests are in one time partition, so the manifest list shows which manifests
+leave.
 """
 
 from __future__ import annotations
@@ -36,36 +35,32 @@ class BranchChange:
     """The change of a stream's open branch in one update, and the files that are added to main."""
 
     base: Snapshot | None
-    """The snapshot on which the branch is based: its head, or an older snapshot after a reset."""
+    """The branch's head, or an older snapshot after a reset."""
     stays: tuple[ManifestFile, ...] = ()
-    """Manifests that stay on the branch."""
     leaving_files: tuple[DataFile, ...] = ()
-    """Files that leave the branch. They move to main, unless `drops` is set."""
+    """They move to main, unless `drops` is set."""
     joining_files: tuple[StagedFile, ...] = ()
-    """Files of the batch that are added to the branch."""
     to_main: tuple[StagedFile, ...] = ()
-    """Files of the batch that are added to main."""
     drops: bool = False
-    """Whether files that leave the branch are dropped instead of moving to main."""
+    """Whether leaving files are dropped instead of moving to main."""
     ends: bool = False
-    """Whether the branch is removed."""
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
-    """Returns a key for each file that joins. Files with different keys never share a manifest."""
+    """Files with different keys never share a manifest."""
 
 
 class _TimeField(NamedTuple):
-    """The index of the event-time field in a partition spec, and the duration of one partition."""
+    """The event-time field's index in a partition spec, and the duration of a partition."""
 
     position: int
     length_us: int
 
     def span(self, value: bytes | None) -> tuple[int, int] | None:
-        """Return the start and length of a partition in microseconds. `value` is its serialised hours or days."""
+        """Return a partition's start and length in microseconds. `value` is its serialised hours or days."""
         return None if value is None else (int(from_bytes(IntegerType(), value)) * self.length_us, self.length_us)
 
 
 class _TimeFields:
-    """The event-time field of each of a table's partition specs that has one."""
+    """The event-time field of each partition spec that has one. Spans are start and length in microseconds."""
 
     def __init__(self, metadata: TableMetadata, column: str) -> None:
         source_id = metadata.schema().find_field(column).field_id
@@ -77,19 +72,17 @@ class _TimeFields:
                     self.fields.setdefault(spec_id, _TimeField(position, grain.us))
 
     def file_span(self, file: StagedFile) -> tuple[int, int] | None:
-        """Return the start and length of a file's time partition in microseconds; None without one."""
         field = self.fields.get(file.spec_id)
         text = file.partition[field.position] if field else None
         return field.span(base64.b64decode(text)) if field and text is not None else None
 
     def manifest_span(self, manifest: ManifestFile) -> tuple[int, int] | None:
-        """Return the start and length of a manifest's time partition in microseconds; None without one."""
         field = self.fields.get(manifest.partition_spec_id)
         return field.span(manifest.partitions[field.position].lower_bound) if field and manifest.partitions else None
 
 
 def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None:
-    """Return the start of the oldest time partition on the open branch (us since 1970); None if no rows wait there."""
+    """Return the start of the open branch's oldest time partition (us since 1970), if rows wait there."""
     head = head_of(table.metadata, open_branch_name(stream))
     if head is None:
         return None
@@ -101,10 +94,8 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
 def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
-    """Check that no file spans several windows.
-
-    The table must be partitioned by event time, at least as finely as the windows. Raises `SchemaIncompatible`, or
-    `StaleBatch` if only the files were written with an earlier, coarser partitioning.
+    """Raise `SchemaIncompatible` unless the table is partitioned by event time, at least as finely as the windows;
+    `StaleBatch` if only the files were written with a coarser partitioning.
     """
     if align is None:
         return
@@ -123,7 +114,7 @@ def check_aligned(
 
 
 def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Return which files join and which leave the open branch with a batch. `marker` is the marker after the batch."""
+    """Return which files join and leave the open branch with a batch; `marker` is the one after it."""
     head = head_of(table.metadata, open_branch_name(marker.stream))
     times = _TimeFields(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
@@ -140,19 +131,17 @@ def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align
 
 
 def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Return the change that moves all waiting files and `files` to main and removes the open branch."""
+    """Return the change that moves all waiting files and `files` to main, and removes the open branch."""
     head = head_of(table.metadata, open_branch_name(stream))
     leaves = read_files(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaving_files=leaves, to_main=tuple(files), ends=True)
 
 
 def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
-    """Return the files in the manifests. Reads in parallel: a day has over a thousand manifests."""
     read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
     return tuple(entry.data_file for entries in read for entry in entries)
 
 
 def _split(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Return the items for which `first` is true, and the other items."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

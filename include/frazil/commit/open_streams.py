@@ -25,13 +25,11 @@ from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
 
 RETRY_TIMEOUT_S = 60.0
-"""Timeout for a command's catalog calls in seconds; shorter than a writer's, because a user is waiting."""
+"""For a command's catalog calls; shorter than a writer's, because a user is waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A stream whose table exists, with its open tables."""
-
     spec: StreamSpec
     tables: StreamTables
 
@@ -44,7 +42,6 @@ class _ReadOnlyDeadLetters(TableHandle):
         self._spec = spec
 
     def refresh(self) -> Table:
-        """Load the table. Raises TableLost if the table does not exist."""
         try:
             return super().refresh()
         except NoSuchTableError:
@@ -52,20 +49,17 @@ class _ReadOnlyDeadLetters(TableHandle):
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for changes. Creates a missing dead-letter table, but does not evolve the table.
-
-    Raises SpecError if the table was never created, and TableLost if it was lost or replaced.
-    """
+    """Open the stream's tables for changes, creating missing dead letters. Raises SpecError or TableLost."""
     return open_with_table(spec, _load_table(spec))
 
 
 def open_with_table(spec: StreamSpec, table: Table) -> OpenStream:
-    """Open a stream with the table that now has the declared name, even if the stream wrote to an earlier table."""
+    """Open a stream with the table that now has its name, even if the stream wrote to an earlier one."""
     return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
-    """Open the dead-letter table of a stream whose own table no longer exists; None if it does not exist either."""
+    """Open the dead-letter table of a stream whose own table no longer exists; None without one."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         try:
@@ -78,9 +72,7 @@ def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
 
 
 def open_read_only(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables read-only; creates nothing. A missing dead-letter table raises TableLost only when it is
-    used.
-    """
+    """Open the stream's tables without creating any. A missing dead-letter table raises TableLost on use."""
     table = _load_table(spec)
     opened = _open(spec, {"main": table})
     targets = {**opened.tables.targets, "dead-letters": _ReadOnlyDeadLetters(table, spec)}
@@ -109,7 +101,7 @@ def _open(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) -> KafkaAdmin:
-    """Open the stream's source in Kafka. Raises SpecError if a reference cannot be resolved."""
+    """Open the stream's source in Kafka. Raises SpecError for a reference that cannot be resolved."""
     # By default librdkafka logs every lost connection to stderr; the raised error already reports it.
     properties = {"log_level": "2", **resolve_kafka_properties(spec, os.environ)}
     return KafkaAdmin(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)

@@ -1,7 +1,5 @@
-"""Detects that a stream's table was dropped or renamed, even if another table now has its name.
-
-The marker in the dead-letter table names the stream's own table. It is written after the marker in that table, and
-`frazil forget` removes it last. Without the dead-letter table, nothing can be detected.
+"""Detects that a stream's table was dropped or renamed, even if another table has its name: the marker in the
+dead-letter table, which `frazil forget` removes last, names the stream's own table.
 """
 
 from __future__ import annotations
@@ -27,11 +25,7 @@ def check_own_table(spec: StreamSpec, table: Table | None) -> None:
 
 
 def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
-    """Explain in one sentence why the stream's own table is no longer in the catalog under its name; None if it is
-    there.
-
-    `table` is the catalog's current table of this name. Raises the errors of catalog and storage.
-    """
+    """Explain why the stream's own table is no longer under its name; None if it is. `table` has the name now."""
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None
     if table is None and (lost := find_lost_table(spec)):
@@ -49,12 +43,7 @@ def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
 
 
 def _wrote_to_declared_table(spec: StreamSpec, marker: Marker) -> bool:
-    """Return whether the marker's table has the declared name.
-
-    A marker of an earlier version does not name the table. Then return whether the dead-letter table has its default
-    name.
-    """
-    if marker.own_table is None:
+    if marker.own_table is None:  # of an earlier version
         return spec.dead_letters.table is None
     return marker.own_table.name == spec.table.identifier
 
@@ -79,7 +68,6 @@ def _explain(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table | 
 
 
 def _recovery_step(catalog: Catalog, spec: StreamSpec, marker: Marker) -> str:
-    """Return how to get the stream's table back under its name."""
     own, name = marker.own_table, spec.table.identifier
     if own is None:
         return "register its newest metadata file, or rename it back"

@@ -1,6 +1,5 @@
-"""Counts a batch's new dead letters by error class, with sample coordinates, for journals and snapshot summaries.
-
-Contains no record values and no error messages, because an error message may quote a value.
+"""Counts a batch's new dead letters by error class, with sample coordinates, for journals and summaries. Neither values
+nor error messages, which may quote values, are in them.
 """
 
 from __future__ import annotations
@@ -16,27 +15,23 @@ from frazil.ingest.contract import Rejects
 SUMMARY_KEY = "frazil.rejected-by"
 MAX_COORDINATES = 3
 MAX_REASONS = 30
-"""Maximum number of error classes; no format has that many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Dead letters of one error class."""
-
     count: int
     places: tuple[str, ...] = ()
-    """Coordinates of a few of these dead letters, as `topic[partition]@offset`."""
+    """Coordinates of a few of them, as `topic[partition]@offset`."""
 
     def __add__(self, other: Reason) -> Reason:
         return Reason(self.count + other.count, (*self.places, *other.places)[:MAX_COORDINATES])
 
 
 Reasons = Mapping[str, Reason]
-"""Dead letters by error class."""
 
 
 def count_reasons(rejects: Rejects) -> Reasons:
-    """Return the number of dead letters by error class. Dead letters that an operator accepted are not counted."""
+    """Return a batch's dead letters by error class, without those that an operator accepted."""
     places: dict[str, list[str]] = {}
     for reject in rejects.samples:
         places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
@@ -45,7 +40,7 @@ def count_reasons(rejects: Rejects) -> Reasons:
 
 
 def reasons_summary(reasons: Reasons) -> dict[str, str]:
-    """Return the summary entry; without coordinates if long topic names would make the entry too long."""
+    """Return the summary entry, without coordinates if it would be too long."""
     if not reasons:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
@@ -55,7 +50,7 @@ def reasons_summary(reasons: Reasons) -> dict[str, str]:
 
 
 def parse_reasons(summary: Mapping[str, str]) -> Reasons:
-    """Parse the entry of `reasons_summary`; empty for a summary of an earlier version or of another program."""
+    """Parse the entry of `reasons_summary`; empty for another program's summary."""
     try:
         return reasons_from_json(json.loads(summary.get(SUMMARY_KEY, "{}")))
     except (ValueError, TypeError, AttributeError, OverflowError):

@@ -1,9 +1,6 @@
-"""Plans the search for repeats (`dedupe`): selects the table's files with possible repeats, and divides them into
-tasks.
-
-Iceberg's scan planning finds the files with rows near the batch in event time. The tasks run in two phases. Each task
-of the search phase looks up all keys of the batch in some of these files. Each task of the rewrite phase rewrites some
-of the batch's own files without their repeats.
+"""Plans the search for repeats (`dedupe`) among the table's files with rows near the batch in event time. Each task of
+the first phase looks up the batch's keys in some of these files; each of the second rewrites some of the batch's own
+files without their repeats.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from functools import reduce
 from itertools import pairwise
 from typing import Any
 
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Or
+from pyiceberg.expressions import AlwaysTrue, And, Or
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import PrimitiveType
@@ -33,15 +30,12 @@ from frazil.commit.merge_plan import (
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules, MergeTask, TableFile
-from frazil.spec.type_ends import filter_between
+from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Maximum number of event-time spans in one scan. If a batch has more spans, the nearest ones are joined."""
+"""Event-time spans in one scan; of more, the nearest ones are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
-"""Target size of the files that one task of the rewrite phase rewrites. Each such task also reads all keys of the
-batch.
-"""
 
 Span = tuple[int, int]
 
@@ -54,7 +48,7 @@ def plan_repeats(
     parallelism: int,
     before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
-    """Plan the tasks that find repeats. Raises SchemaIncompatible for missing key columns or unreadable deletes."""
+    """Plan the tasks. Raises SchemaIncompatible for missing key columns or unreadable deletes."""
     check_format(table, "dedupe")
     key_schema(table, rules.key)
     paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))
@@ -70,30 +64,26 @@ def plan_repeats(
 
 
 def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
-    """Return the table's files that may have rows near the batch in event time, with keys within its bounds."""
     if head_of(table.metadata) is None:
         return []
     layouts = PartitionKeys(table)
     try:
-        found = list(table.scan(row_filter=_build_filter(table, staged, rules)).plan_files())
+        assert rules.event_time is not None
+        spans = _spans(
+            [bounds for file in staged if (bounds := _column_bounds(table, rules.event_time, [file]))], rules
+        )
+        event_time = table.schema().find_field(rules.event_time)
+        near = reduce(Or, (filter_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
+        for name in rules.key:
+            if bounds := _column_bounds(table, name, staged):
+                near = And(near, filter_between(table.schema().find_field(name), *bounds))
+        found = list(table.scan(row_filter=near).plan_files())
     except ValueError as error:  # PyIceberg's error for equality deletes
         raise SchemaIncompatible(
             f"table {'.'.join(table.name())} has deletes that a stream with dedupe cannot apply: {error}. Compact "
             "the table with the engine that wrote them, then start again"
         ) from error
     return [_table_file(scanned, layouts) for scanned in found]
-
-
-def _build_filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
-    """Return a filter for rows near the batch in event time whose keys are within its bounds."""
-    assert rules.event_time is not None
-    spans = _spans([bounds for file in staged if (bounds := _column_bounds(table, rules.event_time, [file]))], rules)
-    event_time = table.schema().find_field(rules.event_time)
-    near = reduce(Or, (filter_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
-    for name in rules.key:
-        if bounds := _column_bounds(table, name, staged):
-            near = And(near, filter_between(table.schema().find_field(name), *bounds))
-    return near
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
@@ -113,7 +103,6 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
 
 
 def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any, Any] | None:
-    """Return a column's minimum and maximum; None if a file's bounds are unknown."""
     field = table.schema().find_field(name)
     assert isinstance(field.field_type, PrimitiveType)
     bounds = column_bounds(field.field_id, field.field_type, staged)

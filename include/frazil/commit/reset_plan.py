@@ -1,4 +1,4 @@
-"""Reads a stream's state before a reset, and computes the position and marker after the reset."""
+"""A stream's state before a reset, and its position and marker after it."""
 
 from __future__ import annotations
 
@@ -31,74 +31,64 @@ NO_OFFSETS: Offsets = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class AvailableOffsets:
-    """The offsets `[first, end)` of each topic-partition that Kafka has now, and the topics' identity."""
-
     source: SourceIdentity
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """The offsets at which logs were truncated, if the stream had read further. Kafka has other records from there
-    on.
-    """
+    """Where logs were truncated before the stream's position; Kafka has other records from there on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBeforeReset:
-    """A stream's state before a reset."""
-
     marker: Marker | None
-    """The marker; None if the marker does not exist or is unreadable."""
     marker_text: str | None
-    """The marker's property when it was read. A reset is refused if the property has changed since."""
+    """The marker's property. A reset is refused if it has changed since."""
     held: Offsets
-    """The offsets up to which the table has the stream's records. After a rollback, they are below the marker's
-    offsets.
-    """
+    """How far the table has the stream's records: after a rollback, less than the marker's offsets."""
     source: SourceIdentity | None
-    """The source to which the offsets in `held` belong; None if `held` is unknown."""
+    """The source of the offsets in `held`; None if `held` is unknown."""
     rolled_back: bool
     unknown: str | None = None
-    """Why `held` is unknown; None if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetMove:
-    """The effect of a reset on one topic-partition, whose next offset changes from `held` to `target`."""
+    """A reset's effect on one partition, whose next offset changes from `held` to `target`."""
 
     topic: str
     partition: int
     held: int | None
-    """The next offset after the table's records; None if the table has no known record of this topic-partition."""
+    """The next offset after the table's records, if known."""
     target: int
     first: int
     end: int
     cut: int | None = None
-    """The offset before `held` at which Kafka's log was truncated; None if it was not."""
+    """Where Kafka's log was truncated before `held`."""
 
     @property
     def skipped(self) -> int:
-        """Number of offsets whose records the table will never get."""
+        """Offsets whose records the table will never get."""
         return 0 if self.held is None else max(self.target - self.held, 0)
 
     @property
     def gone(self) -> int:
-        """Number of skipped offsets that Kafka has already deleted."""
+        """Skipped offsets that Kafka has already deleted."""
         return 0 if self.held is None else max(min(self.target, self.first) - self.held, 0)
 
     @property
     def repeated(self) -> int:
-        """Number of offsets that are read again although the table has their rows."""
+        """Offsets that are read again although the table has their rows."""
         same = self.held if self.held is None or self.cut is None else min(self.held, self.cut)
         return 0 if same is None else max(same - self.target, 0)
 
     @property
     def rewritten(self) -> int:
-        """Number of the table's offsets at which Kafka now has other records."""
+        """The table's offsets at which Kafka now has other records."""
         return 0 if self.held is None or self.cut is None else max(self.held - max(self.cut, self.target), 0)
 
 
 def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
-    """Read the stream's marker, and determine the offsets up to which main has the stream's records."""
+    """Read the stream's marker, and how far main has the stream's records."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
     marker = try_read_marker(table.metadata.properties, tables.stream)
@@ -114,7 +104,7 @@ def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
 
 
 def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
-    """Return whether main was rolled back to a snapshot before the marker's."""
+    """Return whether main was rolled back to before the marker's snapshot."""
     try:
         check_ancestry(table.metadata, marker, table=name)
     except RolledBack:
@@ -123,7 +113,7 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Return each topic-partition's wanted offset within Kafka's range; the first offset if none is wanted."""
+    """Return each partition's wanted offset within Kafka's range, or its first offset."""
     return {
         tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
         for tp, first in available.first.items()
@@ -131,12 +121,12 @@ def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[Top
 
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Return the offsets. An offset beyond the point where Kafka's log was truncated is lowered to that point."""
+    """Return the offsets, lowered to where Kafka's log was truncated."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
 def list_moves(target: Offsets, *, held: Offsets, available: AvailableOffsets) -> tuple[OffsetMove, ...]:
-    """Return the effect of a new position on each topic-partition, sorted by topic and partition."""
+    """Return the effect of a new position on each partition, sorted."""
     return tuple(
         OffsetMove(*tp, held.get(tp), offset, available.first[tp], available.end[tp], available.cut.get(tp))
         for tp, offset in sorted(target.items())
@@ -152,10 +142,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     source: SourceIdentity,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Return the marker after a reset, with the same watermark, which never goes back.
-
-    `cut` has the offsets at which logs were truncated. Topics that are no longer read keep their offsets.
-    """
+    """Return the marker after a reset, with the same watermark. `cut` has the offsets at which logs were truncated."""
     before = seen.marker
     if before is None:
         return first_marker(stream, epoch=epoch, offsets=target, source=source)
@@ -176,24 +163,20 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
 
 
 def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the leader epochs of partitions whose position does not move forward. Skipped records may have later
-    epochs.
-    """
+    """Return the epochs of partitions that do not move forward: skipped records may have later ones."""
     known = keep_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
 
 def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
-    """Return the offsets to which Kafka assigned, or will assign, a second record after a truncation."""
+    """Return the offsets to which Kafka assigns a second record after a truncation."""
     same = keep_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
     return _add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
 
 
 def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
-    """Return the offsets at which the table's current records end, for topic-partitions that were recreated or
-    truncated.
-    """
+    """Return where the table's current records end, for recreated or truncated partitions."""
     same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in cut or tp not in same}
@@ -201,7 +184,7 @@ def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[T
 
 
 def _given_up_spans(seen: StateBeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
-    """Return the offsets that a rollback removed and that the stream does not read again."""
+    """Return the offsets that a rollback removed and that are not read again."""
     same = keep_same_topics(before.offsets, before.source, source)
     held = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
     lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
@@ -209,6 +192,6 @@ def _given_up_spans(seen: StateBeforeReset, before: Marker, target: Offsets, sou
 
 
 def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
-    """Return both sets of spans merged, without empty spans and without those of recreated topics."""
+    """Merge both sets of spans, without those of recreated topics."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
     return merge_spans((*kept, *new.items()))

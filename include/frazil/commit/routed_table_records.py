@@ -1,6 +1,5 @@
-"""Records each table that a stream's route has had in a small object, so that a dropped table is noticed.
-
-The object is written when the stream begins to write to the table, and kept until the stream is forgotten.
+"""A small object for each table that a stream's route has had, so that a dropped table is noticed. It is written when
+the stream begins to write to the table, and kept until the stream is forgotten.
 """
 
 from __future__ import annotations
@@ -29,29 +28,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RoutedTableRecord:
-    """The record of a table that a route has, or had earlier."""
-
     target: Target
     value: str | None
-    """The value for which the table template created the table; None for a table that the route names."""
+    """The template's value for which the table was created, if any."""
     location: str
     uuid: str | None = None
-    """The table's UUID; None if an earlier version wrote this record."""
+    """None if an earlier version wrote this record."""
 
     def is_another(self, table: Table) -> bool:
-        """Return whether the route's table was replaced by another table of the same name."""
+        """Return whether another table of the same name replaced the route's."""
         return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
 
 def list_recorded_tables(tables: StreamTables) -> set[Target]:
-    """Return the names of the tables that the route has had. Needs one listing for any number of tables."""
+    """Return the names of the tables that the route has had, by one listing."""
     return list_targets(tables.store, _folder(tables))
 
 
 def read_table_record(tables: StreamTables, target: Target) -> RoutedTableRecord | None:
-    """Return the record of a table; None if the table was never in the route, or if another version wrote the
-    record.
-    """
+    """Return the record of a table; None if it is missing or another version wrote it."""
     data = tables.store.get(_path(tables, target))
     try:
         return None if data is None else RoutedTableRecord(**json.loads(data))
@@ -60,7 +55,6 @@ def read_table_record(tables: StreamTables, target: Target) -> RoutedTableRecord
 
 
 def write_table_record(tables: StreamTables, target: Target, value: str | None, table: Table) -> None:
-    """Record that the route has this table from now on."""
     member = RoutedTableRecord(target, value, table.location(), str(table.metadata.table_uuid))
     tables.store.put(_path(tables, target), json.dumps(asdict(member)).encode())
 
@@ -70,10 +64,7 @@ def delete_table_record(tables: StreamTables, target: Target) -> None:
 
 
 def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the waiting journals that a missing table never committed, according to its newest remaining metadata.
-
-    Returns all journals if this is unknown: the table was purged, or an earlier version did not record its UUID.
-    """
+    """Return the waiting journals that a missing table never committed, as far as its remaining metadata shows."""
     member = read_table_record(tables, target)
     newest = None if member is None else newest_remaining_metadata(tables, member)
     try:
@@ -84,7 +75,7 @@ def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequ
 
 
 def newest_remaining_metadata(tables: StreamTables, member: RoutedTableRecord) -> MetadataFile | None:
-    """Return the newest remaining metadata file of a missing table; None if no file remains or access is denied."""
+    """Return the newest metadata file of a missing table, if one remains and can be read."""
     if member.uuid is None:
         return None
     try:
@@ -98,11 +89,7 @@ def newest_remaining_metadata(tables: StreamTables, member: RoutedTableRecord) -
 def find_renamed_table(
     tables: StreamTables, member: RoutedTableRecord, named: Collection[Target] = ()
 ) -> Target | None:
-    """Return the current name of a renamed table; None if it is not found.
-
-    Tries the tables that the route has had, and then those in the declaration (`named`) that no writer has recorded
-    yet.
-    """
+    """Return the current name of a renamed table, among those that the route has had or that `named` declares."""
     if member.uuid is None:
         return None
     known = list_recorded_tables(tables)

@@ -1,6 +1,5 @@
-"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have these rows.
-
-After a replay, dead letters that became rows are removed, and the error history of the others grows.
+"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have them: after a
+replay, dead letters that became rows go, and the others' error history grows.
 """
 
 from __future__ import annotations
@@ -40,19 +39,17 @@ DEAD_LETTER_COLUMNS = ("kafka_topic", "kafka_partition", "topic_id", "kafka_offs
 IDENTITY_COLUMNS = (*DEAD_LETTER_COLUMNS, "stream")
 
 DeadLetterSource = tuple[str, int, str | None]
-"""Topic, partition and topic id. A recreated topic has other records, and another topic id."""
+"""Topic, partition and topic id; a recreated topic has another id."""
 DeadLetterOffsets = Mapping[DeadLetterSource, BitMap64]
-"""The offsets of one stream's dead letters, by source."""
+"""The offsets of one stream's dead letters."""
 
 ChooseRows = Callable[[pa.Table], NDArray[np.bool_]]
-"""Returns a mask of the chosen rows, from the table's columns in `IDENTITY_COLUMNS` and `RowChange.wanted`."""
+"""Returns a mask of the chosen rows, given the columns in `IDENTITY_COLUMNS` and `RowChange.wanted`."""
 ReplaceRows = Callable[[pa.Table], pa.Table]
-"""Returns the rows that replace the chosen rows; no rows if the chosen rows are removed."""
+"""Returns the rows that replace the chosen ones, if any."""
 
 
 def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseRows:
-    """Return a function that chooses these dead letters, except dead letters that another stream rejected."""
-
     def choose(rows: pa.Table) -> NDArray[np.bool_]:
         of_dead_letters = zip(*(rows[name].to_pylist() for name in DEAD_LETTER_COLUMNS), strict=True)
         is_chosen = [
@@ -66,7 +63,7 @@ def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseR
 
 
 def offset_spans(dead_letters: DeadLetterOffsets) -> OffsetRanges:
-    """Return one offset span per topic-partition that contains all of these dead letters."""
+    """Return one offset span per partition that contains all of these dead letters."""
     found: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(dead_letters.items(), key=str):
         lowest, end = found.get((topic, partition), (offsets.min(), 0))
@@ -76,10 +73,10 @@ def offset_spans(dead_letters: DeadLetterOffsets) -> OffsetRanges:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A change of rows. Its functions are pure: they may run again after another commit."""
+    """A change of rows. Its functions are pure: they may run again."""
 
     within: OffsetRanges
-    """The offset spans of the chosen rows. Files outside of these spans are not read."""
+    """The chosen rows' offset spans. Other files are not read."""
     choose: ChooseRows
     replace: ReplaceRows
     wanted: tuple[str, ...] = ()
@@ -88,11 +85,9 @@ class RowChange:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt of a row change."""
-
     writer: SnapshotWriter
     paths: tuple[str, ...]
-    """Files that the attempt wrote in addition to the files of its writer."""
+    """Files that the attempt wrote besides those of its writer."""
     head: Snapshot | None
     summary: Mapping[str, str]
 
@@ -104,7 +99,7 @@ class RowChangeWriter:
     change: RowChange
     attempts: list[_Attempt] = field(default_factory=list)
     rows: int = 0
-    """Number of rows that the last attempt chose."""
+    """Rows that the last attempt chose."""
 
     @property
     def may_have_waste(self) -> bool:
@@ -126,7 +121,6 @@ class RowChangeWriter:
         return writer.prepare(table, summary=summary, now_ms=now_ms)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files of attempts that can never land."""
         for attempt in self.attempts:
             attempt.writer.delete_unused(table)
             if not attempt.writer.attempts and attempt.paths:
@@ -136,8 +130,6 @@ class RowChangeWriter:
 
 @dataclass(slots=True)
 class _FileRewrite:
-    """One attempt of a row change: rewrites the files that have chosen rows."""
-
     table: Table
     change: RowChange
     now_ms: int
@@ -145,7 +137,7 @@ class _FileRewrite:
     replaced: set[str] = field(default_factory=set)
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Change of the number of dead letters, as in `frazil.commit.dead_letter_counts`."""
+    """Changes by error class and hour, as in `frazil.commit.dead_letter_counts`."""
 
     def run(self) -> None:
         head = head_of(self.table.metadata)
@@ -192,7 +184,7 @@ class _FileRewrite:
             yield pa.Table.from_batches([batch])
 
     def base(self, snapshot_id: int) -> BaseManifests:
-        """Return the manifests that the snapshot keeps. Manifests that list replaced files are rewritten."""
+        """Return the manifests that the snapshot keeps, rewritten if they list replaced files."""
 
         def read_entries(manifest: ManifestFile) -> list[ManifestEntry]:
             reads = self.replaced and manifest.content is ManifestContent.DATA
@@ -204,13 +196,11 @@ class _FileRewrite:
 
 MAX_ERROR_CHARACTERS = 1000
 Coordinates = tuple[str, int, int]
-"""Topic, partition and offset."""
 ErrorEntry = tuple[str, str]
-"""Error class and error text."""
 
 
 def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, ErrorEntry]:
-    """Return the new error of each dead letter that failed again, from the files that the replay staged for them."""
+    """Return the new error of each dead letter that failed again, from the replay's staged files."""
     columns = [*COORDINATES, "error_class", "error"]
     found: dict[Coordinates, ErrorEntry] = {}
     for file in files:
@@ -229,10 +219,7 @@ def change_after_replay(
     topic_ids: Mapping[str, str],
     failed: Mapping[Coordinates, ErrorEntry],
 ) -> RowChange:
-    """Return the change of a stream's dead letters after a replay of the topics in `topic_ids`.
-
-    `replayed` has the offsets that became rows; `failed` has the new errors of the others.
-    """
+    """Return the change after a replay: `replayed` became rows, and `failed` has the others' new errors."""
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
@@ -246,9 +233,7 @@ def change_after_replay(
 def dead_letters_at(
     replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
 ) -> DeadLetterOffsets:
-    """Return the dead letters at these offsets and coordinates, including those that earlier versions wrote without
-    topic id.
-    """
+    """Return the dead letters at these offsets, including those that earlier versions wrote without topic id."""
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
@@ -260,7 +245,7 @@ def dead_letters_at(
 
 
 def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
-    """Return the dead letters with `replays` increased by one, and each new error before the earlier errors."""
+    """Return the dead letters with one replay more, and each new error before the earlier ones."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],
@@ -274,7 +259,6 @@ def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
 
 
 def _error_history(now: ErrorEntry, then: ErrorEntry) -> str:
-    """Return the error text of a dead letter that failed again, followed by its earlier errors."""
     if now == then or then[1].startswith(f"{now[1]}; before, "):
         return then[1]
     return f"{now[1]}; before, {then[0]}: {then[1]}"[:MAX_ERROR_CHARACTERS]

@@ -1,7 +1,5 @@
-"""Settles the journals of earlier epochs: commits each journal that continues the marker, and discards the others.
-
-Runs after the new epoch is committed to both tables; from then on no earlier epoch can commit. A suspended writer may
-still stage files and write a journal, which a later epoch would commit. So `sweep` deletes none of these files.
+"""Settles the journals of earlier epochs: commits those that continue the marker, and discards the others. Runs after
+the new epoch is committed to both tables; from then on no earlier epoch can commit.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SettleResult:
-    """The journals of earlier epochs that were committed or discarded."""
-
     committed: tuple[Journal, ...] = ()
     discarded: tuple[BatchKey, ...] = ()
     deleted_files: int = 0
@@ -49,9 +45,7 @@ class SettleResult:
 
 
 def settle(tables: StreamTables, committer: Committer) -> SettleResult:
-    """Commit the journals that continue the marker, and discard the others. Needs neither Kafka nor new Parquet
-    files.
-    """
+    """Commit the journals that continue the marker, and discard the others. Needs neither Kafka nor new files."""
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[Journal] = []
     discarded: list[BatchKey] = []
@@ -67,27 +61,18 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
             committed.append(journal)
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     if discarded:
-        _prove_newest_epoch(tables, epoch=committer.epoch)
+        # A later epoch may have read a journal before it was discarded. Cached metadata would not show that epoch.
+        def decide(_: Table, found: Marker | None) -> Marker:
+            marker = check_fence(found, stream=tables.stream, epoch=committer.epoch)
+            return dataclasses.replace(marker, at=BatchKey(committer.epoch, marker.at.batch + 1))
+
+        commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
     deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
     return SettleResult(tuple(committed), tuple(discarded), deleted)
 
 
-def _prove_newest_epoch(tables: StreamTables, *, epoch: int) -> None:
-    """Commit a marker with the next batch number. This fails if a later epoch has begun.
-
-    Such an epoch may have read a journal before this writer discarded it. Loading the table would not show this
-    reliably, because a catalog may return cached metadata.
-    """
-
-    def decide(_: Table, found: Marker | None) -> Marker:
-        marker = check_fence(found, stream=tables.stream, epoch=epoch)
-        return dataclasses.replace(marker, at=BatchKey(epoch, marker.at.batch + 1))
-
-    commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
-
-
 def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Yield the uncommitted journals of earlier epochs, except those that are older than a `forget`."""
+    """Yield the uncommitted journals of earlier epochs, except those older than a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NOT_COMMITTED:
@@ -95,14 +80,6 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit a journal of an earlier epoch. Raises StaleBatch if it cannot be committed."""
-    _check_staged_files(tables, journal)
-    if committer.commit(journal).settled != journal.key:  # for example after a reset
-        raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
-
-
-def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
-    """Check that the staged files exist. Files of routed tables are checked later, when they are committed."""
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
@@ -110,10 +87,12 @@ def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
     missing = wanted - {bare_path(found.path) for found in existing}
     if missing:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is missing staged files: {sorted(missing)}")
+    if committer.commit(journal).settled != journal.key:  # for example after a reset
+        raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """Return the highest epoch ever used, or 0. Epochs are never used twice, even after `forget`."""
+    """Return the highest epoch ever used, or 0. Epochs never repeat, even after `forget`."""
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
     # An epoch is in the marker before it writes journals, so journals matter only if the marker does not exist.
     found = {marker.at.epoch if marker else tables.journals.highest_epoch()}

@@ -1,8 +1,6 @@
 """Writes one snapshot of a branch from staged files: manifests with the files' own specs, the manifest list, and
-updates.
-
-Replaces PyIceberg's `Transaction`, which retries without frazil's requirements, writes every file with the table's
-default spec, and copies the metadata about fourteen times.
+updates. PyIceberg's `Transaction` retries without frazil's requirements, writes every file with the default spec, and
+copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -53,12 +51,12 @@ from frazil.table.metadata_times import next_ms
 FOREVER_MS = 2**63 - 1
 
 MAX_SUMMARY_CHARACTERS = 2_000
-"""Maximum length of a text in a snapshot's summary. Every metadata file contains the text while the snapshot exists."""
+"""For one text in a summary, which every metadata file contains while the snapshot exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSnapshot:
-    """A snapshot that is written but not committed, and the requirements of its commit."""
+    """A snapshot that is written but not committed."""
 
     snapshot: Snapshot
     updates: tuple[TableUpdate, ...]
@@ -67,39 +65,34 @@ class PreparedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class BaseManifests:
-    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch.
-
-    Only snapshots of main mark leaving files as deleted. Files that leave another branch are added to main, and an
-    expiry could delete files that are marked as deleted.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave it. Only snapshots of main mark
+    them as deleted: from another branch they move to main, and an expiry could delete marked files.
     """
 
     stays: Sequence[ManifestFile]
-    """The manifests that the new snapshot keeps, some of them rewritten."""
     removed_files: Sequence[DataFile]
     summary: Summary | None
-    """The summary of the previous snapshot, which still counts these files."""
+    """The previous snapshot's summary, which still counts these files."""
     written: Sequence[ManifestFile] = ()
-    """Manifests of `stays` that were rewritten for this snapshot, to mark files as deleted."""
+    """Manifests of `stays` that were rewritten to mark files as deleted."""
 
 
 @dataclass(slots=True)
 class SnapshotWriter:
-    """Writes the snapshot of a commit to a branch: its manifests once, and a manifest list for each attempt.
-
-    The first snapshot of a branch other than main has no parent, so the branch only has the files that are committed to
-    it. All attempts have the same snapshot id, because the manifests contain this id. Without files, each attempt has
-    its own snapshot id, so that an attempt that landed unnoticed does not block the next attempt.
+    """Writes a commit's manifests once, and a manifest list for each attempt. A new branch's first snapshot has no
+    parent. All attempts have the snapshot id that the manifests contain; without files, each has its own, so that one
+    that landed unnoticed does not block the next.
     """
 
     files: Sequence[StagedFile]
     branch: str = MAIN
     moved: Sequence[DataFile] = ()
-    """Files that move from another branch of the table to this branch."""
+    """Files that move here from another branch."""
     base: BaseManifests | None = None
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
-    """Returns a key for each file. Files with different keys never share a manifest."""
+    """Files with different keys never share a manifest."""
     earlier_snapshots: int = 0
-    """Number of snapshots in the same update that have a lower sequence number."""
+    """Snapshots in the same update with a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -107,7 +100,7 @@ class SnapshotWriter:
     merged: MergedManifest | None = None
     """Small manifests of main, merged for the first attempt."""
     merged_in: set[str] = field(default_factory=set)
-    """Paths of the manifest lists that have the merged manifest."""
+    """The manifest lists that have the merged manifest."""
 
     @property
     def may_have_waste(self) -> bool:
@@ -119,7 +112,7 @@ class SnapshotWriter:
         return [*self.manifests, *(self.base.written if self.base else ()), *merged]
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
-        """Return the next attempt, based on the metadata of `table`. `summary` is added to the snapshot's summary."""
+        """Return the next attempt, based on the metadata of `table`, with `summary` in its summary."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
             self.snapshot_id = metadata.new_snapshot_id()
@@ -170,23 +163,16 @@ class SnapshotWriter:
         return BaseManifests(fewer or stays, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Return the requirement that main is unchanged, for the first snapshot of a branch.
-
-        Otherwise, this snapshot could lower the table's sequence number.
-        """
+        """Require that main is unchanged, for a branch's first snapshot, which could lower the sequence number."""
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files of failed attempts that are no longer needed, according to `table`, which was loaded after
-        them.
-
-        An attempt that was reported as failed may still land. Its manifest list is unnecessary only if the snapshot
-        does not exist and its sequence number is below the table's next one. Every catalog then refuses the attempt,
-        even after a rollback to the attempt's base. A snapshot that landed and expired does not exist either, so
-        manifests are unnecessary only if no later snapshot lists them.
+        """Delete the files of failed attempts that are not needed, given the `table` after them. An attempt's manifest
+        list is waste once its sequence number is below the next one: every catalog then refuses it. Its snapshot may
+        have landed and expired, so manifests are waste only if no later snapshot lists them.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         written = {m.manifest_path for m in self._written}
@@ -248,10 +234,7 @@ def base_without_files(
     table: Table,
     snapshot_id: int,
 ) -> BaseManifests:
-    """Return the manifests that a snapshot of main keeps. Manifests that list files to remove are rewritten.
-
-    `removed` has the paths of these files. `read_entries` returns a manifest's live entries.
-    """
+    """Return the manifests that a snapshot of main keeps, rewritten if they list files at the paths `removed`."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
     leaves: list[DataFile] = []
@@ -273,7 +256,6 @@ def base_without_files(
 
 
 def _cannot_land(attempt: PreparedSnapshot, metadata: TableMetadata, branch: str) -> bool:
-    """Return whether every catalog refuses the attempt from now on."""
     head = head_of(metadata, branch)
     return (
         all(s.manifest_list != attempt.snapshot.manifest_list for s in metadata.snapshots)
@@ -290,7 +272,7 @@ _CONTENT: Mapping[Content, DataFileContent] = {
 
 
 def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
-    """Convert a staged file to the data file of a manifest entry. Raises ValueError for a change file."""
+    """Convert a staged file for a manifest entry. Raises ValueError for a change file."""
     if file.content not in _CONTENT:
         raise ValueError(f"{file.path} has content {file.content!r}, which cannot be added to a table")
     types = [field.field_type for field in spec.partition_type(schema).fields]
@@ -329,7 +311,6 @@ def _require_primitive(kind: object) -> PrimitiveType:
 def _build_summary(
     files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: BaseManifests
 ) -> Summary:
-    """Return a snapshot's summary: the counts that every Iceberg writer records, and frazil's own entries."""
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
     for file in files:
@@ -356,10 +337,7 @@ def _build_summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch to the snapshot, with the branch's retention settings.
-
-    A new branch other than main never expires, because only this branch has its rows.
-    """
+    """Return the update that moves the branch. A new branch other than main never expires: it alone has its rows."""
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,

@@ -22,24 +22,20 @@ from frazil.table.tables import state_location
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """The tables of one stream, and its journals."""
-
     stream: str
     targets: Mapping[Target, TableHandle]
-    """The main and the dead-letter table, by target. A batch is committed once it is in "main"."""
+    """"main" and "dead-letters". A batch is committed once it is in "main"."""
     journals: JournalStore
     clock_ms: Callable[[], int]
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
-    """How the writer keeps rows of open windows out of main. None for readers, and if `commit.align` is not
-    declared.
-    """
+    """How the writer keeps rows of open windows out of main, if declared. None for readers."""
     at_once: CommitTables | None = None
-    """Commits all tables of a batch in one step; None if the tables are committed one after the other."""
+    """Commits all tables of a batch in one step; None if one after the other."""
     merging: MergeConfig | None = None
-    """How staged files are merged into the tables. None for readers, and if files are appended."""
+    """How staged files are merged; None for readers, and if they are appended."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
-    """The routed tables that this process has used, by target."""
+    """The routed tables that this process has used."""
 
     @classmethod
     def open(  # noqa: PLR0913 - all that the tables of a stream are used with
@@ -53,11 +49,7 @@ class StreamTables:
         atomic: bool = False,
         merging: MergeConfig | None = None,
     ) -> StreamTables:
-        """Return the stream's tables, with the journals next to the main table.
-
-        Raises SpecError if the storage is not supported. With `atomic`, also raises it if the catalog cannot commit to
-        several tables in one step.
-        """
+        """Return the stream's tables. Raises SpecError for unsupported storage, or unsupported `atomic`."""
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
         at_once = find_commit_tables(main.catalog) if atomic else None
@@ -72,46 +64,41 @@ class StreamTables:
         return self.targets["dead-letters"]
 
     def own_table(self) -> OwnTable:
-        """Return the description of the main table that is stored in the dead-letter table's marker."""
+        """Return the main table as the dead-letter table's marker names it."""
         table = self.main.current()
         return OwnTable(self.main.identifier, table.location(), str(table.metadata.table_uuid))
 
     @property
     def store(self) -> ObjectStore:
-        """The storage of the main table and of the journals."""
         return self.journals.store
 
     def store_of(self, target: Target) -> ObjectStore:
-        """Return the storage of a target's staged files, with the credentials of the target's table."""
         return self.store if target == "main" else self.handle(target).store
 
     def handle(self, target: Target) -> TableHandle:
-        """Return the handle of a target's table, even if the table is no longer in the route."""
+        """Return the handle of a target's table, even if the route no longer has it."""
         if not is_routed(target):
             return self.targets[target]
         return self.routed.setdefault(target, self.main.sibling(target))
 
     @property
     def all(self) -> dict[Target, TableHandle]:
-        """All known tables that may have files of the stream."""
         return {**self.targets, **self.routed}
 
     @property
     def state(self) -> str:
-        """The folder of the stream's state next to its tables, which includes the journals."""
         return self.journals.state
 
     def waiting_folder(self, key: BatchKey | None = None) -> str:
-        """Return the folder for rows of missing tables: that of the batch `key`, or that of all batches."""
+        """Return the folder for rows of missing tables: that of a batch, or of all."""
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
     def marker(self) -> Marker | None:
-        """Load the stream's marker from the catalog; None if it does not exist."""
         return read_marker(self.main.refresh().metadata.properties, self.stream)
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:
-        """Return the offsets at which a table's records end, by `topic/partition`; see `MergeRules.landed`."""
+        """Return where a table's records end, by `topic/partition`; see `MergeRules.landed`."""
         own, main = (read_marker(of.metadata.properties, self.stream) for of in (table, self.main.current()))
         ends = landed_ends(own, main) if own and main else {}
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))

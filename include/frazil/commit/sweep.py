@@ -1,7 +1,6 @@
-"""Deletes staged files that can never become part of a table.
-
-A suspended writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So
-a batch's files are deleted only once the batch's key is closed (`JournalStore.void`), or a later batch is committed.
+"""Deletes staged files that can never become part of a table. A suspended writer may still journal its files, which a
+later epoch would commit. So a batch's files are deleted only once its key is closed (`JournalStore.void`), or a later
+batch is committed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cached_property
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot, Summary
+from pyiceberg.table.snapshots import Summary
 
 from frazil.commit.backfill_marker import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
@@ -30,20 +29,14 @@ from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
 
-RECORD_KEY = "frazil.commit-record"
-
 
 def sweep(
     tables: StreamTables, *, below_epoch: int, just_settled: bool = False, keys: Sequence[BatchKey] | None = None
 ) -> int:
-    """Delete staged files of earlier epochs that never became part of the tables. Returns the number of deleted files.
-
-    Safe at any time, from any process, while a writer runs. Files of batches after the last committed batch are kept,
-    except if this epoch has `just_settled` the earlier epochs. Only then is it certain that no writer will commit them.
-
-    To keep a start short, the sweep skips batches that earlier sweeps covered. These are batches older than the oldest
-    commit record, and committed batches except the last two of each epoch. Epochs that the marker no longer has are
-    skipped too. `keys` are the keys of the journals that are not folded, if already listed.
+    """Delete staged files of earlier epochs that never became part of the tables, and return their number. Safe at any
+    time, from any process. Batches after the last committed one are swept only if this epoch has `just_settled`, which
+    makes sure that no writer will commit them. Batches that earlier sweeps covered are skipped. `keys` are the unfolded
+    journals' keys, if already listed.
     """
     marker = tables.marker()
     if marker is None:
@@ -55,7 +48,6 @@ def sweep(
 
 
 def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
-    """Yield all known tables, except routed tables that cannot be loaded."""
     for target, handle in tables.all.items():
         if not is_routed(target):
             yield _SweptTable(target, handle.refresh(), tables.stream)
@@ -64,7 +56,6 @@ def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
 
 
 def _try_load(target: Target, handle: TableHandle) -> Table | None:
-    """Load a table; None if this fails."""
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
@@ -73,10 +64,7 @@ def _try_load(target: Target, handle: TableHandle) -> Table | None:
 
 
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
-    """Sweep the routed tables in parallel, right after `settle`. Returns the number of deleted files.
-
-    If a table fails, the next start retries it.
-    """
+    """Sweep the routed tables in parallel, right after `settle`. Returns the number of deleted files."""
     marker = tables.marker()
     if marker is None or not tables.routed:
         return 0
@@ -115,8 +103,6 @@ def _sweep_table(view: _SweepState, swept: _SweptTable, below_epoch: int) -> int
 
 @dataclass
 class _SweepState:
-    """The state of the stream on which a sweep is based."""
-
     tables: StreamTables
     marker: Marker
     just_settled: bool
@@ -131,14 +117,11 @@ class _SweepState:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def is_passed(self, key: BatchKey) -> bool:
-        """Return whether this batch or a later one is committed, so that this one never will be."""
         return self.marker.settled is not None and key <= self.marker.settled
 
 
 @dataclass
 class _SweptTable:
-    """One of the stream's tables, with what a sweep reads from it."""
-
     target: Target
     table: Table
     stream: str
@@ -152,29 +135,23 @@ class _SweptTable:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the paths that the merge of this batch added. If its snapshot has expired, return all paths of the
-        table.
-        """
+        """Return the paths that this batch's merge added; all of the table's if its snapshot has expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
-            if summary and summary.get(RECORD_KEY) and _is_commit_of(summary, self.stream, key):
-                return _paths_added_by(snapshot, self.table)
+            if summary and summary.get("frazil.commit-record") and _is_commit_of(summary, self.stream, key):
+                manifests = (
+                    m for m in snapshot.manifests(self.table.io) if m.added_snapshot_id == snapshot.snapshot_id
+                )
+                entries = (entry for m in manifests for entry in m.fetch_manifest_entry(self.table.io))
+                return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
         return self.referenced_paths
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
-    """Return whether a summary belongs to this batch, or to the backfill that stages its files under the name
-    `stream`.
-    """
+    """Return whether a summary is this batch's, or that of the backfill that stages under the name `stream`."""
     found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
-
-
-def _paths_added_by(snapshot: Snapshot, table: Table) -> set[str]:
-    manifests = (m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id)
-    entries = (entry for m in manifests for entry in m.fetch_manifest_entry(table.io))
-    return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
@@ -191,19 +168,13 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether a batch was already swept, by its own writer or by many starts.
-
-    A writer sweeps a batch once more before it stages the batch after the next, because executors may leave files until
-    then.
-    """
+    """Return whether its own writer or many starts have swept a batch; executors may have left files until then."""
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
 
 def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
-    """Return the paths, without scheme, of the files to keep in a batch's folder of one table; None to skip the
-    folder.
-    """
+    """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
     fate, record = view.marker.fate(key), view.entry(key)
     if record is UnusableJournal.OTHER_TABLE:
         return None
@@ -220,11 +191,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
 
 
 def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
-    """Return the paths, without scheme, of a committed batch's files to keep; None to skip the batch's folder.
-
-    Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
-    merging them. The files of that merge, which no journal names, may become part of the table.
-    """
+    """Return the bare paths of a committed batch to keep; None while another writer may still merge the batch."""
     if not _is_merged(record, swept.target):
         return _paths_of(record)
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
@@ -233,7 +200,7 @@ def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | 
 
 
 def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether no writer will commit this uncommitted batch. Closes the batch's key if it has no journal."""
+    """Return whether no writer will commit this uncommitted batch, after closing its key if it has no journal."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
@@ -245,24 +212,20 @@ def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the paths of an uncommitted batch's files that the table may have. Only dead letters are committed before
-    the batch.
-    """
+    """Return the paths of an uncommitted batch that the table may have: only dead letters come before the batch."""
     if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
     return swept.referenced_paths
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete files of failed attempts and merged change files of a committed batch. Returns the number of deleted
-    files.
-    """
+    """Delete a committed batch's files of failed attempts and merged change files. Returns their number."""
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
 
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the change files of batches that had to wait for a table and are now merged into it. Never raises."""
+    """Delete merged change files of batches that had to wait for a table. Never raises."""
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
@@ -275,16 +238,12 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files of a batch that its own writer discarded before it wrote the journal. Returns their number."""
+    """Delete the files of a batch that its own writer discarded before its journal. Returns their number."""
     return _sweep_folders(tables, tables.all, key, record=None, is_merged=False)
 
 
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files and journal of a fenced writer's last batch. Returns the number of deleted files.
-
-    Deletes nothing unless a later epoch has closed the batch's key or committed a later batch. Until then, a writer
-    could commit this batch, so the next start decides.
-    """
+    """Delete a fenced writer's last batch, if it can no longer be committed. Returns the number of files."""
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
         return 0
@@ -322,7 +281,6 @@ def _sweep_folders(
 
 
 def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
-    """Return the folder where a batch stages its files for one table."""
     return f"{data_location(table)}/{stream}/{key.epoch:08d}/{key.batch:08d}"
 
 
@@ -337,7 +295,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether a batch's files for the table are merged, so that the table has only some of them or none."""
+    """Return whether a batch's files for the table are merged, so that the table has few of them."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
@@ -352,10 +310,7 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
 
 
 def referenced_paths(table: Table) -> set[str]:
-    """Return the paths, without scheme, of all data files that any snapshot of the table references.
-
-    Reads every manifest once.
-    """
+    """Return the bare paths of all data files that any snapshot references. Reads every manifest once."""
     manifests = {m.manifest_path: m for snapshot in table.metadata.snapshots for m in snapshot.manifests(table.io)}
     entries = (entry for manifest in manifests.values() for entry in manifest.fetch_manifest_entry(table.io))
     return {bare_path(entry.data_file.file_path) for entry in entries}

@@ -1,11 +1,6 @@
-"""Stores rows of routed tables that cannot be loaded or created, in files next to the default table.
-
-These "waiting files" have the default table's format. Journals list them as files of the routed table. Once that table
-exists, the rows are rewritten with its columns, and committed like any missing batch. A record next to the rewritten
-files lists them, so that every attempt commits the same files.
-
-A note next to the waiting files has the value for which the table is created, and why the table does not exist. It also
-has the batch up to which an operator discarded the rows.
+"""Stores rows of routed tables that cannot be loaded or created, in files next to the default table and in its format.
+Once the table exists, they are rewritten with its columns, and a record lists the new files. A note says why the table
+is missing, and up to which batch an operator discarded rows.
 """
 
 from __future__ import annotations
@@ -35,26 +30,18 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 REWRITTEN_FOLDER = "waited"
-"""The folder for rewritten rows, below the stream's folder in the table; it has one folder per batch.
-
-A batch folder never has this name, so no sweep mistakes these files for staged files. Orphan clean-up skips the files
-of a batch until the table has the batch.
-"""
+"""Rewritten rows, below the stream's folder; no batch folder has this name, so no sweep deletes them."""
 RECORD_FILE_NAME = "files.json"
-"""The name of the object that lists the rewritten files of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingTableNote:
-    """The note about a routed table that does not exist."""
-
     target: Target
     value: str | None
-    """The value for which the table template creates the table; None for a table that the route names."""
+    """The template's value for the table, if any."""
     reason: str
-    """Why the last attempt to load or create the table failed."""
     given_up: BatchKey | None = None
-    """The last batch whose rows for this table an operator discarded; None if no rows were discarded."""
+    """The last batch whose rows for this table an operator discarded."""
 
 
 def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:
@@ -62,22 +49,15 @@ def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:
 
 
 def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Return whether rows of these batches wait for the table in files next to the default table."""
     return any(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Return whether all rows of these batches for the table wait, because it did not exist while they were staged."""
     return all(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """Return a batch's files for the table. Files outside of the table's folders are rewritten first.
-
-    Such files are next to the default table, or in the folder of an earlier table of the same name. The latter happens
-    if an operator accepts the new table while a running writer still uses the old one. An earlier attempt, by this
-    writer or another, may already have rewritten the files.
-    """
+    """Return a batch's files for the table. Files that are not in its folder are first rewritten, once."""
     files = journal.staged_for(target)
     folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
     own = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
@@ -100,9 +80,7 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
 def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """Rewrite rows of the default table or a former table as new files of the table. Returns the new files; overwrites
-    none.
-    """
+    """Rewrite rows of the default table or a former table as new files of the table, and return these."""
     from frazil.ingest.routed_writers import fit_rows, other_names  # loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
@@ -130,7 +108,7 @@ def rewrite_files(
 
 
 def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the waiting files of batches that the table now has. If this fails, the next start deletes them."""
+    """Delete the waiting files of batches that the table now has. The next start repeats failures."""
     waited = [journal for journal in journals if has_waiting_files(tables, [journal], target)]
     if not waited:
         return
@@ -148,10 +126,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete the waiting files and notes of tables for which no rows wait any longer, right after `settle`.
-
-    `complete` is the last batch that all tables have. A note is kept until `complete` reaches its `given_up`.
-    """
+    """Delete waiting files and notes of tables for which no rows wait, right after `settle`."""
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
     for folder in store.list_folders(tables.waiting_folder()):
@@ -164,19 +139,18 @@ def sweep_waiting_files(
 
 
 def load_missing_table_note(tables: StreamTables, target: Target) -> MissingTableNote | None:
-    """Return the note of a table; None if the note does not exist or this version cannot read it."""
+    """Return a table's note, if this version can read it."""
     data = tables.store.get(_note_path(tables, target))
     return None if data is None else _parse_note(data)
 
 
 def load_missing_table_notes(tables: StreamTables) -> list[MissingTableNote]:
-    """Return all notes of the stream, ordered by file name."""
     found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.waiting_folder()}/tables"))
     return [note for data in found if data is not None and (note := _parse_note(data))]
 
 
 def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> None:
-    """Write a note before any row waits for the note's table. Keeps the `given_up` of an earlier note."""
+    """Write a note before any row waits for its table. Keeps an earlier `given_up`."""
     before = load_missing_table_note(tables, note.target)
     if before is not None and note.given_up is None:
         note = dataclasses.replace(note, given_up=before.given_up)
@@ -185,7 +159,7 @@ def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> No
 
 
 def drop_discarded(journals: Iterable[Journal], note: MissingTableNote | None) -> list[Journal]:
-    """Return the batches whose rows still wait for a table. Batches whose rows an operator discarded are left out."""
+    """Return the batches whose rows still wait for a table, without those that an operator discarded."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 
@@ -199,7 +173,6 @@ def _parse_note(data: bytes) -> MissingTableNote | None:
 
 
 def _parse_record(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
-    """Return the files that a record names; empty if it belongs to another table in the same folder."""
     try:
         raw = json.loads(data or b"{}")
         ours = raw["table"] == str(table.metadata.table_uuid)

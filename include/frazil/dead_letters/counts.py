@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 from pyiceberg.table import Table
@@ -17,18 +16,16 @@ from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unseal
 from frazil.spec.model import StreamSpec
 from frazil.table.file_bounds import COORDINATES, topics_filter
 
-_DISCARD_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReasonCount:
-    """The number of dead letters with one reason that were rejected on one UTC day."""
+    """Dead letters with one reason that were rejected on one UTC day."""
 
     day: date
     reason: str
     dead_letters: int
     replayed: int
-    """Number of dead letters that were replayed and rejected again."""
+    """Dead letters that were replayed and rejected again."""
     discarded: int
 
 
@@ -43,16 +40,15 @@ class DeadLetter:
     error: str
     key: str | None
     value: str | None
-    """The record's value; None for a tombstone."""
+    """The value; None for a tombstone."""
     headers: dict[str, list[str | None]]
-    """Values by header name. Kafka allows a header name to repeat."""
+    """Kafka allows a header name to repeat."""
     replays: int
     discarded: str | None
-    """The user who discarded the dead letter, the time and the reason; None if the dead letter is not discarded."""
+    """The user, the time and the reason, if it was discarded."""
 
 
 def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[ReasonCount]:
-    """Count the selected dead letters by day and reason, sorted by both."""
     counts: dict[tuple[date, str], Counter[str]] = defaultdict(Counter)
     aggregates = [([], "count_all"), ("replays", "count"), ("discarded_at", "count")]
     columns = ("error_class", "rejected_at", "replays", "discarded_at")
@@ -67,15 +63,13 @@ def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[R
 def read_samples(
     table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False
 ) -> list[DeadLetter]:
-    """Return the first `limit` of the selected dead letters, ordered by topic, partition and offset.
-
-    Raises SpecError if `decrypt` is set and the secret does not match.
-    """
+    """Return the first `limit` of the dead letters. Raises SpecError if `decrypt` has the wrong secret."""
     row_filter = selection.row_filter(spec)
     coordinates = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
     if coordinates is None:
         return []
-    columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD_COLUMNS)
+    discards = ("discarded_at", "discarded_by", "discard_reason")
+    columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *discards)
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
     row_filter = f"{row_filter} and {_coordinates_filter(coordinates)}"
@@ -109,6 +103,7 @@ def _parse_rows(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[
         return _format_bytes(unseal(value, place) if decrypt else value)
 
     for row in rows.to_pylist():
+        moment: datetime | None = row["discarded_at"]
         place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
         headers: dict[str, list[str | None]] = {}
         for header in row.get("headers") or ():
@@ -123,14 +118,8 @@ def _parse_rows(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[
             value=text(row["value"], place("value")),
             headers=headers,
             replays=row["replays"] or 0,
-            discarded=_discard_text(row),
+            discarded=f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}" if moment else None,
         )
-
-
-def _discard_text(row: dict[str, Any]) -> str | None:
-    if (moment := row["discarded_at"]) is None:
-        return None
-    return f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}"
 
 
 def _format_bytes(value: bytes | None) -> str | None:

@@ -28,25 +28,16 @@ from frazil.commit.row_changes import (
 from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import WriterBusy
 
-DISCARD_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
-"""Columns of the dead-letter table that mark a dead letter as discarded."""
-
 
 @dataclass(frozen=True, slots=True)
 class DiscardMark:
-    """The user who discards dead letters, the reason, and the time."""
-
     by: str
     reason: str
     at_ms: int
 
 
 def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
-    """Mark the selected dead letters in one commit, and return the number of newly marked dead letters.
-
-    Leaves out dead letters that a published replay turned into rows but has not removed yet. Raises WriterBusy while a
-    replay of the stream is under way.
-    """
+    """Mark the selected dead letters in one commit. Return the number of newly marked ones. Raises WriterBusy."""
     handle = opened.tables.dead_letters
     dead_letters = find_identities(opened, selection)
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
@@ -82,7 +73,7 @@ def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
 
 
 def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
-    """Return the dead letters, except those that this replay turned into rows of the default table."""
+    """Return the dead letters that this replay has not turned into rows."""
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
     journals = opened.tables.journals
@@ -92,7 +83,7 @@ def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay
 
 
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
-    """Check that no other replay has begun since the dead letters were selected. Raises WriterBusy."""
+    """Raise WriterBusy if another replay has begun since the dead letters were selected."""
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}), so "
@@ -103,7 +94,6 @@ def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker
 
 
 def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffsets:
-    """Return the coordinates of the selected dead letters."""
     found: dict[DeadLetterSource, BitMap64] = defaultdict(BitMap64)
     table = opened.tables.dead_letters.refresh()
     for rows in read_dead_letters(table, selection.row_filter(opened.spec), DEAD_LETTER_COLUMNS):
@@ -113,8 +103,9 @@ def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffse
 
 
 def _add_mark(rows: pa.Table, mark: DiscardMark) -> pa.Table:
-    values = (datetime.fromtimestamp(mark.at_ms / 1000, UTC), mark.by, mark.reason)
-    for name, value in zip(DISCARD_COLUMNS, values, strict=True):
+    at = datetime.fromtimestamp(mark.at_ms / 1000, UTC)
+    marks = {"discarded_at": at, "discarded_by": mark.by, "discard_reason": mark.reason}
+    for name, value in marks.items():
         place = rows.schema.get_field_index(name)
         column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)
         rows = rows.set_column(place, rows.schema.field(name), column)

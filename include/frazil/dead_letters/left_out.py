@@ -30,11 +30,11 @@ class LeftOutReason(StrEnum):
     RECREATED = "topic-recreated"
     """The topic was recreated, and has other records at these offsets."""
     TO_BE_READ = "to-be-read"
-    """The stream's position is before the record: a reset moved the position back, or the batch was never committed."""
+    """A reset moved the stream's position back before the record, or the batch was never committed."""
     TWO_RECORDS = "two-records"
     """Kafka assigned the offset to a second record."""
     FORMER_TOPIC = "former-topic"
-    """The record is of a former topic of the same name, whose offsets do not show which change is newer."""
+    """The record is of a former topic, whose offsets do not show which change is newer."""
 
 
 _SENTENCES: Mapping[LeftOutReason, str] = {
@@ -56,7 +56,6 @@ _SENTENCES: Mapping[LeftOutReason, str] = {
 
 
 def left_out_sentences(found: Mapping[LeftOutReason, int], stream: str) -> list[str]:
-    """Return one sentence for each reason found."""
     sentences = []
     for reason, count in ((reason, found.get(reason, 0)) for reason in LeftOutReason):
         if count:
@@ -67,7 +66,7 @@ def left_out_sentences(found: Mapping[LeftOutReason, int], stream: str) -> list[
 
 
 def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOutReason]:
-    """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired as a replay does."""
+    """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired."""
     marker, former, spec = load_own_marker(opened), find_former_ends(opened), opened.spec
     columns = (*COORDINATES_AND_TOPIC_ID, "value") if may_omit_records(spec) else COORDINATES_AND_TOPIC_ID
     counts: Counter[LeftOutReason] = Counter()
@@ -82,9 +81,7 @@ def load_own_marker(opened: OpenStream) -> Marker:
 
 
 def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
-    """Return the end offsets of former topics of the same name, for an upsert stream; empty for others. Reads all
-    commit records.
-    """
+    """Return the end offsets of former topics of an upsert stream, from all its commit records; empty for others."""
     if not opened.spec.sinks.mode.replaces_rows:
         return {}
     marker = load_own_marker(opened)
@@ -100,9 +97,7 @@ def may_omit_records(spec: StreamSpec) -> bool:
 def find_left_out_reasons(
     rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
 ) -> list[LeftOutReason | None]:
-    """Return why each dead letter is left out; None if it is replayed. The rows need the column `value` only if `omits`
-    is set.
-    """
+    """Return why each row is left out; None if it is replayed. Only `omits` needs the column `value`."""
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [

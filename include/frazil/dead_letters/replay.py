@@ -1,7 +1,7 @@
 """Replays dead letters with the current declaration, as a backfill whose source is a copy of the dead letters.
 
-The replay works on a copy, because the dead-letter table may change in the meantime. `frazil.backfill.commit` decides
-which records land, and when their dead letters leave the dead-letter table.
+It works on a copy, because the dead-letter table may change. `frazil.backfill.commit` decides which records land, and
+when their dead letters leave the table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
 from frazil.ingest.rejects import join_rejects
-from frazil.ingest.sealing import Unsealer, place_of, unsealer_of
+from frazil.ingest.sealing import place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
@@ -45,34 +45,31 @@ from frazil.stream.stage_rows import StageRows
 TARGET_FILE_ROWS = 100_000
 """Approximate number of rows per file in a copy of dead letters."""
 COPY_RETENTION_MS = 86_400_000
-"""Age in milliseconds from which copies of dead letters are deleted."""
+"""Age from which copies of dead letters are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a replay."""
-
     backfill: str
     landed: int
-    """Number of dead letters that became rows or were merged, including changes without effect."""
+    """Dead letters that became rows or were merged, including changes without effect."""
     failed: int
-    """Number of dead letters that the current declaration rejects too."""
+    """Dead letters that the current declaration rejects too."""
     interrupted: bool = False
-    """Whether an earlier command began this replay. Its selection is then that command's."""
+    """Whether an earlier command began this replay, with its own selection."""
     given_up: int = 0
-    """Number of dead letters removed without a row, because an operator discarded a routed table's rows."""
+    """Dead letters removed without a row, because an operator discarded a routed table's rows."""
     repeated: int = 0
-    """Number of dead letters removed without a row, because `dedupe` drops repeats."""
+    """Dead letters removed without a row, because `dedupe` drops repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would do with a sample of the dead letters."""
+    """What a replay would do with a sample of the dead letters. `rejects` are the new errors."""
 
     landing: int = 0
     failing: int = 0
     rejects: Rejects = field(default_factory=Rejects)
-    """Today's errors of those that would fail again."""
 
 
 def preview(opened: OpenStream, selection: Selection) -> Preview:
@@ -93,15 +90,11 @@ EMPTY_RESULT = ReplayResult("", 0, 0)
 
 
 def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[ReplayResult, ...]:
-    """Finish an interrupted replay, and then replay the selected dead letters. Returns a result for each replay.
+    """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay.
 
-    `run` identifies the caller. Raises the errors of a backfill, and:
-
-    - SpecError: the stream has no coordinates.
-    - RouteBehind: a routed table does not exist or is missing rows.
-    - CommitUnavailable: a routed table failed after the default table was committed.
-    - WriterBusy: a backfill of the stream is under way.
-    - BackfillAbandoned: an operator abandoned the replay of `run`.
+    `run` identifies the caller. Raises the errors of a backfill, and SpecError for a stream without coordinates. A
+    routed table raises RouteBehind or CommitUnavailable, a backfill under way WriterBusy, and an abandoned replay of
+    `run` BackfillAbandoned.
     """
     check_coordinates(opened.spec)
     check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
@@ -116,7 +109,8 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
             finished = _replay_result(opened, last)
         done.append(finished and replace(finished, interrupted=True))
     finish_ended_backfill(opened.tables)
-    _delete_old_copies(opened)
+    store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_RETENTION_MS
+    store.delete([f.path for f in store.list_files(_copies_folder(opened)) if f.modified_ms < before_ms])
     folder = f"{_copies_folder(opened)}/{uuid.uuid4().hex}"
     if _copy_dead_letters(opened, selection, folder):
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection), run=run)
@@ -161,7 +155,6 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
 
 
 def _last_epoch(opened: OpenStream) -> int:
-    """Return the epoch of the stream's last backfill or replay."""
     last = read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
     return last.epoch if last else 0
 
@@ -170,17 +163,8 @@ def _copies_folder(opened: OpenStream) -> str:
     return f"{opened.tables.state}/replays"
 
 
-def _delete_old_copies(opened: OpenStream) -> None:
-    """Delete old copies of replays that ended or were killed."""
-    store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_RETENTION_MS
-    store.delete([f.path for f in store.list_files(_copies_folder(opened)) if f.modified_ms < before_ms])
-
-
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
-    """Write a copy of the selected dead letters that can be replayed, and return their number.
-
-    Stops after the file in which it reaches `limit`.
-    """
+    """Copy the selected dead letters that can be replayed, up to the file that reaches `limit`. Return their number."""
     marker, former = load_own_marker(opened), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")
@@ -188,7 +172,10 @@ def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *,
 
     def choose(rows: pa.Table) -> pa.Table:
         kept = [reason is None for reason in find_left_out_reasons(rows, marker, former, omits=may_omit)]
-        return _check_secret(rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS), unseal)
+        chosen = rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS)
+        for row in chosen.slice(0, 1).to_pylist():  # raises SpecError if the secret does not match
+            unseal(row["value"], place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value"))
+        return chosen
 
     dead_letters = (choose(rows) for rows in read_dead_letters(table, selection.row_filter(opened.spec), columns))
     io = opened.tables.main.current().io
@@ -215,28 +202,19 @@ def _join_pieces(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(parts)
 
 
-def _check_secret(rows: pa.Table, unseal: Unsealer) -> pa.Table:
-    """Check the secret with the first value, and return the rows. Raises SpecError."""
-    for row in rows.slice(0, 1).to_pylist():
-        place = place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value")
-        unseal(row["value"], place)
-    return rows
-
-
 class InProcessEngine:
     """Runs a replay's tasks in this process. A child process decodes the records, because a record may crash it."""
 
     parallelism = 1
 
     def ready(self, until: Callable[[], bool]) -> bool:  # noqa: ARG002
-        """Return True: this process is always ready."""
         return True
 
     def warm_up(self) -> None:
-        """Do nothing: a process needs no preparation."""
+        """Do nothing."""
 
     def check(self) -> None:
-        """Do nothing: the process is still running."""
+        """Do nothing."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         answers = []
@@ -253,4 +231,4 @@ class InProcessEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: no executor has to end."""
+        """Do nothing."""

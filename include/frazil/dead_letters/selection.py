@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Annotated
 
 import pyarrow as pa
@@ -29,17 +28,16 @@ class Selection(Model):
     begin: UtcMoment | None = None
     end: UtcMoment | None = None
     discarded: bool = False
-    """Whether discarded dead letters are selected too."""
 
     def row_filter(self, spec: StreamSpec) -> str:
-        """Return the selection as an Iceberg row filter."""
+        """Return an Iceberg row filter."""
         parts = [f"stream = '{spec.name}'"]
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
         if self.begin is not None:
-            parts.append(f"rejected_at >= '{_format_moment(self.begin)}'")
+            parts.append(f"rejected_at >= '{self.begin.isoformat()}'")
         if self.end is not None:
-            parts.append(f"rejected_at < '{_format_moment(self.end)}'")
+            parts.append(f"rejected_at < '{self.end.isoformat()}'")
         if not self.discarded:
             parts.append("discarded_at is null")
         return " and ".join(parts)
@@ -47,14 +45,14 @@ class Selection(Model):
     def __str__(self) -> str:
         parts = [
             f"of {', '.join(self.reasons)}" if self.reasons else "",
-            f"from {_format_moment(self.begin)}" if self.begin else "",
-            f"before {_format_moment(self.end)}" if self.end else "",
+            f"from {self.begin.isoformat()}" if self.begin else "",
+            f"before {self.end.isoformat()}" if self.end else "",
         ]
         return " ".join(filter(None, parts)) or "all"
 
 
 def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the selected rows of main in pieces, one file after the other."""
+    """Yield the selected rows of main, one file after the other."""
     head = head_of(table.metadata)
     if head is None:
         return
@@ -66,7 +64,3 @@ def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> 
         for batch in arrow.to_record_batches([task]):
             if batch.num_rows:
                 yield pa.Table.from_batches([batch])
-
-
-def _format_moment(moment: datetime) -> str:
-    return moment.isoformat()

@@ -1,3 +1,1 @@
 """Embedded servers for `frazil dev`, the demo, tests and benchmarks, such as Kafka, Airflow and Spark."""
-
-from __future__ import annotations

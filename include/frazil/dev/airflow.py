@@ -1,8 +1,7 @@
 """An Airflow for development, the demo and tests: four components in separate sessions, with SQLite, on loopback only.
 
-`airflow standalone` leaves child processes behind when it is killed. Here, each component is a server of
-`frazil.dev.process`, which is stopped through its process record. A component that dies is *not* restarted. Log servers
-are switched off, because they listen on every network interface. On one machine, the API server reads the log files.
+A component that dies is *not* restarted. Log servers, which listen on every interface, are off: on one machine, the API
+server reads the log files.
 """
 
 from __future__ import annotations
@@ -32,16 +31,10 @@ Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 READY_TIMEOUT_S = 240
-"""Maximum time (s) until all components are healthy."""
 STOP_GRACE_S = 5
-"""Time (s) after which a component that is still running is killed.
-
-The scheduler waits for its tasks to end, but the tasks wait for an API server that has already stopped. The next start
-runs these tasks again.
-"""
+"""Time after which a component is killed: the scheduler waits for tasks, which wait for a stopped API server."""
 
 SPARK_POOL = "frazil_spark"
-"""Airflow pool for batch Spark applications."""
 
 _COMMANDS: dict[Component, tuple[str, ...]] = {
     "api-server": ("api-server",),
@@ -50,15 +43,10 @@ _COMMANDS: dict[Component, tuple[str, ...]] = {
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
 _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
-"""Role of each user."""
 
 
 class EmbeddedAirflow(process.EmbeddedService):
-    """An Airflow with its database, logs, secrets and process records in the folder `home`.
-
-    Plugins and DAGs come from the checkout; `dags` names a different DAG folder. `extra` overrides environment
-    variables of its processes. They get FRAZIL_HOME and FRAZIL_STREAMS as absolute paths.
-    """
+    """An Airflow in the folder `home`, with the checkout's plugins and DAGs. `extra` overrides variables."""
 
     def __init__(  # noqa: PLR0913 - each by its name
         self,
@@ -81,39 +69,37 @@ class EmbeddedAirflow(process.EmbeddedService):
 
     @property
     def url(self) -> str:
-        """URL of the API server and the UI."""
         return f"http://{process.LOOPBACK}:{self.port}"
 
     @property
     def password(self) -> str:
-        """The password of the user `admin`, which is created at the first start."""
+        """The password of `admin`, which is created at the first start."""
         return self.password_for("admin")
 
     def password_for(self, user: str) -> str:
-        """Return the password of the user `admin`, `op` or `viewer`. Each user has the role of the same name."""
+        """Return the password of `admin`, `op` or `viewer`, whose role has the same name."""
         self._make_secrets()
         return str(json.loads(self._passwords_file.read_text())[user])
 
     def client(self, user: str = "admin") -> AirflowClient:
-        """Return a client that signs in as the user."""
         return AirflowClient(self.url, user=user, password=self.password_for(user))
 
     def token(self, user: str = "admin") -> str:
-        """Sign in as the user, and return the bearer token."""
         return self.client(user).token()
 
     def log(self, component: Component) -> Path:
-        """Return the path of a component's log."""
         return self.home / "logs" / f"{component}.log"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of the components: this process's environment, with the settings of this Airflow."""
+        """Return this process's environment, with the settings of this Airflow."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__") and k != "AIRFLOW_CONFIG"}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
         streams = kept.get("FRAZIL_STREAMS") or self.checkout / "include" / "streams"
+        extra = {"properties-file": str(self._spark_properties)}
+        connection = {"conn_type": "spark", "host": self._spark_master, "extra": extra}
         return {
-            "AIRFLOW_CONN_SPARK_DEFAULT": self._spark_connection(),
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),  # the environment overrides it
             "FRAZIL_SPARK_POOL": SPARK_POOL,
             **kept,
             "PATH": path,
@@ -127,11 +113,7 @@ class EmbeddedAirflow(process.EmbeddedService):
         }
 
     def start(self) -> Self:
-        """Start the components that are not running, and wait until all components are healthy.
-
-        Raises EnvironmentUnusable if a port is taken, the database cannot be created, or a component ends or stays
-        unhealthy.
-        """
+        """Start what is not running, and wait until all components are healthy. Raises EnvironmentUnusable."""
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
         self._make_secrets()
@@ -149,20 +131,18 @@ class EmbeddedAirflow(process.EmbeddedService):
         return self
 
     def stop(self) -> None:
-        """Stop all components and their tasks. Writers that tasks launched are separate processes and keep running."""
+        """Stop all components and their tasks. Writers that tasks launched keep running."""
         process.stop_all(process.read_records(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
-        """Kill a component with SIGKILL, as in a crash."""
         if server := self.server(component):
             process.kill(server)
 
     def server(self, component: Component) -> process.Server | None:
-        """Return a component's process; None if it is not running."""
         return process.find_server(component, self.home)
 
     def wait_until_healthy(self, since: datetime | None = None) -> None:
-        """Wait until all components are healthy and, if `since` is given, have sent a heartbeat after that time."""
+        """Wait until all components are healthy and have sent a heartbeat after `since`."""
         client = AirflowClient(self.url, user="", password="")
         deadline = time.monotonic() + READY_TIMEOUT_S
         unready = "api-server"
@@ -182,16 +162,8 @@ class EmbeddedAirflow(process.EmbeddedService):
                 except EnvironmentUnusable:
                     unready = "api-server"
 
-    def _spark_connection(self) -> str:
-        """Return the Airflow connection through which batch Spark applications run on the configured master, as JSON.
-
-        A connection of the same name in the environment overrides it.
-        """
-        extra = {"properties-file": str(self._spark_properties)}
-        return json.dumps({"conn_type": "spark", "host": self._spark_master, "extra": extra})
-
     def _make_secrets(self) -> None:
-        """Create the secrets in this folder at the first start. Only their owner can read them."""
+        """Create the secrets at the first start. Only their owner can read them."""
         make_folder(self.home)
         _write_if_missing(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
@@ -199,7 +171,6 @@ class EmbeddedAirflow(process.EmbeddedService):
         _write_if_missing(self._secrets_file, keys)
 
     def _settings(self) -> dict[str, str | int | Path]:
-        """Return the settings of this Airflow by section and key."""
         self._make_secrets()
         secret = json.loads(self._secrets_file.read_text())
         return {
@@ -238,7 +209,7 @@ class EmbeddedAirflow(process.EmbeddedService):
         marker.touch()
 
     def _make_spark_pool(self) -> None:
-        """Create a pool that allows one batch Spark application at a time, because each application uses all cores."""
+        """Create a pool for one batch Spark application at a time, because each uses all cores."""
         client = self.client()
         pool = {"name": SPARK_POOL, "slots": 1, "description": "Concurrent Spark applications of frazil"}
         for last_attempt in (False, False, True):
@@ -253,7 +224,7 @@ class EmbeddedAirflow(process.EmbeddedService):
                 return
 
     def start_component(self, component: Component) -> bool:
-        """Start a component unless it is already running. Returns whether it was started."""
+        """Start a component unless it runs. Return whether it was started."""
         if self.server(component):
             return False
         command = [sys.executable, "-m", "airflow", *_COMMANDS[component]]
@@ -262,7 +233,7 @@ class EmbeddedAirflow(process.EmbeddedService):
 
 
 def find_unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[str]:
-    """Return the names of the components that are not healthy, or whose last heartbeat is older than `since`."""
+    """Return the components that are not healthy, or whose last heartbeat is older than `since`."""
     unready = []
     for name, state in health.items():
         heartbeat = state.get(f"latest_{name}_heartbeat")
@@ -273,9 +244,7 @@ def find_unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> 
 
 
 def _spark_properties_text() -> str:
-    """Return the text of the properties file for spark-submit: the jars of all configured catalogs, a small JVM,
-    loopback only.
-    """
+    """Return the properties file for spark-submit: all catalogs' jars, a small JVM, loopback only."""
     from frazil.spark.class_archive import lean_java_options  # stopping Airflow needs no Spark
 
     properties = {

@@ -15,11 +15,7 @@ Json = dict[str, Any]
 
 
 class AirflowClient:
-    """Calls one Airflow as one user. Signs in at the first call, and again when the token has expired.
-
-    Methods return Airflow's JSON. If Airflow refuses a call, they raise EnvironmentUnusable with the method, path,
-    status and Airflow's reason.
-    """
+    """Calls one Airflow as one user, and returns its JSON. Raises EnvironmentUnusable if Airflow refuses a call."""
 
     def __init__(self, url: str, *, user: str, password: str) -> None:
         self.url = url.rstrip("/")
@@ -28,7 +24,6 @@ class AirflowClient:
         self._signing_in = threading.Lock()
 
     def token(self) -> str:
-        """Return the current bearer token. Signs in at the first call."""
         with self._signing_in:
             if self._token is None:
                 body = {"username": self._user, "password": self._password}
@@ -63,11 +58,10 @@ class AirflowClient:
         return self.call("GET", f"/api/v2/dags/{dag_id}")
 
     def import_errors(self) -> list[Json]:
-        """Return the errors of DAG files that Airflow could not import."""
         return self._list("/api/v2/importErrors", "import_errors", {})
 
     def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
-        """Wait until a DAG is parsed. At the timeout, raises EnvironmentUnusable with Airflow's import errors."""
+        """Wait until a DAG is parsed. At the timeout, raises EnvironmentUnusable with the import errors."""
 
         def find_dag() -> Json | None:
             return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
@@ -79,7 +73,6 @@ class AirflowClient:
             raise EnvironmentUnusable(f"{error} {reasons or 'Airflow has no import errors'}") from None
 
     def set_paused(self, dag_id: str, paused: bool) -> Json:
-        """Pause or unpause a DAG."""
         return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
 
     def runs(self, dag_id: str, **params: str | int | bool) -> list[Json]:
@@ -90,16 +83,13 @@ class AirflowClient:
         return self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")
 
     def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, partition_key: str | None = None) -> Json:
-        """Start a run of a DAG, and return the run."""
         body = {"logical_date": None, "conf": dict(conf or {}), "partition_key": partition_key}
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
     def tasks(self, dag_id: str, run_id: str) -> list[Json]:
-        """Return the task instances of a run."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
-        """Mark a task as success or failed, as the UI does."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         return self.call("PATCH", path, json={"new_state": state})
 
@@ -125,14 +115,10 @@ class AirflowClient:
     def _send_with_token(
         self, method: str, path: str, json: Mapping[str, Any] | None, params: Mapping[str, Any] | None
     ) -> httpx.Response:
-        """Send a request with the bearer token."""
         return self._send(method, path, json=json, params=params, headers={"Authorization": f"Bearer {self.token()}"})
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """Send a request over a new connection.
-
-        There are few calls, and a connection that is kept open would outlive an API server that a test kills.
-        """
+        """Send a request over a new connection, which an API server that a test kills cannot break."""
         try:
             return httpx.request(method, f"{self.url}{path}", timeout=30, trust_env=False, **request)
         except httpx.HTTPError as error:
@@ -140,9 +126,7 @@ class AirflowClient:
 
 
 def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> Json:
-    """Call `find` twice a second until it returns a value, and return the value. Raises EnvironmentUnusable after
-    `within_s` seconds.
-    """
+    """Call `find` twice a second until it returns a value. Raises EnvironmentUnusable after `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while (found := find()) is None:
         if time.monotonic() > deadline:
@@ -152,7 +136,7 @@ def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> 
 
 
 def _read_response(answer: httpx.Response, method: str, path: str) -> Json:
-    """Return the JSON of a response. Raises EnvironmentUnusable with Airflow's reason if it is an error."""
+    """Return the JSON of a response. Raises EnvironmentUnusable if it is an error."""
     if answer.is_error:
         raise EnvironmentUnusable(f"Airflow refused {method} {path} with {answer.status_code}: {answer.text[:500]}")
     body: Json = answer.json() if answer.content else {}

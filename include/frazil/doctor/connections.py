@@ -31,29 +31,25 @@ from frazil.spec.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failed connection, or a missing permission."""
+    """A failed connection, or a missing permission. `fix` is empty if `problem` already says it."""
 
     problem: str
     fix: str = ""
-    """What to do; empty if `problem` already says so."""
 
 
 @dataclass(slots=True)
 class Connections:
-    """Results of the connection checks. A namespace, and brokers that do not respond, are checked only once for all
-    streams.
-    """
+    """Results of the connection checks, in which all streams share checks of a namespace or of silent brokers."""
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
-    """Faults by catalog, namespace, location, and whether commits are atomic."""
+    """The faults by catalog, namespace, location, and whether commits are atomic."""
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
-    """Maps the properties of brokers that did not respond to the first stream that declares them."""
 
     @classmethod
     def check(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
-        """Check Kafka, the schema registry, the catalog and the storage of each stream. Return the results."""
+        """Check Kafka, the schema registry, the catalog and the storage of each stream."""
         connections = cls()
         for path, spec in streams.items():
             connections._check(path, spec)
@@ -104,7 +100,7 @@ def _namespace(spec: StreamSpec) -> str:
 
 
 def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
-    """Return the stream, and a copy of it for each other namespace of its dead-letter table and its route's tables."""
+    """Return the stream, and a copy for each other namespace of its dead-letter table and routed tables."""
     sinks, found = spec.sinks, {_namespace(spec): spec}
     for identifier in filter(None, (sinks.fenced, *sinks.named, sinks.template)):
         # Only the stream's own table has the declared location.
@@ -114,7 +110,7 @@ def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def _check_kafka(spec: StreamSpec) -> str:
-    """Check that the stream's topics exist and can be read, and describe them. Raises the errors of Kafka's clients."""
+    """Check that the stream's topics exist and can be read, and return a sentence about them."""
     from frazil.commit.open_streams import open_kafka  # librdkafka, only where it is asked
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
     from frazil.kafka.fetch import check_readable
@@ -127,17 +123,15 @@ def _check_kafka(spec: StreamSpec) -> str:
     check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, within_s=INTERACTIVE_TIMEOUT_S)
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
-        return (
-            f"{spec.source.topics_text}: {format_count(count, 'topic')} now, "
-            f"{format_count(len(partitions), 'partition')}"
-        )
+        partition_count = format_count(len(partitions), "partition")
+        return f"{spec.source.topics_text}: {format_count(count, 'topic')} now, {partition_count}"
     topics = "topic" if len(spec.source.topics) == 1 else "topics"
     found = f"{topics} {spec.source.topics_text}: {format_count(len(partitions), 'partition')}"
     return found + _describe_transactions(spec, ends)
 
 
 def _transaction_partitions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
-    """Return the partitions of the declared transaction topic, empty if it does not exist; None if none is declared."""
+    """Return the partitions of the transaction topic, empty if it does not exist; None if none is declared."""
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin  # librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
@@ -163,9 +157,7 @@ def _describe_transactions(spec: StreamSpec, ends: Sequence[TopicPartition] | No
 
 
 def _check_registry(spec: StreamSpec) -> str:
-    """Check that the schema registry answers a request, and return a sentence about it. Raises RegistryUnavailable and
-    SpecError.
-    """
+    """Return a sentence. Raises RegistryUnavailable and SpecError."""
     from frazil.registry.client import UnknownSchema, shared_registry  # only where it is asked
 
     declared = registry_of(spec.source.format)
@@ -190,19 +182,12 @@ def _check_catalog(spec: StreamSpec) -> list[Fault]:
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
         return [Fault(_message(error), suggest_fix(Service.TABLE, error))]
-    return [
-        Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", _CAPABILITY_FIX)
-        for capability in missing
-    ]
+    fix = "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
+    return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
 
 
 def _message(error: FrazilError) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-_CAPABILITY_FIX = (
-    "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
-)
 
 
 _ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"

@@ -24,13 +24,10 @@ from frazil.spark.java import require_java
 from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
-"""Minimum free bytes of a disk. Below this, it gets a warning, because logs and files of tasks would soon fill it."""
-_VERSIONS_SCRIPT = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
-"""Script that prints the versions of a Python and of its frazil."""
+"""A disk with less gets a warning, because logs and files of tasks would soon fill it."""
 
 
 def check_python() -> Iterator[Finding]:
-    """Check that this Python is a tested version."""
     seen = sys.version_info[:2]
     sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
     if PYTHONS[0] <= seen <= PYTHONS[1]:
@@ -40,17 +37,13 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_java() -> Iterator[Finding]:
-    """Check Java and PySpark. They are checked together because only PySpark needs Java."""
+    """Check Java and PySpark, which alone needs Java."""
     if find_spec("py4j") is None:
         yield Finding(
             "java", CheckState.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job"
         )
         return
     yield Finding("java", CheckState.OK, f"Java 17 at {require_java()}")
-    yield from _check_pyspark()
-
-
-def _check_pyspark() -> Iterator[Finding]:
     found = version("pyspark")
     try:
         client = version("pyspark-client")
@@ -59,16 +52,13 @@ def _check_pyspark() -> Iterator[Finding]:
     if client == found:
         yield Finding("pyspark", CheckState.OK, f"PySpark {found}")
     else:
-        yield Finding(
-            "pyspark", CheckState.WRONG, f"pyspark is {found} and pyspark-client {client}, in the same folder",
-            f"pip install pyspark=={found} pyspark-client=={found}",
-        )  # fmt: skip
+        problem = f"pyspark is {found} and pyspark-client {client}, in the same folder"
+        fix = f"pip install pyspark=={found} pyspark-client=={found}"
+        yield Finding("pyspark", CheckState.WRONG, problem, fix)
 
 
 def check_jars() -> Iterator[Finding]:
-    """Check that Iceberg's runtime has been fetched, by the sizes of the jars. `frazil.spark.jars fetch` checks their
-    content.
-    """
+    """Check that Iceberg's runtime has been fetched, by the sizes of its jars."""
     if find_spec("py4j") is None:
         yield Finding("jars", CheckState.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
@@ -81,13 +71,13 @@ def check_jars() -> Iterator[Finding]:
     size = format_rounded_bytes(sum(jar.bytes for jar in missing))
     yield Finding(
         "jars", CheckState.WARNING,
-        f"{len(missing)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches "
-        "them when it first runs", "python -m frazil.spark.jars fetch spark",
+        f"{len(missing)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches them when it first runs",
+        "python -m frazil.spark.jars fetch spark",
     )  # fmt: skip
 
 
 def check_folders() -> Iterator[Finding]:
-    """Check that FRAZIL_HOME and the cache folder are writable and have space, and that FRAZIL_HOME can be locked."""
+    """Check that FRAZIL_HOME and the cache can be written and have space, and that FRAZIL_HOME can be locked."""
     yield _check_folder("home", home(), "FRAZIL_HOME", locked=True)
     yield _check_folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
@@ -112,7 +102,7 @@ def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) ->
 
 
 def check_api_servers() -> Iterator[Finding]:
-    """Check that this host's processes that serve the operations page started with the current version of frazil."""
+    """Check that the processes that serve the operations page started with the current version of frazil."""
     found = list_running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
@@ -136,7 +126,8 @@ def check_task_python() -> Iterator[Finding]:
         return
     fix = f"install frazil {__version__} there, or unset PYSPARK_PYTHON"
     try:
-        ran = subprocess.run([named, "-c", _VERSIONS_SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+        script = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
+        ran = subprocess.run([named, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
         yield Finding("tasks' python", CheckState.WRONG, f"PYSPARK_PYTHON is {named}, which does not run: {error}", fix)
         return
@@ -151,7 +142,7 @@ def check_task_python() -> Iterator[Finding]:
 
 
 def check_ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
-    """Check that the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
+    """Check that the ports of `frazil dev up` are free, except `ours`, on which its servers already listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
         names = ", ".join(f"{port} ({name})" for name, port in taken.items())
@@ -171,7 +162,7 @@ def _listens(port: int) -> bool:
 
 
 AIRFLOW_TIMEOUT_S = 90.0
-"""Timeout in seconds of the check of Airflow. Importing Airflow takes some seconds, and longer on a busy host."""
+"""Importing Airflow takes some seconds, and longer on a busy host."""
 
 
 def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -200,5 +191,4 @@ def _is_set_up(environment: Mapping[str, str]) -> bool:
     """Return whether an Airflow is configured. If none is, importing Airflow would create a configuration file."""
     if any(name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name in environment):
         return True
-    folder = Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser()
-    return (folder / "airflow.cfg").is_file()
+    return (Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser() / "airflow.cfg").is_file()

@@ -1,8 +1,7 @@
-"""Checks everything that declared streams refer to: files, Kafka, catalogs, storage, and the clocks of these services.
+"""Checks all that declared streams refer to: files, Kafka, catalogs, storage, and the clocks of these services.
 
-The writer's clock decides when windows become complete, and the storage's clock when objects count as abandoned.
-Servers refuse signed requests with a wrong time. An HTTP server sends its time in each response (the `Date` header, in
-whole seconds).
+The writer's clock decides when windows are complete, the storage's clock when objects count as abandoned, and servers
+refuse signed requests with a wrong time.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ MAX_SHOWN = 5
 
 
 def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """Return the folder's valid streams by file, and the findings: one per error.
-
-    Without errors, a single finding has the number of streams.
-    """
+    """Return the folder's valid streams by file, and one finding per error, or one with the number of streams."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in list_stream_files(folder) if folder.is_dir() else ():
@@ -68,11 +64,6 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         good = [f"all other connections of {format_count(len(streams), 'stream')} work"]
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
-    yield from _stopped_streams(streams)
-
-
-def _stopped_streams(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Report streams that cannot run until an operator acts."""
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
     for path, spec in streams.items():
@@ -82,7 +73,7 @@ def _stopped_streams(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Compare this machine's clock with the clocks of registries, REST catalogs, object stores and PostgreSQL."""
+    """Compare this machine's clock with those of registries, REST catalogs, object stores and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # PyIceberg is slow to load
 
     addresses: set[str] = set()
@@ -95,7 +86,7 @@ def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]
         uri = config.properties.get("uri", "")
         addresses |= {one for one in (uri, config.properties.get("s3.endpoint", "")) if one.startswith("http")}
         if uri.startswith("postgresql"):
-            databases[config.name] = _database_clock(uri)
+            databases[config.name] = partial(_read_database_ms, uri)
     return compare_clocks(addresses | _registry_addresses(streams), databases)
 
 
@@ -111,31 +102,23 @@ def _registry_addresses(streams: Mapping[Path, StreamSpec]) -> set[str]:
     return found
 
 
-def _database_clock(uri: str) -> Callable[[], int]:
-    def ask() -> int:
-        from sqlalchemy import create_engine, text  # only where a catalog is a database
+def _read_database_ms(uri: str) -> int:
+    from sqlalchemy import create_engine, text  # only where a catalog is a database
 
-        engine = create_engine(uri, connect_args={"connect_timeout": 5})
-        try:
-            with engine.connect() as connection:
-                seconds = connection.execute(text("select extract(epoch from clock_timestamp())")).scalar_one()
-        finally:
-            engine.dispose()
-        return int(float(seconds) * 1000)
-
-    return ask
+    engine = create_engine(uri, connect_args={"connect_timeout": 5})
+    try:
+        with engine.connect() as connection:
+            seconds = connection.execute(text("select extract(epoch from clock_timestamp())")).scalar_one()
+    finally:
+        engine.dispose()
+    return int(float(seconds) * 1000)
 
 
 MIN_WARNING_MS = 5_000
-"""Minimum clock difference in milliseconds for a warning."""
 MIN_WRONG_MS = 60_000
-"""Minimum clock difference in milliseconds that counts as wrong."""
 TIMEOUT_S = 5.0
-"""Timeout in seconds for reading a server's time."""
 _DATE_PRECISION_MS = 1_000
-"""Precision in milliseconds of the `Date` header, which has whole seconds."""
-_CLOCK_FIX = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"
-_NO_TIME_FIX = "make the server respond, then run `frazil doctor` again"
+"""An HTTP server's `Date` header has whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,29 +133,25 @@ class ServerTime:
 
     @property
     def difference_ms(self) -> int:
-        """Minimum difference between the clocks: positive if the server's clock is ahead, 0 if they may agree."""
+        """Minimum difference between the clocks: positive if the server's clock is ahead."""
         if self.theirs_ms > self.after_ms:
             return self.theirs_ms - self.after_ms
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
 def evaluate_clock(server: str, answer: ServerTime) -> Finding:
-    """Return the finding for a server's time. Pure."""
     late_ms = abs(answer.difference_ms)
     if late_ms < MIN_WARNING_MS:
         return Finding("clock", CheckState.OK, f"{server} has the same time")
     state = CheckState.WRONG if late_ms >= MIN_WRONG_MS else CheckState.WARNING
     direction = "ahead of" if answer.difference_ms > 0 else "behind"
-    return Finding(
-        "clock", state, f"the clock of {server} is {format_elapsed(late_ms)} {direction} this machine's", _CLOCK_FIX
-    )
+    problem = f"the clock of {server} is {format_elapsed(late_ms)} {direction} this machine's"
+    fix = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"
+    return Finding("clock", state, problem, fix)
 
 
 def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
-    """Compare our clock with those of HTTP servers (by URL) and databases (functions by catalog).
-
-    A server whose time is unknown gets a warning, because its clock may be wrong.
-    """
+    """Compare our clock with HTTP servers (by URL) and databases. A server without a time gets a warning."""
     servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
     }
@@ -182,15 +161,15 @@ def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[]
             answer = ask()
         except Exception as error:  # whatever the driver raises
             why = str(error) if isinstance(error, _TimeMissing) else type(error).__name__
-            yield Finding("clock", CheckState.WARNING, f"the clock of {server} was not compared: {why}", _NO_TIME_FIX)
+            fix = "make the server respond, then run `frazil doctor` again"
+            yield Finding("clock", CheckState.WARNING, f"the clock of {server} was not compared: {why}", fix)
         else:
             yield evaluate_clock(server, answer)
     if not servers:
         yield Finding("clock", CheckState.SKIPPED, "not compared: no remote service reports its time")
 
 
-class _TimeMissing(ValueError):
-    """The response has no time."""
+class _TimeMissing(ValueError): ...
 
 
 def _ask_database(ask: Callable[[], int]) -> ServerTime:
@@ -199,7 +178,7 @@ def _ask_database(ask: Callable[[], int]) -> ServerTime:
 
 
 def _ask_http(address: str) -> ServerTime:
-    """Return the server's time. Even a response that refuses the request has a time."""
+    """Return the server's time, which even a refusal has."""
     before = clock.now_ms()
     answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:

@@ -1,9 +1,6 @@
-"""Stores and reads a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`.
-
-A history has several parts (`Part`), and each write replaces the whole object of a part. The writer of an epoch first
-loads the existing objects, so its objects contain all data of earlier epochs. It then deletes the objects of earlier
-epochs. Readers use the objects of the highest epoch, and ignore those that a replaced writer still writes. `frazil
-forget` keeps the folder. Objects of another table that used the same folder are ignored.
+"""Stores and reads a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`. Each
+write replaces a part's whole object. A writer loads the objects of earlier epochs and then deletes them; readers use
+the highest epoch. Objects of another table in the same folder are ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ class ActionLog(StrEnum):
     """The two stored logs of actions."""
 
     SUPERVISION = "supervision"
-    """Actions of supervisors."""
     USERS = "acts"
     """Actions of users on the stream."""
 
@@ -77,7 +73,6 @@ class HistoryStore:
 
     @classmethod
     def open(cls, table: Table, stream: str) -> HistoryStore:
-        """Return the history stored next to a loaded table."""
         location = history_location(table, stream)
         return cls(open_store(location, table.io.properties), location, str(table.metadata.table_uuid))
 
@@ -92,10 +87,7 @@ class HistoryStore:
         self.store.delete([one.path for one in objects])
 
     def read(self, objects: Iterable[HistoryObject], parts: Iterable[Part] = Part) -> tuple[StreamHistory, list[str]]:
-        """Return the history in these objects, and a message for each unreadable object.
-
-        An unreadable object is replaced by the object of the next earlier epoch.
-        """
+        """Return the history in these objects, and a message for each unreadable one, which an earlier one replaces."""
         past, problems = StreamHistory(), []
         newest_first = sorted(objects, key=lambda one: one.epoch, reverse=True)
         for part in parts:
@@ -127,11 +119,7 @@ class HistoryStore:
 
 
 def read_history(spec: StreamSpec, *, since_ms: int) -> RecordedHistory:
-    """Return a stream's history after `since_ms`. Never raises, but may block as long as the catalog and the storage
-    do.
-
-    Without a table, or before the first minute, the history is empty and has no problem.
-    """
+    """Return a stream's history after `since_ms`. Never raises, but may block as long as the storage does."""
     try:
         table = load_stream_table(spec)
     except Exception as error:  # catalogs raise what their clients raise
@@ -158,10 +146,7 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
 
 
 def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, list[str]]:
-    """Read the history since a time, and return messages about unreadable objects.
-
-    Ten-minute points are read only if the one-minute points begin later than `since_ms`.
-    """
+    """Read the history since a time. Ten-minute points are read only if the others begin later."""
     past, problems = StreamHistory(), list[str]()
     for _ in range(READ_ATTEMPTS):
         objects = store.list_objects()
@@ -190,10 +175,7 @@ def encode_part(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
 
 
 def decode_part(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -> bool:
-    """Load a part of a history into `past`. Return False if the object belongs to another table.
-
-    Raises HistoryUnreadable if the object is invalid. Fields of later versions are ignored.
-    """
+    """Load a part into `past`. Return False if it belongs to another table. Raises HistoryUnreadable."""
     try:
         value = json.loads(data)
         if value["format"] != FORMAT_VERSION:

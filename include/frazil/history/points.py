@@ -1,8 +1,4 @@
-"""Points and events of a stream's history. Their number is limited even if the clock is wrong or events are very
-frequent.
-
-No I/O; `StreamHistory` is mutable.
-"""
+"""Points and events of a stream's history. Their number is limited whatever the clock and the events are. No I/O."""
 
 from __future__ import annotations
 
@@ -24,16 +20,11 @@ TENS_RETENTION_MS = 14 * 24 * 3_600_000
 MAX_EVENTS_PER_KIND = 60
 """Maximum number of stored events per kind, so that frequent events do not displace the other kinds."""
 MAX_TEXT_CHARACTERS = 600
-"""Maximum length of an event's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Measurements of one minute, or of ten minutes. Times are milliseconds since 1970, UTC.
-
-    Sums are over the batches that were committed in this time. A measurement between batches is None if it was not
-    taken.
-    """
+    """Sums over the batches of one or ten minutes, and measurements, if taken. Times are ms since 1970."""
 
     at_ms: int
     """Start of the point's time span."""
@@ -97,8 +88,6 @@ _LAST = ("watermark_ms", "interval_ms")
 
 
 class EventKind(StrEnum):
-    """Kinds of events in a history."""
-
     EPOCH = "epoch"
     """A writer took over."""
     SKIP = "skip"
@@ -113,7 +102,6 @@ class EventKind(StrEnum):
     FUTURE = "future"
     """Rows had event times too far in the future."""
     END = "end"
-    """A writer ended with an error."""
     DEAD_LETTERS = "dead letters"
     """Dead letters were replayed or discarded. This event is read from the table; it is never stored in the history."""
     SUPERVISION = "supervision"
@@ -133,19 +121,14 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class RecordedHistory:
-    """A stream's history as it was read."""
-
     points: tuple[Point, ...] = ()
-    """Points, oldest first: ten-minute points for two weeks, one-minute points for some hours. Times without a writer
-    have no points.
-    """
+    """Points, oldest first. Times without a writer have no points."""
     happened: tuple[HistoryEvent, ...] = ()
     problem: str | None = None
     """Why part or all of the history could not be read; None if all was read."""
 
 
 def span_start(at_ms: int, span_ms: int) -> int:
-    """Return the start of the time span that contains a time."""
     return at_ms - at_ms % span_ms
 
 
@@ -159,11 +142,7 @@ def merge_ten_minutes(points: Iterable[Point]) -> Point:
 
 
 def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Return the points without the last one if part of its time is in the future or not yet stored. The points are
-    oldest first.
-
-    Other points are complete, because a writer always writes all of its points together.
-    """
+    """Return the points without the last one if part of its time is in the future or not yet stored."""
     return points[:-1] if points and now_ms < points[-1].end_ms + MAX_STORE_DELAY_MS else points
 
 
@@ -174,15 +153,11 @@ class Part(StrEnum):
     """Ten-minute points. They are written before the one-minute points that they replace are removed."""
     MINUTES = "minutes"
     HAPPENED = "happened"
-    """Events."""
 
 
 @dataclass(slots=True)
 class StreamHistory:
-    """Measurements of a stream per minute and per ten minutes, and its events. Not thread-safe.
-
-    A minute is either a point in `minutes` or part of a ten-minute point in `tens`, never both.
-    """
+    """Points per minute, or merged per ten minutes, and events. Not thread-safe."""
 
     minutes: dict[int, Point] = field(default_factory=dict)
     tens: dict[int, Point] = field(default_factory=dict)
@@ -213,7 +188,6 @@ class StreamHistory:
         return Part.HAPPENED
 
     def merge_earlier(self, earlier: StreamHistory) -> None:
-        """Merge the history of an earlier writer into this one."""
         own, self.minutes, self.tens = [*self.tens.values(), *self.minutes.values()], {}, {}
         for point in (*earlier.tens.values(), *earlier.minutes.values(), *own):
             self.add(point)
@@ -222,10 +196,7 @@ class StreamHistory:
             self.record(what)
 
     def age(self, now_ms: int) -> set[Part]:
-        """Merge old one-minute points into ten-minute points, and drop what is too old. Return the changed parts.
-
-        A time far in the future comes from a wrong clock, and is treated like a time far in the past.
-        """
+        """Merge old one-minute points, and drop what is too old or too far in the future. Return the changed parts."""
         changed = set()
         for ten in sorted({span_start(at, TEN_MINUTES_MS) for at in self.minutes}):
             if abs(now_ms - ten) > MINUTES_RETENTION_MS + TEN_MINUTES_MS:
@@ -253,7 +224,6 @@ class StreamHistory:
 
 
 def _newest_events(happened: Iterable[HistoryEvent], now_ms: int) -> list[HistoryEvent]:
-    """Return the newest events of each kind, oldest first."""
     counts: Counter[EventKind] = Counter()
     kept = []
     oldest_first = sorted(happened, key=lambda what: what.at_ms)

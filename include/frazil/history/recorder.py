@@ -1,6 +1,4 @@
-"""Records the events of one stream as its history. A separate thread writes, so the stream's writer never waits for the
-storage.
-"""
+"""Records the events of one stream as its history. A separate thread writes it."""
 
 from __future__ import annotations
 
@@ -27,10 +25,7 @@ RETRY_INTERVAL_MS = 60_000
 
 
 class Recorder:
-    """Event sink that stores a stream's history next to the table.
-
-    Only one thread at a time may call `write`.
-    """
+    """Event sink that stores a stream's history. Only one thread at a time may call `write`."""
 
     def __init__(self, stream: str, *, interval_ms: int) -> None:
         self.stream = stream
@@ -70,7 +65,6 @@ class Recorder:
                 self._changed |= self._past.age(event.at_ms)
 
     def ended(self, error: str, *, at_ms: int) -> None:
-        """Record that the writer ended with an error."""
         with self._lock:
             self._changed.add(self._past.record(HistoryEvent(at_ms, EventKind.END, f"the writer ended: {error}")))
 
@@ -103,7 +97,13 @@ class Recorder:
             return
         objects, new = opens(), self._written != epoch
         if self._earlier_objects is None:
-            self._earlier_objects = self._load_earlier(objects)
+            earlier_objects = [one for one in objects.list_objects() if one.epoch != self._epoch]
+            earlier, problems = objects.read(earlier_objects)
+            for problem in problems:
+                log.warning("stream %s: part of its history is lost: %s", self.stream, problem)
+            with self._lock:
+                self._past.merge_earlier(earlier)
+            self._earlier_objects = earlier_objects
         with self._lock:
             self._changed |= self._past.age(now_ms)
             parts = [part for part in Part if new or part in self._changed]
@@ -120,21 +120,7 @@ class Recorder:
             objects.delete(one for one in objects.list_objects() if one.epoch < epoch or one in self._earlier_objects)
             self._earlier_objects = []
 
-    def _load_earlier(self, objects: HistoryStore) -> list[HistoryObject]:
-        """Load the objects of earlier writers into this history. Return these objects.
-
-        Objects of a higher epoch are included: they were written before an operator ran `frazil forget`.
-        """
-        earlier_objects = [one for one in objects.list_objects() if one.epoch != self._epoch]
-        earlier, problems = objects.read(earlier_objects)
-        for problem in problems:
-            log.warning("stream %s: part of its history is lost: %s", self.stream, problem)
-        with self._lock:
-            self._past.merge_earlier(earlier)
-        return earlier_objects
-
     def _measure_event(self, event: Event) -> Point | None:
-        """Return the measurements that an event adds to its minute; None if it has no measurements."""
         match event.what:
             case events.EpochBegan(epoch=epoch, marker=marker):
                 self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have had no result
@@ -156,7 +142,6 @@ class Recorder:
         return None
 
     def _measure_batch(self, at_ms: int, batch: BatchCommitted) -> Point:
-        """Return the measurements of a batch: for an empty commit only its cost, the watermark and the interval."""
         merge_ms, self._merge_ms = self._merge_ms, 0
         point = Point(
             at_ms,
@@ -181,7 +166,7 @@ class Recorder:
         )
 
     def _describe_event(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
-        """Return the kind and sentence of an event in the history; None if the history does not show the event."""
+        """Return the kind and sentence of an event; None if the history does not show it."""
         match event.what:
             case events.EpochBegan(epoch=epoch, settled=settled):
                 return EventKind.EPOCH, f"a writer took over (epoch {epoch}): {settled}"

@@ -88,14 +88,11 @@ class _RecordingThread:
                 if recording in leaving or recording.is_due(now_ms):
                     recording.write(now_ms)
                 if recording in leaving:
-                    self._finish(recording, leaving[recording])
+                    with self._lock:
+                        self._recordings.remove(recording)
+                        del self._leaving[recording]
+                    leaving[recording].set()
             with self._lock:
                 if not self._recordings:
                     self._over = True
                     return
-
-    def _finish(self, recording: Recording, done: threading.Event) -> None:
-        with self._lock:
-            self._recordings.remove(recording)
-            del self._leaving[recording]
-        done.set()

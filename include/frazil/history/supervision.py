@@ -1,7 +1,5 @@
-"""Records actions of supervisors and users on a stream, next to the history that its writers store.
-
-Supervisors' actions are stored in one object, users' actions in another. To add an action, the object is read, extended
-and written back. Two concurrent writes may lose an action; nothing else depends on it.
+"""Records actions of supervisors and users on a stream, in two objects next to its history. An object is read, extended
+and written back, so two concurrent writes may lose an action.
 """
 
 from __future__ import annotations
@@ -25,10 +23,7 @@ RETRY_INTERVAL_MS = 60_000
 
 
 def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
-    """Record a user's action on a stream, next to the stream's loaded table.
-
-    Never raises, so that it cannot fail the action.
-    """
+    """Record a user's action on a stream, next to the stream's loaded table. Never raises."""
     try:
         action = HistoryEvent(at_ms, EventKind.USER_ACTION, sentence)
         _append_actions(HistoryStore.open(table, stream), [action], ActionLog.USERS, now_ms=at_ms)
@@ -49,10 +44,7 @@ class SupervisionRecorder:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, what: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
-        """Record a supervisor's decision if its subject differs from the previous decision's subject.
-
-        `what` is None for a decision that the history does not show.
-        """
+        """Record a supervisor's decision (None if the history does not show it) if its subject changed."""
         with self._lock:
             if subject != self._last_subject and what is not None:
                 self._pending = [*self._pending, what][-MAX_PENDING_ACTIONS:]
@@ -65,7 +57,6 @@ class SupervisionRecorder:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for a running write for at most `timeout_s` seconds."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -87,7 +78,6 @@ class SupervisionRecorder:
 
 
 def _append_actions(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
-    """Append actions to a log. Old actions are dropped."""
     past = StreamHistory(happened=store.read_actions(action_log)[0])
     for what in pending:
         past.record(what)

@@ -1,4 +1,4 @@
-"""Kills the driver of an agent. An agent is a writer's local process whose Spark driver runs in a cluster."""
+"""Kills the driver of an agent: a writer's local process whose Spark driver runs in a cluster."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from frazil.host.processes import is_alive
 from frazil.host.records import ProcessMark
 
 AGENT_FILE = "agent.json"
-"""The file in the run folder that records the agent's process."""
 KILL_SIGNAL = signal.SIGUSR1
-"""The Unix signal that asks an agent to kill its driver and then end."""
+"""Asks an agent to kill its driver and then end."""
 AGENT_KILLED = (
     "the agent was killed, or its host went down; the driver in the cluster may still run, and the next start "
     "reattaches to it"
 )
-"""The error that is recorded for an agent that ended without a message."""
+"""The error of an agent that ended without a message."""
 KILL_TIMEOUT_MS = 60_000
-"""How long (ms) an agent may take to kill its driver. Then it is killed itself, and the next agent kills the driver."""
+"""How long an agent may take to kill its driver. Then it is killed, and the next agent kills the driver."""
 
 
 def record_agent(folder: Path) -> None:
@@ -31,12 +30,11 @@ def record_agent(folder: Path) -> None:
 
 
 def is_agent(folder: Path, pid: int | None) -> bool:
-    """Return whether the process with this pid, which uses or used the run folder, is a driver's agent."""
+    """Whether the process with this pid, which uses or used the run folder, is an agent."""
     return _read_agent(folder, pid) is not None
 
 
 def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
-    """Return the agent's record if this process is an agent; None if not, or if the record is unreadable."""
     try:
         agent = read_json(folder / AGENT_FILE)
     except ValueError:
@@ -45,10 +43,7 @@ def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Ask the agent to kill its driver, and record when it was first asked.
-
-    Returns False if the process is not an agent, or if the agent was first asked over a minute ago.
-    """
+    """Ask an agent to kill its driver. Return False for other processes, and a minute after the first call."""
     agent = _read_agent(folder, writer.pid)
     if agent is None:
         return False

@@ -1,4 +1,4 @@
-"""Records how a launch ended. The parent process does this. If the parent was killed too, a later observer does."""
+"""Records how a launch ended: its parent process does, or a later observer if the parent was killed too."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from frazil.host.writer_log import first_error, last_error
 ENDED_WITH_APPLICATION = "ended with its application"
 """Value of `stopped_for` for a writer that ran until the process of its application ended."""
 KILLED_BY_OTHERS = "the writer was killed by another user or program, or by the kernel (out of memory)"
-"""The error recorded for a writer that was killed (SIGKILL), but not by frazil."""
+"""The error of a writer that was killed (SIGKILL), but not by frazil."""
 ENDED_WITHOUT_RECORD = "it ended without a record: probably killed (SIGKILL, out of memory)"
-"""The error recorded for a writer that was killed together with its parent."""
+"""The error of a writer that was killed together with its parent."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
-    """Return the last heartbeat of this launch; None if there is none, or if it cannot be parsed."""
     try:
         heartbeat = Heartbeat.read(open_exchange(folder))
     except (ValueError, TypeError, KeyError):
@@ -42,8 +41,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 ) -> None:
     """Record the exit of a launch whose parent waited for it.
 
-    If `error` is given, it replaces the writer's own last message. `stopped_for` is the cause of a stop that was not
-    requested.
+    `error` replaces the writer's own last message. `stopped_for` is the cause of a stop that was not requested.
     """
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
@@ -57,10 +55,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
-    """Record the exit of a launch without a waiting parent.
-
-    It counts as a crash, unless the last heartbeat reports a normal end.
-    """
+    """Record the exit of a launch without a waiting parent: a crash, unless the last heartbeat reports a normal end."""
     heartbeat = read_heartbeat(folder, launch)
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
@@ -74,16 +69,13 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
-    """Return whether the process was an agent that ended without reporting its end.
-
-    The end of its log is then about its driver.
-    """
+    """Whether the process was an agent that ended without reporting it; the end of its log is about its driver."""
     reported = heartbeat is not None and heartbeat.phase is Phase.ENDED
     return not reported and is_agent(folder, launch.writer.pid if launch.writer else None)
 
 
 def _kill_reason(folder: Path, launch: Launch) -> str:
-    """Return why a killed process ended. Includes the first error or the last warning in its log, if there is one."""
+    """Return why a killed process ended, with the first error or the last warning in its log."""
     request = _stop_request(folder, launch.id)
     how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED_BY_OTHERS
     warning = _first_error_or_last_warning(folder, launch)
@@ -91,7 +83,7 @@ def _kill_reason(folder: Path, launch: Launch) -> str:
 
 
 def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """Return the error in the writer's last heartbeat or, if it has none, from its log. None if neither has one."""
+    """Return the error in the writer's last heartbeat, or else in its log, or None."""
     if heartbeat is not None and heartbeat.error is not None:
         return heartbeat.error
     warning = _first_error_or_last_warning(folder, launch)
@@ -99,7 +91,7 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
 
 
 def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:
-    """Return the first error in the log or, if it has none, the last warning. None for a hosted writer."""
+    """Return the first error in the log, or else the last warning. None for a hosted writer."""
     if launch.kind is LaunchKind.HOSTED:  # see `_last_log_error`
         return None
     if error := first_error(folder):
@@ -114,13 +106,11 @@ def _last_log_error(folder: Path, launch: Launch) -> str | None:
 
 
 def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
-    """Return the recorded request to stop this launch; None if no stop was requested."""
     request = read_notes(folder).stop
     return request if request is not None and request.launch_id == launch_id else None
 
 
 def _append_exit(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
-    """Append the exit record, with the cause of the stop request if there was one."""
     request = _stop_request(folder, exit_.launch_id)
     cause = request.cause if request else stopped_for
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))

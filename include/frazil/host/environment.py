@@ -26,12 +26,7 @@ NAMES = frozenset(
 def build_writer_environment(
     referenced: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
 ) -> dict[str, str]:
-    """Return the complete environment of a writer application.
-
-    `base` is the supervisor's environment. Only known settings and the variables in `referenced` are passed on.
-    `connections` maps ids of the Airflow connections that streams use to values of `AIRFLOW_CONN_<ID>`. `home` is the
-    absolute FRAZIL_HOME: writer and supervisor share one run folder.
-    """
+    """Return a writer's environment: known settings of `base`, `referenced` variables, and `connections` by id."""
     passed = {
         name: value
         for name, value in base.items()

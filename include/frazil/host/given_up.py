@@ -1,9 +1,7 @@
 """Records that the supervisor gave up, so that it gives up only once for each cause, and other processes can show this.
 
-The Airflow task that fails when the supervisor gives up may run on another host, which cannot access this run folder.
-Therefore the supervisor first announces in the run folder that it gives up, and then informs Airflow. If another
-Airflow run later supervises the stream on this host, the announcing run must have failed, so the announcement is
-confirmed.
+The task that fails may run on another host, so the supervisor first announces in the run folder that it gives up, and
+then informs Airflow. The announcement is confirmed when a later Airflow run supervises the stream.
 """
 
 from __future__ import annotations
@@ -17,28 +15,20 @@ from frazil.host.launcher import Observation
 from frazil.host.records import GivenUp, read_notes, write_notes
 
 ANNOUNCED_FILE = "giving-up.json"
-"""The file in the run folder with the announcement."""
 
 
 def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprint: str | None) -> None:
-    """Record in the stream's run folder that the supervisor gave up on `subject`, a launch.
-
-    Includes the table's fingerprint at that time.
-    """
+    """Record in the run folder that the supervisor gave up on the launch `subject`."""
     _confirm(stream, GivenUp(subject, clock.now_ms(), reason, table_fingerprint))
 
 
 def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
-    """Record that the Airflow run `run_id` is about to fail because the supervisor gives up.
-
-    The announcement is confirmed later, because the message to Airflow may be lost.
-    """
+    """Record that the Airflow run `run_id` is about to fail. Confirmed later: the message to Airflow may be lost."""
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
     replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
 
 
 def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
-    """Return the announcement of an Airflow run; None if it made none, or if the announcement is unreadable."""
     try:
         announced = read_json(run_folder(stream) / ANNOUNCED_FILE)
         return GivenUp(**announced["given_up"]) if announced and announced["run_id"] == run_id else None
@@ -47,11 +37,7 @@ def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
 
 
 def settle_given_up(stream: str, *, run_id: str) -> None:
-    """Confirm and remove the announcement of an earlier Airflow run. `run_id` is the run that supervises the stream
-    now.
-
-    An announcement of this run itself is not changed: Airflow was not informed, or retries the task.
-    """
+    """Confirm and remove the announcement of an earlier Airflow run than `run_id`, which supervises now."""
     path = run_folder(stream) / ANNOUNCED_FILE
     try:
         announced = read_json(path)
@@ -73,10 +59,7 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
 
 
 def read_active_given_up(stream: str, observation: Observation) -> GivenUp | None:
-    """Return the record that the supervisor gave up, if no writer has started on this host since; otherwise None.
-
-    Raises OSError, ValueError and TypeError for an unreadable run folder.
-    """
+    """Return the record unless a writer has started here since. Raises OSError, ValueError and TypeError."""
     given_up = read_notes(run_folder(stream)).given_up
     if given_up is None or observation.process.is_alive:
         return None

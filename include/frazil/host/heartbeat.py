@@ -11,12 +11,9 @@ from typing import Any
 from frazil.host.exchange import Exchange
 
 NAME = "status.json"
-"""The file name of the heartbeat in the run folder."""
 
 
 class Phase(StrEnum):
-    """What a writer is doing."""
-
     STARTING = "starting"
     TAKING_OVER = "taking-over"
     WAITING = "waiting"
@@ -31,7 +28,7 @@ class StallKind(StrEnum):
     """What keeps a healthy writer from making progress."""
 
     KAFKA = "kafka"
-    """No broker responds. Nothing is lost, and the writer continues by itself when a broker responds again."""
+    """No broker responds. The writer continues by itself when one does."""
     OFFSETS = "offsets"
     """There are unread records, but the writer makes no progress towards committing them."""
     WATERMARK = "watermark"
@@ -42,13 +39,12 @@ class StallKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A stall: a healthy writer makes no progress. `frazil.stream.stall` detects it."""
+    """A healthy writer makes no progress. `frazil.stream.stall` detects it."""
 
     kind: StallKind
     since_ms: int
-    """When the stall began, in milliseconds since the epoch."""
     held_back_by: str | None
-    """The topic-partition that stalls the writer, such as `flights-3`; None if it is unknown."""
+    """The topic-partition that stalls the writer, such as `flights-3`, or None."""
     reason: str
     """A sentence that says what stalls, where, since when, and what to do."""
 
@@ -67,47 +63,43 @@ class Heartbeat:
     phase: Phase
     written_at_ms: int
     advanced_at_ms: int
-    """When the writer last made progress: the phase, the batch, or its number of records or merged rows changed."""
+    """When the phase, the batch, or its number of records or merged rows last changed."""
     epoch: int | None = None
     batch: int | None = None
     batch_records: int = 0
-    """Number of records that the current batch has read so far."""
     merged_rows: int = 0
-    """Number of rows that the current merge has read so far, both changes and rows of the table."""
+    """Number of rows, of changes and of the table, that the current merge has read so far."""
     lag: int | None = None
     """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
     caught_up_at_ms: int | None = None
-    """Time of the newest poll of Kafka whose records are all committed now, so every unread record is newer. None if
-    unknown.
-    """
+    """Time of the newest poll of Kafka whose records are all committed now, or None."""
     in_transactions: int = 0
     """Number of offsets beyond `lag` that wait for transactions to end."""
     backpressure_ms: int = 0
-    """Milliseconds by which the last or current batch exceeds the commit interval; 0 if Kafka has no unread records."""
+    """Milliseconds by which the last or current batch exceeds the commit interval."""
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None
     table_location: str | None = None
-    """The table's location, once the table exists. The desired state and the journals are stored there."""
+    """The location of the table, the desired state and the journals, once the table exists."""
     error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None
-    """Why `commit.throttle` extends, or would extend, the commit interval; None if it does not."""
+    """Why `commit.throttle` extends, or would extend, the commit interval, or None."""
     outage: str | None = None
-    """The failing operation of a service that the writer retries; None if none fails."""
+    """The failing operation of a service that the writer retries, or None."""
     outage_code: int | None = None
-    """The exit code of this failure's error, which names the service; None if no single service fails."""
+    """The exit code of this failure's error, which names the service, or None."""
     distribution: str | None = None
-    """Whether the rows of the last batch were shuffled, and why; None if the stream declares `distribution: none`."""
+    """Whether the rows of the last batch were shuffled, and why; None with `distribution: none`."""
     notices: tuple[str, ...] = ()
-    """Sentences that operators should read but that are not errors, such as why the writer reads in a slower way."""
+    """Sentences that operators should read but that are not errors."""
 
     def write(self, exchange: Exchange) -> None:
         exchange.write(NAME, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, exchange: Exchange) -> Heartbeat | None:
-        """Return the last heartbeat; None if no writer has run."""
         raw = exchange.read(NAME)
         return None if raw is None else cls.from_json(raw)
 

@@ -12,10 +12,7 @@ from frazil.home import make_folder
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Replace a file with JSON; creates its folder if necessary. A reader sees either the old or the new content.
-
-    Raises OSError, for example if the disk is full.
-    """
+    """Replace a file with JSON, and create its folder. A reader sees the old or the new content. Raises OSError."""
     make_folder(path.parent)
     # The name includes the thread: a step that Airflow cancelled continues while the next supervisor runs.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

@@ -12,8 +12,6 @@ from frazil.host.records import ExitRecord, Launch
 
 
 class ProcessState(StrEnum):
-    """Whether a writer's process runs, and in which way."""
-
     NEVER_LAUNCHED = "never launched"
     RUNNING = "running"
     FOREGROUND = "running in the foreground"
@@ -35,53 +33,36 @@ class LaunchRequest:
     spec_fingerprint: str
     generation: int
     streams: tuple[str, ...] = ()
-    """Names of the streams that the application writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The state of a writer at one point in time."""
-
     process: ProcessState
     launch: Launch | None
     """The latest launch; None exactly if `process` is NEVER_LAUNCHED."""
     heartbeat: Heartbeat | None
-    """The heartbeat of the latest launch."""
     exits: tuple[ExitRecord, ...]
-    """The exits, oldest first. Exits of foreground launches are included."""
+    """The exits, oldest first, including those of foreground launches."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """A position in the log of one launch."""
-
     launch_id: str
     offset_bytes: int
-    """Number of bytes from the beginning of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Lines of a log, and the position after them."""
-
     lines: tuple[str, ...]
     position: LogPosition
 
 
 class Launcher(ABC):
-    """Runs one writer application, which outlives the process that launched it.
-
-    A launcher holds no resources between calls: another process can open a launcher for the same application, and
-    observe and stop the same writer. A call may block for up to a second. Several processes may call at the same time.
-    """
+    """Runs one writer application, which outlives the process that launched it. Calls take up to a second."""
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
-        """Start the writer as a detached process, and return once it runs.
-
-        Raises WriterBusy if a writer already runs; that writer is not affected. Raises EnvironmentUnusable if the
-        command cannot start.
-        """
+        """Start the writer as a detached process, and return once it runs. Raises WriterBusy, EnvironmentUnusable."""
 
     @abstractmethod
     def observe(self) -> Observation:
@@ -89,15 +70,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def stop(self, *, force: bool) -> None:
-        """Ask the writer to end after its current batch. With `force`, kill the writer and all its processes.
-
-        Returns without waiting. May be called repeatedly, and does nothing if no supervised writer runs.
-        """
+        """Ask the writer to end after its current batch, or with `force` kill it. Does not wait; may be repeated."""
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Return the complete lines of the writer's log after a position, from at most the last `limit_bytes`.
-
-        Reads from the beginning if `since` is None or a position of an earlier launch. Returns None if the log does not
-        exist.
-        """
+        """Return the complete lines after a position, of the last `limit_bytes` at most; None without a log."""

@@ -1,6 +1,4 @@
-"""Opens the launcher of a writer application. Other modules call `open_launcher` instead of using a launcher's
-class.
-"""
+"""Opens the launcher of a writer application, whose class no other module uses."""
 
 from __future__ import annotations
 
@@ -11,8 +9,5 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
-    """Return the launcher of a writer application, even if another process launched the application.
-
-    `folder` is the application's run folder, if it is not in this process's FRAZIL_HOME.
-    """
+    """Return a writer application's launcher. `folder` is its run folder, if outside this FRAZIL_HOME."""
     return LocalLauncher(application, folder=folder)

@@ -1,12 +1,9 @@
 """Runs writers as detached processes on this host. Each writer's state is in its run folder.
 
 A small parent process starts each writer: `python -m frazil.host.local --folder F ... -- COMMAND...`. It takes the
-writer's lock, leaves the caller's session, starts the command, forwards SIGTERM, waits, and records how the writer
-ended. Without this parent, the exit code of a detached writer would be lost.
-
-The parent reports to its caller with its exit code: 0 if the command runs, that of WriterBusy if another writer holds
-the lock, and 1 if the command cannot be started. If the parent is killed, the writer continues, and still holds the
-lock through the inherited file descriptor.
+writer's lock, leaves the caller's session, forwards SIGTERM, waits, and records how the writer ended. Its exit code is
+0 if the command runs, that of WriterBusy if another writer holds the lock, and 1 if the command cannot be started. If
+the parent is killed, the writer continues, and holds the lock by the inherited file descriptor.
 """
 
 from __future__ import annotations
@@ -34,15 +31,11 @@ from frazil.host.records import Launch, LaunchKind, read_exits
 from frazil.host.writer_log import LOG_FILE, read_lines, redirect_output, rotate_log
 
 LAUNCH_TIMEOUT_S = 60
-"""Maximum time (s) in which the parent process must report whether the writer runs."""
+"""Maximum time in which the parent process must report whether the writer runs."""
 
 
 class LocalLauncher(Launcher):
-    """Launches one writer application on this host.
-
-    A small parent process in its own session starts the writer, so that the writer outlives its launcher. The pids and
-    start times in the lock file show whether the writer runs.
-    """
+    """Launches one writer application on this host. The pids and start times in its lock file show whether it runs."""
 
     def __init__(self, application: str, *, folder: Path | None = None) -> None:
         self.application = application
@@ -83,17 +76,15 @@ class LocalLauncher(Launcher):
         state = _process_state(launch)
         # Read after the state, because the parent records the exit before it ends.
         exits = read_exits(self.folder)
-        if _is_unrecorded(launch, state) and not any(e.launch_id == launch.id for e in exits):
+        may_end_unseen = launch.kind is LaunchKind.SUPERVISED or launch.writer is not None
+        is_unrecorded = state is ProcessState.ENDED and may_end_unseen
+        if is_unrecorded and not any(e.launch_id == launch.id for e in exits):
             record_unseen_exit(self.folder, launch)
             exits = read_exits(self.folder)
         return Observation(state, launch, read_heartbeat(self.folder, launch), exits)
 
     def stop(self, *, force: bool) -> None:
-        """Send SIGTERM to a supervised writer or, with `force`, SIGKILL to its process group.
-
-        A writer that is not supervised is not affected. With `force`, the agent of a driver in a cluster is first asked
-        to kill the driver.
-        """
+        """See `Launcher.stop`. With `force`, an agent is first asked to kill its driver."""
         launch = read_launch(self.folder)
         if launch is None or launch.kind is not LaunchKind.SUPERVISED:
             return
@@ -129,19 +120,10 @@ class LocalLauncher(Launcher):
 
 
 def _process_state(launch: Launch) -> ProcessState:
-    """Return the state of the launch's process."""
     if not is_alive(launch.writer) and not is_alive(launch.parent):
         return ProcessState.ENDED
     running = {LaunchKind.FOREGROUND: ProcessState.FOREGROUND, LaunchKind.HOSTED: ProcessState.HOSTED}
     return running.get(launch.kind, ProcessState.RUNNING)
-
-
-def _is_unrecorded(launch: Launch, state: ProcessState) -> bool:
-    """Return whether the writer has ended and may have no record of its end.
-
-    A process that released the lock and continues has removed its pid from the record, so it does not count.
-    """
-    return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)
 
 
 STARTED = b"started"
@@ -149,12 +131,19 @@ STARTED = b"started"
 CANNOT_START_CODE = 127
 """Exit code that is recorded if the command cannot be started, as in a shell."""
 GROUP_END_TIMEOUT_S = 5.0
-"""Time (s) that the writer's JVM and Python workers have to end after the writer, before they are killed."""
+"""Time that the JVM and Python workers have to end after the writer, before they are killed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the lock and start the writer in a detached process. Returns the exit code for the caller."""
-    options = _argument_parser().parse_args(arguments)
+    """Take the lock and start the writer in a detached process. Return the exit code for the caller."""
+    parser = argparse.ArgumentParser(description="Run one writer, hold its lock, and record its exit.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--launch-id", required=True)
+    parser.add_argument("--fingerprint", required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--stream", action="append", default=[], dest="streams")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args(arguments)
     lock = WriterLock(options.folder)
     try:
         lock_fd = lock.acquire()
@@ -173,22 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Run one writer, hold its lock, and record its exit.")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--launch-id", required=True)
-    parser.add_argument("--fingerprint", required=True)
-    parser.add_argument("--generation", type=int, required=True)
-    parser.add_argument("--stream", action="append", default=[], dest="streams")
-    parser.add_argument("command", nargs="+")
-    return parser
-
-
 def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, write_end: int) -> int:
-    """Start the writer in a separate session, report this to the caller, wait for the writer, and record its exit.
-
-    Returns the exit code of this process.
-    """
+    """Start the writer in a separate session, report this, wait, and record its exit. Return the exit code."""
     os.setsid()
     launch = Launch(
         id=options.launch_id,
@@ -234,15 +209,9 @@ def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
 
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    started.append(
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, INHERITED_LOCK: str(lock_fd)},
-            pass_fds=[lock_fd],
-            process_group=0,
-        )
-    )
+    environment = {**os.environ, INHERITED_LOCK: str(lock_fd)}
+    writer = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[lock_fd], process_group=0)
+    started.append(writer)
     if requested:
         started[0].send_signal(signal.SIGTERM)
     return started[0]

@@ -1,7 +1,7 @@
 """Locks a run folder, so that only one writer of an application runs on a host.
 
-The lock is a `flock` on `<run folder>/lock`, so the kernel releases it even if its holder crashes. The file also
-contains the holder's launch as JSON, which remains there as the record of the last launch.
+The lock is a `flock` on `<run folder>/lock`, which the kernel releases if its holder crashes. The file also contains
+the last holder's launch as JSON.
 """
 
 from __future__ import annotations
@@ -23,30 +23,19 @@ from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
 
 LOCK_FILE = "lock"
-"""The file in the run folder that is locked."""
 INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"
-"""The environment variable with the file descriptor of the lock that a supervised writer inherits from its parent."""
+"""The variable with the file descriptor of the lock that a supervised writer inherits from its parent."""
 
 
 class WriterLock:
-    """The lock of a run folder. A foreground writer, or the parent of a supervised writer, holds it.
-
-        with WriterLock(run_folder("flights"), streams=("flights",)):
-            ...  # no other writer of this name runs on this host
-
-    A supervised writer has inherited its parent's lock; its `acquire` returns the inherited descriptor.
-    """
+    """The lock of a run folder, held by a foreground writer, or by a supervised writer and its parent."""
 
     def __init__(self, folder: Path, *, streams: tuple[str, ...] = ()) -> None:
         self._path, self._streams = folder / LOCK_FILE, streams
         self._fd: int | None = None
 
     def acquire(self) -> int:
-        """Take the lock, and return its file descriptor, which children do not inherit.
-
-        Records the holder as a foreground launch; the parent of a supervised writer overwrites this record. Raises
-        WriterBusy with the holder's pid.
-        """
+        """Take the lock or inherit it, and return its file descriptor. Raises WriterBusy with the holder's pid."""
         if (inherited := self._inherited_fd()) is not None:
             self._fd = inherited
             return inherited
@@ -58,7 +47,16 @@ class WriterLock:
             os.close(fd)
             raise WriterBusy(self._busy_message()) from None
         self._fd = fd
-        self.record(self._foreground_launch())
+        self.record(
+            Launch(
+                id=uuid.uuid4().hex,
+                kind=LaunchKind.FOREGROUND,
+                launched_at_ms=clock.now_ms(),
+                writer=identify_process(os.getpid()),
+                application=self._path.parent.name,
+                streams=self._streams,
+            )
+        )
         return fd
 
     def _open_file(self) -> int:
@@ -79,10 +77,7 @@ class WriterLock:
         os.ftruncate(self._fd, len(text))
 
     def release(self) -> None:
-        """Release the lock, if it is held.
-
-        This process may continue and must not be mistaken for a writer, so its pid is removed from the record.
-        """
+        """Release the lock, if it is held, and remove this process, which may continue, from the record."""
         if self._fd is None:
             return
         launch = read_launch(self._path.parent)
@@ -101,7 +96,7 @@ class WriterLock:
         self.release()
 
     def _inherited_fd(self) -> int | None:
-        """Return the file descriptor of the lock that the parent process holds; None if there is none for this file."""
+        """Return the file descriptor of the lock that the parent process holds, or None."""
         raw = os.environ.get(INHERITED_LOCK, "")
         if not raw.isdigit():
             return None
@@ -114,19 +109,7 @@ class WriterLock:
         os.set_inheritable(fd, False)
         return fd
 
-    def _foreground_launch(self) -> Launch:
-        """Return a launch that describes this process."""
-        return Launch(
-            id=uuid.uuid4().hex,
-            kind=LaunchKind.FOREGROUND,
-            launched_at_ms=clock.now_ms(),
-            writer=identify_process(os.getpid()),
-            application=self._path.parent.name,
-            streams=self._streams,
-        )
-
     def _busy_message(self) -> str:
-        """Return who holds the lock, and how to end that process."""
         application = self._path.parent.name
         holder = read_launch(self._path.parent)
         if holder is None:
@@ -145,11 +128,7 @@ class WriterLock:
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """Return the last launch that is recorded in a lock file; None if the file is missing, empty or unreadable.
-
-    The holder overwrites its record in place, because the lock belongs to the file. An incomplete record is therefore
-    read again.
-    """
+    """Return the launch in a lock file, or None. An incomplete record is read again: its holder overwrites it."""
     for _ in range(5):
         try:
             text = (folder / LOCK_FILE).read_text()

@@ -1,7 +1,5 @@
-"""Records which processes on this host serve the operations page, and with which version of frazil's files.
-
-The records are `<home>/page/servers/<host>-<pid>.json`. After an upgrade, they show which processes still run the old
-files.
+"""Records which processes on this host serve the operations page, and with which version of frazil's files, in
+`<home>/page/servers/<host>-<pid>.json`.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ from frazil.host.records import ProcessMark
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """A process that serves the page. `folder` is the package that it imported; `files` is the fingerprint of that
-    folder.
-    """
+    """A process that serves the page, the package that it imported, and the fingerprint of that folder."""
 
     process: ProcessMark
     folder: str
@@ -50,7 +46,6 @@ def list_running_servers() -> list[PageServer]:
 
 
 def _read_records() -> Iterator[tuple[Path, PageServer | None]]:
-    """Yield this host's record files, each with its record; None for a record that cannot be parsed."""
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:
             record = read_json(file)

@@ -1,6 +1,4 @@
-"""Configures how a process that frazil runs, such as a writer or a Spark application, logs and reports its last
-error.
-"""
+"""Configures how a process that frazil runs logs and reports its last error."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def log_to_stderr(*, with_threads: bool = False) -> None:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """If the `with` block raises a FrazilError, print the error without a traceback, and exit with its exit code."""
+    """If the `with` block raises a FrazilError, print it without a traceback, and exit with its exit code."""
     try:
         yield
     except FrazilError as error:

@@ -12,18 +12,16 @@ import psutil
 from frazil.host.records import ProcessMark
 
 START_TOLERANCE_S = 2.0
-"""Maximum difference (s) between two readings of a process's `create_time`, which shifts when the clock is
-corrected.
-"""
+"""Maximum difference between two readings of `create_time`, which shifts when the clock is corrected."""
 
 
 def identify_process(pid: int) -> ProcessMark:
-    """Return the identity of a running process: its pid and start time. Raises psutil.NoSuchProcess."""
+    """Return the identity of a running process. Raises psutil.NoSuchProcess."""
     return ProcessMark(pid, psutil.Process(pid).create_time())
 
 
 def is_alive(process: ProcessMark | None) -> bool:
-    """Return whether exactly this process still runs. A zombie does not count."""
+    """Whether exactly this process still runs. A zombie does not count."""
     if process is None:
         return False
     try:
@@ -34,10 +32,7 @@ def is_alive(process: ProcessMark | None) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Return whether the process does not exist, or is a zombie without other threads.
-
-    A killed JVM may hold ports, locks and files until all its threads have ended.
-    """
+    """Whether the process is gone, or is a zombie without other threads, which may hold ports and files."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
@@ -52,9 +47,7 @@ def terminate(process: ProcessMark) -> None:
 
 
 def kill_group(process: ProcessMark) -> None:
-    """Kill exactly this process, and its process group if it leads one. A writer leads the group of its JVM and
-    workers.
-    """
+    """Kill exactly this process, and its group if it leads one, such as that of a writer's JVM and workers."""
     if is_alive(process):
         with suppress(ProcessLookupError):
             leads_group = os.getpgid(process.pid) == process.pid
@@ -62,10 +55,7 @@ def kill_group(process: ProcessMark) -> None:
 
 
 def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
-    """Wait until no process of a group runs. After `timeout_s` seconds, kill the remaining ones.
-
-    With `ask`, first send SIGTERM to the group.
-    """
+    """Wait until no process of a group runs, with `ask` after a SIGTERM. After `timeout_s`, kill the remaining ones."""
     if ask:
         _signal_group(group, signal.SIGTERM)
     deadline_s = time.monotonic() + timeout_s
@@ -77,7 +67,7 @@ def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
 
 
 def _is_group_running(group: int) -> bool:
-    """Return whether a process of the group runs. Zombies do not count: in a container, they may never be reaped."""
+    """Whether a process of the group runs. Zombies do not count: in a container, they may never be reaped."""
     for process in psutil.process_iter():
         try:
             if os.getpgid(process.pid) == group and not has_ended(process):

@@ -1,7 +1,6 @@
 """The records in a run folder: launches, exits, stop requests, and when the stream was supervised.
 
-Each record has the id of its launch, so that records of an earlier launch are never applied to a later one. Times are
-in milliseconds since the epoch, UTC, unless the name has another unit.
+Each record has the id of its launch. Times are in milliseconds since the epoch, UTC, unless the name has another unit.
 """
 
 from __future__ import annotations
@@ -16,23 +15,17 @@ from typing import Any
 from frazil.host.json_file import read_json, replace_json
 
 EXITS_FILE = "exit.json"
-"""The file with the exit records."""
 SUPERVISOR_FILE = "supervisor.json"
-"""The file with the supervisor's notes."""
 WATCH_FILE = "watch.json"
-"""The file that records when supervisors were active."""
 MAX_EXITS = 50
-"""Maximum number of exit records to keep."""
 
 
 class LaunchKind(StrEnum):
-    """The launcher of a writer, and the process in which it runs."""
-
     SUPERVISED = "supervised"
     FOREGROUND = "foreground"
     """Launched by a user with `frazil run`. The supervisor does not stop it."""
     HOSTED = "hosted"
-    """A stream's writer in the process of a shared application. Only the application can end it."""
+    """A stream's writer in the process of a shared application, which alone can end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +45,10 @@ class Launch:
     launched_at_ms: int
     spec_fingerprint: str = ""
     generation: int = 0
-    """The generation of the desired state at the time of the launch."""
     parent: ProcessMark | None = None
     writer: ProcessMark | None = None
     application: str = ""
-    """The writer application that runs the stream. Empty in records of earlier versions; `streams` is then empty,
-    too.
-    """
+    """The application that runs the stream. Empty, like `streams`, in records of earlier versions."""
     streams: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +56,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Launch:
-        """Parse a launch. Unknown fields are ignored, because a newer version's writer may run during an upgrade."""
+        """Parse a launch. Unknown fields, of a newer version's writer, are ignored."""
         known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
         marks = {k: ProcessMark(**value[k]) if value.get(k) else None for k in ("parent", "writer")}
         return cls(**{**known, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
@@ -74,8 +64,6 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """How one launch ended."""
-
     launch_id: str
     code: int | None
     """The exit code as in a shell (128 + n for signal n); None if no process waited for the writer."""
@@ -84,10 +72,8 @@ class ExitRecord:
     spec_fingerprint: str
     generation: int
     committed: bool
-    """Whether the launch committed at least one batch."""
     error: str | None = None
     stopped_for: str | None = None
-    """The cause of a requested stop; None if the writer ended without a request."""
 
     @property
     def is_supervised(self) -> bool:
@@ -97,8 +83,6 @@ class ExitRecord:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to stop one launch gracefully, with its reason."""
-
     launch_id: str
     requested_at_ms: int
     cause: str
@@ -129,26 +113,21 @@ class SupervisorNotes:
 
 @dataclass(frozen=True, slots=True)
 class SupervisionTimes:
-    """When supervisors were last active on this host, and the last gap in supervision. Times are 0 without a record."""
+    """When supervisors were last active on this host, and the last gap in supervision; 0 without a record."""
 
     last_ms: int = 0
-    """When a supervisor was last active."""
     away_since_ms: int = 0
-    """When the last gap in supervision began."""
     returned_at_ms: int = 0
-    """When the last gap in supervision ended."""
 
     def record_step(self, now_ms: int, *, gap_ms: int) -> SupervisionTimes:
-        """Return the record after a supervisor's step at `now_ms`. A clock that was set back does not count as a
-        gap.
-        """
+        """Return the record after a step at `now_ms`. A clock that was set back does not count as a gap."""
         if now_ms - self.last_ms > gap_ms:
             return SupervisionTimes(now_ms, away_since_ms=self.last_ms, returned_at_ms=now_ms)
         return dataclasses.replace(self, last_ms=now_ms)
 
 
 def read_supervision_times(folder: Path) -> SupervisionTimes:
-    """Return the folder's record of supervision; an empty record if it is missing or cannot be parsed."""
+    """Return the folder's record of supervision; an empty one if it is missing or cannot be parsed."""
     try:
         return SupervisionTimes(**(read_json(folder / WATCH_FILE) or {}))
     except (ValueError, TypeError):
@@ -175,7 +154,6 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
 
 
 def read_notes(folder: Path) -> SupervisorNotes:
-    """Return the supervisor's notes; empty notes if there are none."""
     raw = read_json(folder / SUPERVISOR_FILE) or {}
     return SupervisorNotes(
         stop=StopRequest(**raw["stop"]) if raw.get("stop") else None,

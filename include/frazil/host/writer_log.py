@@ -1,7 +1,7 @@
-"""Rotates and reads the writer's log. The log is rotated at each launch and when it is full.
+"""Rotates the writer's log, at each launch and when it is full, and reads it.
 
 The writer, its JVM and Spark's workers have the file open, so a full log is copied and truncated, as with logrotate's
-`copytruncate`. Lines written in the microseconds between the end of the copy and the truncation are lost.
+`copytruncate`. Lines written in the microseconds in between are lost.
 """
 
 from __future__ import annotations
@@ -18,30 +18,20 @@ from frazil.host.launcher import LogChunk, LogPosition
 
 LOG_FILE = "writer.log"
 MAX_LOGS = 5
-"""Maximum number of older logs to keep."""
 MAX_LOG_BYTES = 64 * 1024**2
-"""The size at which a log is full."""
 TRUNCATED_LINE = f"... earlier lines are in {LOG_FILE}.1"
-"""The first line of a log that was truncated."""
 MAX_ERROR_LINES = 5
-"""Maximum number of lines that an error quotes from the log."""
 MAX_ERROR_CHARACTERS = 2000
-"""Maximum number of characters that an error quotes from the log."""
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
-"""Maps the level names of frazil and Spark to `logging` levels."""
 _LEVEL_PATTERN = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
-"""Matches the beginning of a log line of frazil or Spark: date, time and level."""
 _STACK_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
-"""Matches a line of a Java stack trace, which is useless without the beginning of the trace."""
-_IGNORED_WARNING = re.compile(r"Unable to load native-hadoop library")
-"""Matches warnings that every Spark session logs, and that never explain why a writer ended."""
+"""Matches a line of a Java stack trace, which is useless without its beginning."""
 _OMITTED = "... "
-"""The beginning of a line that says how much was omitted."""
 _COPY_BLOCK_BYTES = 1024**2
 
 
 def rotate_log(folder: Path) -> None:
-    """Rename the last launch's log to `writer.log.1`, and older logs to higher numbers. Keeps five older logs."""
+    """Rename the last launch's log to `writer.log.1`, and older logs to higher numbers."""
     _shift_logs(folder, LOG_FILE)
 
 
@@ -54,11 +44,9 @@ def _shift_logs(folder: Path, newest: str) -> None:
 
 
 def rotate_full_log(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
-    """If the log is full, copy it to `writer.log.1` and truncate it while other processes write to it.
+    """If the log is full, copy it to `writer.log.1` and truncate it. Return whether it was full.
 
-    Returns whether it was full. Only lines written in the microseconds before the truncation are lost or incomplete. If
-    this process is killed halfway, a line may be in both files. If it raises OSError, usually because the disk is full,
-    the log is unchanged.
+    If this process is killed halfway, a line may be in both files. If it raises OSError, the log is unchanged.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:
@@ -100,11 +88,9 @@ def redirect_output(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Return the complete lines after a position; None if the log does not exist.
+    """Return the complete lines after a position, of at most `limit_bytes`; None if the log does not exist.
 
-    If there are more than `limit_bytes`, returns only the last lines, after a line that says how much was omitted. A
-    log that is shorter than the position was truncated, so the lines before it are read from `writer.log.1`. Readers
-    are never two truncations behind.
+    A log that is shorter than the position was truncated: the lines before that are read from `writer.log.1`.
     """
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
@@ -120,9 +106,7 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
 
 
 def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
-    """Return the complete lines from an offset on, and the offset after them. Beyond the limit, return only the last
-    lines.
-    """
+    """Return the complete lines from an offset on, and the offset after them; beyond the limit, the last lines."""
     with path.open("rb") as log:
         size = log.seek(0, 2)
         skipped = max(0, size - start - limit_bytes)
@@ -138,11 +122,7 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
 
 
 def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
-    """Yield each line with its `logging` level.
-
-    A line without a level, as in a traceback, has the level of the previous line. `level` is the level of first lines
-    without one.
-    """
+    """Yield each line with its `logging` level. Lines without one have the previous line's, at first `level`."""
     for line in lines:
         if found := _LEVEL_PATTERN.match(line):
             level = _LEVELS[found[1]]
@@ -150,23 +130,20 @@ def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator
 
 
 def first_error(folder: Path) -> str | None:
-    """Return the first error in the last part of the log, which usually caused the others; None if there is none."""
+    """Return the first error in the last part of the log, which usually caused the others, or None."""
     lines = _last_lines_of_level(folder, min_level=logging.ERROR)
     return "\n".join(lines[:MAX_ERROR_LINES])[:MAX_ERROR_CHARACTERS] or None
 
 
 def last_error(folder: Path, *, min_level: int = logging.NOTSET) -> str | None:
-    """Return the log's last lines of `min_level` or above, which usually explain a crash; None if there are none."""
+    """Return the log's last lines of `min_level` or above, which usually explain a crash, or None."""
     return (
         "\n".join(_last_lines_of_level(folder, min_level=min_level)[-MAX_ERROR_LINES:])[-MAX_ERROR_CHARACTERS:] or None
     )
 
 
 def _last_lines_of_level(folder: Path, *, min_level: int) -> list[str]:
-    """Return the log's last lines of `min_level` or above, except those that every Spark session logs.
-
-    If `min_level` is set, lines of stack traces are omitted, too.
-    """
+    """Return the last lines of `min_level` or above, without stack traces and what every Spark session logs."""
     lines = _last_lines(folder / LOG_FILE)
     if TRUNCATED_LINE in lines[:MAX_ERROR_LINES]:  # few lines since it was truncated
         lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != TRUNCATED_LINE)]
@@ -174,11 +151,10 @@ def _last_lines_of_level(folder: Path, *, min_level: int) -> list[str]:
     is_shortened = bool(lines) and lines[0].startswith(_OMITTED)
     first = logging.CRITICAL if is_shortened else logging.INFO
     found = parse_levels(lines[is_shortened:], level=first)
-    lines = [line for level, line in found if level >= min_level and not _IGNORED_WARNING.search(line)]
+    lines = [line for level, line in found if level >= min_level and "Unable to load native-hadoop library" not in line]
     return [line for line in lines if not (min_level and _STACK_FRAME.match(line))]
 
 
 def _last_lines(log: Path) -> list[str]:
-    """Return the lines in the last 16 KiB of a log."""
     chunk = read_lines(log, launch_id="", since=None, limit_bytes=16_384)
     return [line for line in chunk.lines if line.strip()] if chunk else []

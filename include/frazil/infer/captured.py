@@ -16,15 +16,11 @@ from frazil.spec.formats import POSITION, Envelope, JsonFormat
 from frazil.spec.upsert import UNKEYABLE_TYPES
 
 ENVELOPE_KEYS = frozenset({"before", "after", "source", "op"})
-"""Keys of a Debezium event."""
 _OPERATIONS = frozenset("crudtm")
 """Debezium's codes of operations, as in an event's `op`."""
 _POSITION_FIELDS = ({"lsn"}, {"file", "pos"})
-"""Fields of `source` that store the position in the source's log, for PostgreSQL and for MySQL. The position orders
-events.
-"""
+"""Fields of `source` with the position in the source's log, for PostgreSQL and for MySQL."""
 _PLACEHOLDER = Envelope().unavailable
-"""Debezium's placeholder for a value that an update did not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +28,20 @@ class CapturedTable:
     """The columns and key of a source database's table, derived from its change events."""
 
     columns: tuple[ProposedColumn, ...]
-    """A column for each field of `after`, then the columns that the envelope fills. Key columns are required."""
+    """A column for each field of `after`, then those that the envelope fills. Key columns are required."""
     key: tuple[str, ...]
     is_guess: bool
     """Whether `key` is a guess, because the record keys cannot be used."""
     metadata: Mapping[str, str]
     """The envelope's field for each column that the envelope fills."""
     order_by: str | None
-    """Column with the position in the source's log; None if not all events have a position."""
+    """The position in the source's log; None if not all events have one."""
     event_time: str | None
-    """Column with the commit time in the source; None if not all events have one."""
+    """The commit time in the source; None if not all events have one."""
 
 
 def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable | None:
-    """Return the columns and the key of the source's table, if most records are Debezium events in JSON.
-
-    Returns None if they are not, or if no column can be a key.
-    """
+    """Return the source's table if most records are Debezium events in JSON, and a column can be a key."""
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
     events = [event for event in map(unwrap_event, encoding.records) if _is_event(event)]
@@ -62,18 +55,25 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
         for column in columns
         if column.type and "<" not in column.type and column.type not in UNKEYABLE_TYPES
     ]
-    key = _find_key(sample, able)
+    combinations = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
+    limit = combinations.most_common(1)[0][0] if combinations else ()
+    key = limit if set(limit) <= set(able) else ()
     guessed = key or tuple(name for name in able if name.lower() == "id") or tuple(able[:1])
     if not guessed:
         return None
-    of_rows = tuple(_to_key_column(c) if c.name in guessed else replace(c, required=False) for c in columns)
+    of_rows = tuple(
+        replace(c, required=True, remark="", type="long" if c.type == "int" else c.type)
+        if c.name in guessed
+        else replace(c, required=False)
+        for c in columns
+    )
     return _add_metadata_columns(of_rows, guessed, [event["source"] for event in events], is_guess=not key)
 
 
 def _add_metadata_columns(
     columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
-    """Return the table. It has additional columns for the log position and the commit time, if all events have them."""
+    """Add columns for the log position and the commit time, if all events have them."""
     taken = {column.name.lower() for column in columns}
     place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
@@ -101,25 +101,13 @@ def unwrap_event(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_event(value: Mapping[str, Any]) -> bool:
-    """Return whether a value has the form of a Debezium event."""
     states = [value.get("before"), value.get("after")]
     op = value.get("op")
     is_change = isinstance(op, str) and op in _OPERATIONS and isinstance(value.get("source"), dict)
     return is_change and all(state is None or isinstance(state, dict) for state in states)
 
 
-def _find_key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
-    """Return the most frequent combination of field names in record keys.
-
-    Returns an empty tuple if one of them is not in `able`, the columns that can be part of a key.
-    """
-    names = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
-    limit = names.most_common(1)[0][0] if names else ()
-    return limit if set(limit) <= set(able) else ()
-
-
 def _parse_key(key: bytes | None) -> Mapping[str, Any] | None:
-    """Return a record key as a mapping; None if it is not a JSON object."""
     try:
         found = json.loads(key or b"")
     except (ValueError, RecursionError):
@@ -127,11 +115,5 @@ def _parse_key(key: bytes | None) -> Mapping[str, Any] | None:
     return unwrap_event(found) if isinstance(found, dict) else None
 
 
-def _to_key_column(column: ProposedColumn) -> ProposedColumn:
-    """Return the column as part of a key: required, and `long` instead of `int`, because ids grow."""
-    return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
-
-
 def _unused_name(name: str, taken: set[str]) -> str:
-    """Return the name, with `source_` in front as often as needed to differ from `taken`."""
     return _unused_name(f"source_{name}", taken) if name in taken else name

@@ -13,33 +13,27 @@ from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
 
 MIN_RECORDS_FOR_REQUIRED = 100
-"""Minimum number of sampled records for proposing a column as required. All of them must have a value."""
+"""Sampled records, all with a value, from which a column is proposed as required."""
 MIN_LONG_MAGNITUDE = 2**30
-"""Columns with numbers of this magnitude or larger are proposed as `long`, although an `int` column can become `long`
-later.
-"""
+"""Columns with numbers of this magnitude are proposed as `long`, although an `int` could become `long` later."""
 MIN_MAP_FIELDS = 20
-"""Minimum number of distinct field names of an object that is proposed as a map. Each record must have only a few of
-them.
-"""
+"""Distinct field names from which an object, with few of them in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
-"""Maximum number of characters shown of an odd string, one that does not fit the type of the others."""
+"""Characters shown of an odd string, one that does not fit the type of the others."""
 MAX_REMARKS = 3
-"""Maximum number of remarks listed for one column."""
 MIN_VALUES_PER_OTHER_VALUE = 10
 """A column gets a type only if at most 1 in N of its values has another type; this is N."""
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
-"""Numbers whose distance from Kafka's timestamps is at most this (s) count as times, whatever the field's name."""
+"""Numbers this close (s) to Kafka's timestamps count as times, whatever the field's name."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""Units per second."""
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
 """First and last plausible time (s since 1970)."""
 _TIME_NAMES = re.compile(
     r"(^|[_-])(ts|at|time|timestamp|date|datetime|epoch|when|created|updated|occurred|departure|arrival)($|[_-]|(?=ms|us|ns))"
     r"|(Time|Timestamp|Date|At)$|timestamp$|_?(ms|us|ns)$"
 )
-"""Matches names of fields that are probably times."""
+"""Names of fields that are probably times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +49,14 @@ class ProposedColumn:
     remark: str = ""
     """Comment about the column in the declaration."""
     distinct: int | None = None
-    """Number of distinct values in the sample; None if it is too large, unknown or irrelevant."""
+    """Distinct values in the sample; None if they are too many, unknown or irrelevant."""
     is_time: bool = False
     distance_s: float = float("inf")
-    """Distance (s) between the middle of the column's times and the median of Kafka's timestamps; infinite if
-    unknown.
-    """
+    """Distance (s) of the middle of the column's times from the median of Kafka's timestamps."""
 
 
 def propose_columns(whole: FieldStatistics, *, timestamps_ms: Sequence[int]) -> tuple[ProposedColumn, ...]:
-    """Propose a column for each field of the sampled records, in the order in which the fields first appeared.
-
-    A field that cannot be a column is returned without a type.
-    """
+    """Propose a column for each field, in order of appearance; without a type if the field cannot be one."""
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     found: list[ProposedColumn] = []
@@ -88,7 +77,7 @@ def rank_event_times(columns: Sequence[ProposedColumn]) -> list[ProposedColumn]:
 
 
 def find_column_problem(name: str, before: Mapping[str, str]) -> str:
-    """Return why a field cannot be a column; empty if it can. `before` has the earlier columns by lower-case name."""
+    """Return why a field cannot be a column; empty if it can. `before` has earlier columns by lower-case name."""
     if not name or set(name) & set('."\\') or name != name.strip() or not name.isprintable():
         return "a column cannot have this name"
     if name.lower() in RESERVED:
@@ -129,7 +118,7 @@ def _propose_column(name: str, observed: FieldStatistics, sampled: int, middle_s
 
 
 def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
-    """Yield a remark for each type that is a guess: some values have a different type, or no value shows the type."""
+    """Yield a remark for each type that some values do not have, or that no value shows."""
     where = f"{path}: " if path else ""
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values have a different type"
@@ -157,10 +146,9 @@ def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
 
 
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
-    """Return the unit of a field whose integers are times since 1970; None if they are not times.
+    """Return the unit of a field whose integers are times since 1970, in this century.
 
-    All times must be in this century. The field's name must suggest a time, or the times must be close to Kafka's
-    timestamps.
+    The field's name must suggest a time, or the times must be close to Kafka's timestamps.
     """
     if observed.kind != "int":
         return None
@@ -172,9 +160,7 @@ def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) ->
 
 
 def _measure_distance_s(observed: FieldStatistics, unit: str | None, middle_s: float | None) -> float:
-    """Return the distance (s) between the middle of a field's times and the middle of Kafka's timestamps; infinite if
-    unknown.
-    """
+    """Return the distance (s) of the middle of a field's times from that of Kafka's timestamps, if known."""
     if middle_s is None:
         return float("inf")
     if unit is not None:
@@ -183,7 +169,6 @@ def _measure_distance_s(observed: FieldStatistics, unit: str | None, middle_s: f
 
 
 def _guess_type(observed: FieldStatistics) -> str | None:
-    """Return the type of a field's values; None if too many of them have a different type."""
     if observed.others * MIN_VALUES_PER_OTHER_VALUE > observed.present:
         return None
     simple = {"boolean": "boolean", "float": "double"}
@@ -215,7 +200,6 @@ def _guess_text_type(observed: FieldStatistics) -> str:
 
 
 def _guess_object_type(observed: FieldStatistics) -> str | None:
-    """Return a struct or map type for a field's objects; None if neither fits."""
     types = {name: _guess_type(field) for name, field in observed.fields.items()}  # computed once: nesting can be deep
     inner = [name for name in types if not find_column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}

@@ -16,8 +16,6 @@ from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, 
 
 MIN_FORMAT_SHARE = 0.5
 """Minimum share of the values that must fit a format."""
-_DELIMITERS = ",;\t|"
-"""Delimiters that are tried, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +24,13 @@ class Encoding:
 
     format: ValueFormat
     records: tuple[dict[str, Any], ...]
-    """The decoded records; empty for formats whose values are not decoded here."""
+    """Empty for formats whose values are not decoded here."""
 
 
 def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> Encoding:
-    """Return the format that most values in the sample fit. `written` has the schemas that a registry has for the
-    topic.
+    """Return the format that most values fit. `written` has the topic's schemas from a registry.
 
-    Raises SpecError if no record has a value, if the format is not supported, or if it needs a registry that was not
-    given.
+    Raises SpecError if no record has a value, or the format is not supported or needs a registry that was not given.
     """
     if written is not None and written.is_framed and written.type != "JSON":
         return _find_registered_encoding(sample, written)
@@ -74,7 +70,6 @@ def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> E
 
 
 def _find_registered_encoding(sample: Sample, written: RegisteredSchemas) -> Encoding:
-    """Return the encoding of values with a schema id. Raises SpecError unless their schemas are Avro."""
     if written.type != "AVRO":
         raise SpecError(
             f"the schemas of {sample.topic} are of type {written.type}, which infer does not support; write the file "
@@ -84,7 +79,6 @@ def _find_registered_encoding(sample: Sample, written: RegisteredSchemas) -> Enc
 
 
 def _parse_object(value: bytes) -> dict[str, Any] | None:
-    """Parse a value as a JSON object; None if it is not one."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -93,13 +87,11 @@ def _parse_object(value: bytes) -> dict[str, Any] | None:
 
 
 def _parse_objects(value: bytes) -> list[dict[str, Any]] | None:
-    """Parse a value with one JSON object per line; None if a line is not an object."""
     found = [_parse_object(line) for line in value.split(b"\n") if line.strip()]
     return [one for one in found if one is not None] if found and None not in found else None
 
 
 def _decode_text(value: bytes) -> str | None:
-    """Decode a value as printable UTF-8 text; None if it is not."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -108,10 +100,8 @@ def _decode_text(value: bytes) -> str | None:
 
 
 def _parse_lines(texts: Sequence[str]) -> Encoding | None:
-    """Parse the records as delimited lines; None unless more than 90% of them have the same number of fields, at least
-    two.
-    """
-    for delimiter in _DELIMITERS:
+    """Parse delimited lines, if more than 90% of them have the same number of fields, at least two."""
+    for delimiter in ",;\t|":
         try:
             lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]
         except csv.Error:
@@ -127,7 +117,6 @@ def _parse_lines(texts: Sequence[str]) -> Encoding | None:
 
 
 def _parse_scalar(field: str) -> object:
-    """Convert a field to None, a boolean, an integer or a float if it looks like one."""
     if not field:
         return None
     if field.lower() in {"true", "false"}:

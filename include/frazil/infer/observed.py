@@ -14,9 +14,8 @@ from frazil.timetext import parse_moment
 MAX_DISTINCT = 5_000
 """Maximum number of distinct values counted for one field."""
 MIN_TEXTS_PER_ODD_TEXT = 500
-"""Per this many strings, one odd string is ignored: the column gets the type that all others fit."""
+"""Strings per odd string that is ignored: the column gets the type that all others fit."""
 MAX_OBSERVED_DEPTH = 32
-"""Values nested deeper than this are ignored."""
 
 _PATTERNS = {
     "timestamptz": re.compile(
@@ -27,7 +26,6 @@ _PATTERNS = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     "decimal": re.compile(r"-?\d{1,28}\.\d{1,9}", re.ASCII),
 }
-"""Patterns of the strings that fit each type."""
 
 
 @dataclass(slots=True)
@@ -37,9 +35,7 @@ class FieldStatistics:
     kinds: Counter[str] = field(default_factory=Counter)
     """Number of values by JSON type: `int`, `text`, `object` and so on."""
     lowest: int = 0
-    """Smallest integer; 0 without integers."""
     highest: int = 0
-    """Largest integer; 0 without integers."""
     shapes: Counter[str] = field(default_factory=Counter)
     """Number of strings that fit each type."""
     odd: dict[str, str] = field(default_factory=dict)
@@ -48,15 +44,12 @@ class FieldStatistics:
     moments: list[datetime] = field(default_factory=list)
     """The earliest and the latest time among the strings."""
     digits: tuple[int, int] = (0, 0)
-    """Maximum number of digits before and after the decimal point, among strings that are decimals."""
+    """Maximum digits before and after the decimal point, among strings that are decimals."""
     fields: dict[str, FieldStatistics] = field(default_factory=dict)
-    """Statistics about each field of the values that are objects."""
     elements: FieldStatistics | None = None
-    """Statistics about the elements of the values that are arrays; None without arrays."""
 
     @property
     def present(self) -> int:
-        """Number of values that are not null."""
         return self.kinds.total() - self.kinds["null"]
 
     @property
@@ -69,31 +62,32 @@ class FieldStatistics:
 
     @property
     def others(self) -> int:
-        """Number of values whose JSON type is not the most frequent one. Nulls are not counted."""
+        """Number of values, without nulls, whose JSON type is not the most frequent one."""
         of_kind = self.kinds["int"] + self.kinds["float"] if self.kind == "float" else self.kinds[self.kind or ""]
         return self.present - of_kind
 
     @property
     def shape(self) -> str | None:
-        """The type that all strings fit, except for a few odd ones; None without such a type."""
+        """The type that all strings fit, except for a few odd ones."""
         lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_TEXTS_PER_ODD_TEXT)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
 
     @property
     def odd_texts(self) -> int:
-        """Number of strings that do not fit `shape`."""
         return self.kinds["text"] - self.shapes[self.shape] if self.shape else 0
 
     def add(self, value: Any, depth: int = 0) -> None:
-        """Add one value, with its fields or elements, to the statistics."""
         match value:
             case None:
                 self.kinds["null"] += 1
             case bool():
                 self.kinds["boolean"] += 1
             case int():
-                self._add_number(value)
+                first = not self.kinds["int"]
+                self.kinds["int"] += 1
+                self.lowest = value if first else min(self.lowest, value)
+                self.highest = value if first else max(self.highest, value)
             case float():
                 self.kinds["float"] += 1
             case str():
@@ -110,12 +104,6 @@ class FieldStatistics:
         if isinstance(value, str | int) and len(self.distinct) < MAX_DISTINCT:
             self.distinct.add(value)
 
-    def _add_number(self, value: int) -> None:
-        first = not self.kinds["int"]
-        self.kinds["int"] += 1
-        self.lowest = value if first else min(self.lowest, value)
-        self.highest = value if first else max(self.highest, value)
-
     def _add_text(self, text: str) -> None:
         self.kinds["text"] += 1
         found = {shape for shape, pattern in _PATTERNS.items() if pattern.fullmatch(text)}
@@ -130,7 +118,6 @@ class FieldStatistics:
 
 
 def collect_statistics(records: Iterable[dict[str, Any]]) -> FieldStatistics:
-    """Return the combined statistics of the fields of all records."""
     whole = FieldStatistics()
     for record in records:
         whole.add(record)
@@ -138,7 +125,6 @@ def collect_statistics(records: Iterable[dict[str, Any]]) -> FieldStatistics:
 
 
 def _parse_utc(text: str) -> datetime | None:
-    """Parse a time, in UTC if it has no zone; None if it is invalid."""
     try:
         moment = parse_moment(text)
     except ValueError:

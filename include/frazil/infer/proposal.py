@@ -30,21 +30,16 @@ from frazil.spec.load import validate_stream
 from frazil.spec.units import format_count, format_rounded_bytes
 
 MIN_HOURLY_BYTES = 24 * 128 * 2**20
-"""Minimum Parquet bytes per day for which hourly partitions are proposed. Below it, their files would be too small."""
+"""Parquet bytes per day from which hourly partitions are proposed. Below it, their files would be too small."""
 MIN_DAILY_BYTES = 2**20
-"""Minimum Parquet bytes per day for which daily partitions are proposed; below it, they are monthly."""
+"""Parquet bytes per day from which daily partitions are proposed; below it, they are monthly."""
 MAX_SORT_COLUMN_VALUES = 1_000
-"""Maximum number of distinct values of a column that is proposed for sorting."""
-COMMITS_PER_DAY = 1440
-"""Number of commits at the default interval of a minute."""
+"""Distinct values up to which a column is proposed for sorting."""
 TARGET_FILE_BYTES = 512 * 2**20
-"""Size of a compacted file."""
 KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
-"""Matches names that need no quotes in YAML, unless they are in `_WORDS`."""
 _YAML_KEYWORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
-"""Words that YAML may read as booleans or null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +49,10 @@ class StreamNames:
     name: str
     table: str
     bootstrap_servers: str | None = None
-    """Brokers to write to the file; None if `_defaults.yaml` has them."""
 
 
 def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredSchemas | None = None) -> str:
-    """Return a declaration in YAML that `frazil validate` accepts. `written` has the topic's schemas from a registry.
+    """Return a declaration in YAML that `frazil validate` accepts. `written` has the topic's schemas.
 
     Raises RegistryUnavailable, and the SpecErrors of `find_encoding` and `derive_avro_columns`.
     """
@@ -83,9 +77,7 @@ def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredS
 
 
 def _unwrap_records(encoding: Encoding) -> Encoding:
-    """Return the payloads as records, if Kafka Connect wrapped most of the records in `{schema, payload}`; otherwise
-    the given encoding.
-    """
+    """Return the payloads as records, if Kafka Connect wrapped most records in `{schema, payload}`."""
     if not isinstance(encoding.format, JsonFormat):
         return encoding
     inside = [payload for record in encoding.records if (payload := unwrap_event(record)) is not record]
@@ -101,17 +93,13 @@ def _describe_wrapping(encoding: Encoding) -> Iterator[str]:
 
 
 def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
-    """Return the file's text: comments about the sample and its dead letters, then the declaration."""
     rejected = count_dead_letters(yaml.safe_load("\n".join(declared)), sample)
     head = ["# yaml-language-server: $schema=stream.schema.json", *_render_head(sample, rejected, remarks)]
     return "\n".join([*head, *declared]) + "\n"
 
 
 def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows: CapturedTable) -> Iterator[str]:
-    """Yield the lines of a declaration for captured changes.
-
-    Partitioning is not proposed: if a time partitioned the rows, an update could move a row to another partition.
-    """
+    """Partitioning is not proposed: an update of a time could move a row to another partition."""
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
     yield from _render_source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
@@ -136,7 +124,7 @@ def _describe_events(rows: CapturedTable) -> Iterator[str]:
 def _propose_columns(
     sample: Sample, encoding: Encoding, written: RegisteredSchemas | None
 ) -> tuple[ProposedColumn, ...]:
-    """Return the proposed columns, from a registry's schemas if it has them, and from the sampled values."""
+    """Use a registry's schemas if it has them, and the sampled values."""
     if isinstance(encoding.format, AvroFormat) and written is not None:
         return _add_units(derive_avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
@@ -153,10 +141,7 @@ def _propose_columns(
 
 
 def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: Encoding) -> tuple[ProposedColumn, ...]:
-    """Complete the columns of an Avro schema with what the sampled values show.
-
-    The values show which numbers and strings are times, and how many distinct values a column has.
-    """
+    """The sampled values show which numbers and strings are times, and how many distinct values a column has."""
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
         return columns
@@ -184,7 +169,6 @@ def _add_unit(column: ProposedColumn, seen: ProposedColumn | None) -> ProposedCo
 def _describe_registry(
     topic: str, written: RegisteredSchemas | None, columns: Sequence[ProposedColumn]
 ) -> Iterator[str]:
-    """Yield comments on the schemas that the registry has, and on Debezium's events among them."""
     if {column.name for column in columns} >= ENVELOPE_KEYS:
         yield (
             "# These look like Debezium's events. To get their rows, declare mode: upsert, format.envelope: debezium, "
@@ -211,7 +195,6 @@ def _render_head(sample: Sample, rejected: Counter[str], remarks: Iterable[str])
 
 
 def _describe_sizes(sample: Sample) -> Iterator[str]:
-    """Yield comments on the volume per day: records, bytes and files."""
     rate = sample.records_per_day
     if rate is None:
         yield "# The daily volume is unknown: Kafka's timestamps span less than a minute."
@@ -221,20 +204,18 @@ def _describe_sizes(sample: Sample) -> Iterator[str]:
         f"# About {rate:,.0f} records a day, {format_rounded_bytes(size)} as sent. As Parquet, perhaps a quarter: "
         f"{format_rounded_bytes(size / 4)} a day,"
     )
-    committed = min(COMMITS_PER_DAY, max(1, round(rate)))
+    committed = min(1440, max(1, round(rate)))
     compacted = max(1, round(size / 4 / TARGET_FILE_BYTES))
     yield f"# in up to {committed:,} files a day as committed each minute, and about {compacted:,} after compaction."
 
 
 def _average_value_bytes(sample: Sample) -> float:
-    """Return the average size of a sampled value in bytes."""
     return sum(len(record.value or b"") for record in sample.records) / len(sample.records)
 
 
 def _render_source(
     sample: Sample, encoding: Encoding, named: StreamNames, *, keys_in_envelope: bool = False
 ) -> Iterator[str]:
-    """Yield the lines of `source`."""
     yield "source:"
     if named.bootstrap_servers:
         yield f"  bootstrap-servers: {_quote(named.bootstrap_servers)}"
@@ -257,7 +238,6 @@ def _render_source(
 
 
 def _render_column(column: ProposedColumn) -> str:
-    """Return the line of a column; a comment if the field cannot be a column."""
     name = _format_name(column.name)
     if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
@@ -272,7 +252,7 @@ def _render_column(column: ProposedColumn) -> str:
 
 
 def _render_event_time(times: Sequence[ProposedColumn]) -> Iterator[str]:
-    """Yield the line with the event time, and the other columns that may be it as a comment."""
+    """Yield the event time, and the other columns that may be it as a comment."""
     if not times:
         yield f"event-time: {KAFKA_TIMESTAMP_COLUMN}    # no field is a time"
         return
@@ -282,7 +262,7 @@ def _render_event_time(times: Sequence[ProposedColumn]) -> Iterator[str]:
 
 
 def _render_layout(sample: Sample, columns: Sequence[ProposedColumn], event_time: str) -> Iterator[str]:
-    """Yield the lines with partitioning and sort order; none if the event time's name needs quotes."""
+    """Yield partitioning and sort order, unless the event time's name needs quotes."""
     if not _is_plain(event_time):
         return
     rate = sample.records_per_day
@@ -308,14 +288,11 @@ def _render_layout(sample: Sample, columns: Sequence[ProposedColumn], event_time
 
 
 def _format_name(name: str) -> str:
-    """Return a name as in YAML, quoted if necessary."""
     return name if _is_plain(name) else _quote(name)
 
 
 def _quote(text: str) -> str:
-    """Quote a string for YAML and JSON. Other characters are not escaped, because YAML does not join escaped surrogate
-    pairs.
-    """
+    """Quote a string for YAML and JSON, without escapes: YAML does not join escaped surrogate pairs."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -324,21 +301,14 @@ def _is_plain(name: str) -> bool:
     return bool(_PLAIN.fullmatch(name)) and name.lower() not in _YAML_KEYWORDS
 
 
-_ANY_BROKER = "localhost:9092"
-"""Placeholder for the brokers, which decoding does not use."""
-
-
 def count_dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """Count the sampled records that would become dead letters, by error class. Tombstones count too.
-
-    Raises RegistryUnavailable.
-    """
+    """Count the sampled records that would become dead letters, by error class. Raises RegistryUnavailable."""
     return Counter(rejection.error_class for rejection in decode_sample(declared, sample).rejections)
 
 
 def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     """Decode the sampled values as a stream with this declaration would. Raises RegistryUnavailable."""
-    source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
+    source = {"bootstrap-servers": "localhost:9092", **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.table_schema(spec)
     wanted = change_schema(schema, spec.key) if spec.sinks.mode.replaces_rows else schema

@@ -30,15 +30,11 @@ from frazil.spec.formats import Registry
 FRAME_BYTES = 5
 """Bytes in front of a value: a zero byte, and the schema id."""
 MAX_SCHEMA_IDS = 50
-"""Maximum number of schema ids requested for a sample, the most frequent ones.
-
-The limit matters for records without a schema id, because their first bytes look like many different ids.
-"""
+"""The most frequent schema ids are requested: the first bytes of records without one look like many ids."""
 _MAX_PARTS = 10_000
-"""Maximum number of parts read from a JSON Schema. Nested references can multiply the parts exponentially."""
+"""Parts read from a JSON Schema: nested references can multiply them exponentially."""
 _TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
-"""Types of strings with a `format` in JSON Schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +43,21 @@ class RegisteredSchemas:
 
     registry: Registry
     schemas: tuple[SchemaText, ...]
-    """Schemas of one type. The newest version of `<topic>-value` comes first, if it exists."""
+    """Schemas of one type: first the newest version of `<topic>-value`, if it exists."""
     is_framed: bool
-    """Whether most sampled values begin with a schema id; also true if the sample has no values."""
+    """Whether most sampled values, if any, begin with a schema id."""
     unknown: tuple[int, ...] = ()
     """Schema ids in the sample that the registry does not have."""
 
     @property
     def type(self) -> str:
-        """Schema type: `AVRO`, `JSON` or `PROTOBUF`."""
         return self.schemas[0].type
 
 
 def fetch_registered_schemas(sample: Sample, declared: Registry, client: SchemaRegistry) -> RegisteredSchemas | None:
-    """Fetch the newest schema of `<topic>-value`, and the schemas whose ids are in the sample.
+    """Fetch the newest schema of `<topic>-value`, and the schemas of ids in the sample, if there are any.
 
-    Returns None if the registry has none of them. Raises RegistryUnavailable, and SpecError if they have different
-    types.
+    Raises RegistryUnavailable, and SpecError if they have different types.
     """
     values = [record.value for record in sample.records if record.value]
     framed = [value for value in values if value[0] == 0 and len(value) > FRAME_BYTES]
@@ -89,14 +83,14 @@ def fetch_registered_schemas(sample: Sample, declared: Registry, client: SchemaR
 
 
 def derive_avro_columns(schemas: Sequence[SchemaText]) -> tuple[ProposedColumn, ...]:
-    """Return a column for each field of Avro schemas. Raises SpecError if a schema is not a record."""
+    """Return a column for each field. Raises SpecError if a schema is not a record."""
     return _merge_columns([_read_avro_fields(schema) for schema in schemas])
 
 
 def derive_json_columns(schemas: Sequence[SchemaText], sampled: Sequence[ProposedColumn]) -> tuple[ProposedColumn, ...]:
     """Return a column for each property of JSON Schemas, and for each field that only the sample has.
 
-    The sample shows which numbers and strings are times, and in which unit; a JSON Schema does not.
+    Only the sample shows which numbers and strings are times, and in which unit.
     """
     by_name = {column.name: column for column in sampled}
     written = _merge_columns([_read_json_fields(schema) for schema in schemas])
@@ -110,7 +104,7 @@ def derive_json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Propose
 
 
 def _add_sampled_facts(column: ProposedColumn, sampled: ProposedColumn | None) -> ProposedColumn:
-    """Complete a column of the schema with what the sample shows: times, units, and types that the schema omits."""
+    """Complete a column with what the sample shows: times, units, and types that the schema omits."""
     if sampled is None or sampled.type is None:
         return column
     typed = replace(column, distinct=sampled.distinct, distance_s=sampled.distance_s)
@@ -127,27 +121,20 @@ def _add_sampled_facts(column: ProposedColumn, sampled: ProposedColumn | None) -
 
 
 def _join_remarks(remark: str, more: str) -> str:
-    """Append a remark to another, which may be empty."""
     return f"{remark}; {more}" if remark else more
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """The type of a schema's field, and whether the field is required."""
-
     found_type: FoundType
     required: bool
 
 
 _NO_TYPE = "no type is known"
-"""Remark on a column whose type the schemas do not show."""
 
 
 def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedColumn, ...]:
-    """Merge the fields of all schemas to columns. The fields of the first schema come first.
-
-    A column is required if every schema has its field and requires it.
-    """
+    """A column is required if every schema has its field and requires it."""
     names = dict.fromkeys(name for fields in schemas for name in fields)
     before: dict[str, str] = {}
     made = []
@@ -176,10 +163,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
 
 
 def _format_type(found_type: FoundType) -> str | None:
-    """Return the type as in a declaration; None if no column type fits.
-
-    Fields of a struct that no type fits are omitted.
-    """
+    """Return the type as in a declaration, without fields that no type fits; None if no column type fits."""
     match found_type:
         case None:
             return "string"
@@ -198,7 +182,6 @@ def _format_type(found_type: FoundType) -> str | None:
 
 
 def _read_avro_fields(schema: SchemaText) -> dict[str, _Field]:
-    """Return the fields of an Avro record's schema by name. Raises SpecError."""
     try:
         written = parse_schema(schema.text, [text for _, text in schema.references])
     except UnreadableSchema as error:
@@ -213,7 +196,6 @@ def _read_avro_fields(schema: SchemaText) -> dict[str, _Field]:
 
 
 def _is_nullable(written: AvroType) -> bool:
-    """Return whether an Avro type allows null."""
     return written.kind == "null" or (written.kind == "union" and any(part.kind == "null" for part in written.parts))
 
 
@@ -223,10 +205,8 @@ def _read_json_fields(schema: SchemaText) -> dict[str, _Field]:
 
 
 class _JsonSchema:
-    """Reads an object's properties and their types from a JSON Schema."""
-
     def __init__(self, schema: SchemaText) -> None:
-        """Parse the schema. Raises SpecError if the text is not JSON."""
+        """Raises SpecError if the text is not JSON."""
         try:
             self._root = json.loads(schema.text)
             self._references = {name: json.loads(text) for name, text in schema.references}
@@ -236,16 +216,15 @@ class _JsonSchema:
         self._inside: set[int] = set()
 
     def fields(self) -> Iterator[tuple[str, _Field]]:
-        """Yield the name and the type of each property of the root object."""
         root = self._resolve_reference(self._root, self._root)
         self._inside.add(id(root[0]))
         for name, (found_type, nullable) in self._read_properties(*root, depth=0).items():
-            yield name, _Field(found_type, not nullable and name in _to_list(root[0].get("required")))
+            value = root[0].get("required")
+            yield name, _Field(found_type, not nullable and name in (value if isinstance(value, list) else []))
 
     def _read_properties(
         self, node: Mapping[str, Any], document: Any, *, depth: int
     ) -> dict[str, tuple[FoundType, bool]]:
-        """Return the type of each property, and whether it may be null."""
         found = {}
         for part in [*_select_mappings(node.get("allOf")), node]:
             inner, its = self._resolve_reference(part, document)
@@ -255,9 +234,7 @@ class _JsonSchema:
         return found
 
     def _read_type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:
-        """Return a value's type, and whether the value may be null. The type is MIXED if it is recursive or too
-        large.
-        """
+        """Return a value's type (MIXED if it is recursive or too large), and whether it may be null."""
         node, document = self._resolve_reference(node, document)
         self._read += 1
         if depth > MAX_NESTING or self._read > _MAX_PARTS or id(node) in self._inside:
@@ -271,7 +248,6 @@ class _JsonSchema:
     def _read_resolved_type(  # noqa: PLR0911 - a table
         self, node: Mapping[str, Any], document: Any, depth: int
     ) -> tuple[FoundType, bool]:
-        """Like `_type`, for a node whose references are resolved."""
         if choices := [*_select_mappings(node.get("oneOf")), *_select_mappings(node.get("anyOf"))]:
             return self._merge_choices([self._read_type(choice, document, depth + 1) for choice in choices])
         kinds = node.get("type")
@@ -303,14 +279,13 @@ class _JsonSchema:
         return self._merge_choices([(type_of_value(value), value is None) for value in constants])
 
     def _merge_choices(self, choices: Sequence[tuple[FoundType, bool]]) -> tuple[FoundType, bool]:
-        """Merge the types of alternatives. The value may be null if one alternative may."""
         found_type: FoundType = None
         for other, _ in choices:
             found_type = merge_types(found_type, other)
         return found_type, not choices or any(nullable for _, nullable in choices)
 
     def _resolve_reference(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
-        """Resolve a node's `$ref`. Return the target and its document; the target is empty if it does not exist."""
+        """Return the target of a node's `$ref`, which is empty if it does not exist, and its document."""
         for _ in range(MAX_NESTING):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 break
@@ -325,7 +300,3 @@ class _JsonSchema:
 
 def _select_mappings(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _to_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

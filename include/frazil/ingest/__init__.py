@@ -1,7 +1,3 @@
-"""Code that runs on executors. It reads offset ranges from Kafka into Arrow tables, and writes these to staged Parquet
-files.
-
-The driver adds the files to a table later.
-"""
+"""Code of executors: reads offset ranges from Kafka into Arrow tables, and stages these as Parquet files."""
 
 from __future__ import annotations

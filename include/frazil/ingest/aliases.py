@@ -14,12 +14,11 @@ from pyiceberg.types import NestedField
 
 from frazil.ingest.changes import KEPT_COLUMNS, add_change_columns
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder
 from frazil.ingest.formats.fields import Unit, default_of, drop_default, fill_nulls
-from frazil.ingest.schema_drift import SchemaDrift
 
 FIRST_ALIAS_ID = 200_000_000
-"""First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
+"""First field id of alias columns. No table column has such a high id; an envelope's begin at 500,000,000."""
 
 MakeDecoder = Callable[[Schema, Mapping[int, Unit]], Decoder]
 """Creates a decoder for a schema. The mapping says how each column's values are encoded, by field id."""
@@ -28,19 +27,15 @@ MakeDecoder = Callable[[Schema, Mapping[int, Unit]], Decoder]
 def create_aliased_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]
 ) -> Decoder:
-    """Create a decoder that also fills columns from alias fields.
-
-    `aliases` maps the name of a record's field to the field id of the column that it fills.
+    """Create a decoder that also fills columns from alias fields. `aliases` maps a field of records to a column's field
+    id.
     """
     wanted = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
     return AliasedDecoder(make, schema, units, wanted) if wanted else make(schema, units)
 
 
 class AliasedDecoder:
-    """Decodes alias fields as extra columns, then merges these into the columns that they fill.
-
-    If a record has both a field with the column's own name and an alias, the field with the column's name wins.
-    """
+    """Decodes alias fields as extra columns, then fills with these the columns whose own field is null."""
 
     def __init__(
         self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
@@ -74,43 +69,25 @@ class AliasedDecoder:
     def __call__(self, chunk: Chunk) -> DecodedChunk:
         decoded = self._decode(chunk)
         merged = [self._merge_aliases(field, decoded.rows) for field in self._arrow_schema]
-        decoded = dataclasses.replace(
-            decoded, rows=self._update_omitted(decoded.rows, merged), drift=self._attribute_casts(decoded)
-        )
+        cast: Counter[str] = Counter()
+        for name, count in decoded.drift.cast.items():
+            cast[self._columns.get(name, name)] += count
+        drift = dataclasses.replace(decoded.drift, cast=dict(cast))
+        decoded = dataclasses.replace(decoded, rows=self._update_omitted(decoded.rows, merged), drift=drift)
         arrays = [
             fill_nulls(column, self._defaults.get(field.name))
             for column, field in zip(merged, self._arrow_schema, strict=True)
         ]
-        missing = np.zeros(len(decoded.kept), np.bool_)
-        rejections = []
+        wrong: dict[int, tuple[str, str]] = {}
         for name in self._required:
             null = arrays[self._arrow_schema.get_field_index(name)].is_null().to_numpy()
-            places = decoded.kept[null & ~missing].tolist()
-            rejections += [Rejection(p, "MissingRequired", f"{name}: required, and missing or null") for p in places]
-            missing |= null
-        good = pa.array(~missing)
-        kept = [array.filter(good) for array in arrays] if rejections else arrays
-        rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
-        others = decoded.rows.filter(good) if rejections else decoded.rows
-        return DecodedChunk(
-            add_change_columns(rows, others),
-            decoded.kept[~missing],
-            [*decoded.rejections, *rejections],
-            decoded.drift,
-        )
-
-    def _attribute_casts(self, decoded: DecodedChunk) -> SchemaDrift:
-        """Return the drift, with the casts of alias fields counted for the columns that these fields fill."""
-        cast: Counter[str] = Counter()
-        for name, count in decoded.drift.cast.items():
-            cast[self._columns.get(name, name)] += count
-        return dataclasses.replace(decoded.drift, cast=dict(cast))
+            for row in np.flatnonzero(null).tolist():
+                wrong.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
+        rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
+        return dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows)).reject_rows(wrong)
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """Return the rows with updated lists of omitted columns (`_frazil_kept`), after the aliases were merged.
-
-        The ids of alias columns are removed. If the merged value is null, the id of the column that they fill is added.
-        """
+        """Replace ids of alias columns in `_frazil_kept` by the columns that they fill, if these are null."""
         at = decoded.schema.get_field_index(KEPT_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded
@@ -126,7 +103,6 @@ class AliasedDecoder:
         return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
 
     def _merge_aliases(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
-        """Return the values of a column. Where they are null, alias fields fill them."""
         column = rows.column(field.name)
         for name in self._others.get(field.name, ()):
             column = fill_nulls(column, rows.column(name))

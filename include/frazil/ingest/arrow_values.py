@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def to_mask(array: pa.Array) -> NDArray[np.bool_]:
-    """Convert a boolean array to a NumPy mask; null becomes false."""
+    """Null becomes false."""
     found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
     return found
 
@@ -29,3 +29,8 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     """Return the column as one array. Arrow's own method may return a chunked array for an extension type."""
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+
+
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """Return an Arrow table without rows. Arrow's own `empty_table` raises for UUIDs in lists, maps and structs."""
+    return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)

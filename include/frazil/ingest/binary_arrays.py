@@ -27,7 +27,6 @@ def copy_values(
     offsets: NDArray[np.int64],
     to: NDArray[np.uint8],
 ) -> None:
-    """Copy each value i from `data` to `to`, where it starts at `offsets[i]`."""
     for i in range(len(starts)):
         if lengths[i] > 0:
             memcpy(to.ctypes.data + offsets[i], data.ctypes.data + starts[i], lengths[i])
@@ -37,9 +36,8 @@ def copy_values(
 def find_invalid_utf8(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
 ) -> None:
-    """Write the position of each value's first invalid UTF-8 byte to `found`; -1 for a valid value.
-
-    A newline must follow each value.
+    """Write the position of each value's first invalid UTF-8 byte to `found`; -1 for a valid value. A newline must
+    follow each value.
     """
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
@@ -78,9 +76,8 @@ def to_arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
 
 
 def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
-    """Map the index of each value that does not fit the `string` or `binary` column to its error class and error text.
-
-    `what` names the values in the text, such as "key".
+    """Map each value that does not fit a `string` or `binary` column to error class and text. `what` names the values,
+    such as "key".
     """
     found: dict[int, tuple[str, str]] = {}
     if field.required:

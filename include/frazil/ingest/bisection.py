@@ -1,8 +1,4 @@
-"""Finds the individual records that make an operation fail, by bisection.
-
-The cause need not be known: a partition transform that overflows, a value that has no Parquet statistics, a bug in a
-library.
-"""
+"""Finds the records that make an operation fail, by bisection, whatever the cause is."""
 
 from __future__ import annotations
 
@@ -19,22 +15,17 @@ T = TypeVar("T")
 
 
 def is_environment_error(error: Exception) -> bool:
-    """Return whether an error certainly comes from the host or a service, and not from a record.
-
-    Other errors can also come from the host. A record is therefore rejected only if it fails repeatedly, on its own and
-    in memory.
-    """
+    """Return whether an error certainly comes from the host or a service, and not from a record."""
     if isinstance(error, OSError):
         return error.errno is not None or is_object_store_error(error)
     return isinstance(error, FrazilError | MemoryError)
 
 
 def bisect_failures(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
-    """Call `attempt` on pieces of the records `[0, count)`. Yields `(start, end, result)` for each piece, in order.
+    """Call `attempt` on pieces of the records `[0, count)`, and yield `(start, end, result)` for each piece, in order.
 
-    If `attempt` raises for a piece, the piece is bisected. If the piece is one record, the exception is the result.
-    Errors of the environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts, and each
-    record is attempted up to log2(n) + 2 times.
+    A piece for which `attempt` raises is bisected; if it is one record, the exception is the result. Errors of the
+    environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts.
     """
     if count == 0:
         return

@@ -7,13 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from frazil.spec.type_ends import DATE_LIMITS_DAYS, TIMESTAMP_LIMITS_US
+from frazil.spec.iceberg import DATE_LIMITS_DAYS, TIMESTAMP_LIMITS_US
 
 MILLISECONDS = (TIMESTAMP_LIMITS_US[0] // 1000, TIMESTAMP_LIMITS_US[1] // 1000)
 OUT_OF_RANGE = "OutOfRange"
-"""Error class of a record with a date or time outside the range."""
 _OUTSIDE = "outside the years 1 to 9999"
 
 
@@ -26,15 +24,13 @@ class OutOfRangeValue(NamedTuple):
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """Return the error text. `sent` is the value as text in the record; None if unknown."""
+        """`sent` is the value as text in the record; None if unknown."""
         name = ".".join(self.path)
         return range_error(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
 
 def find_out_of_range(rows: pa.Table) -> dict[int, OutOfRangeValue]:
-    """Map row indexes to the row's first date or timestamp outside the years 1 to 9999 (UTC), at any depth. Other rows
-    are omitted.
-    """
+    """Map row indexes to the row's first date or timestamp outside the years 1 to 9999 (UTC), at any depth."""
     found: dict[int, OutOfRangeValue] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_dates_or_times(field.type) and _may_be_out_of_range(chunk := column.combine_chunks()):
@@ -44,7 +40,6 @@ def find_out_of_range(rows: pa.Table) -> dict[int, OutOfRangeValue]:
 
 
 def range_error(name: str, value: int, unit: str) -> str:
-    """Return the error text for a date or time outside the range."""
     return f"{name}: {value} {unit} since 1970 is {_OUTSIDE}"
 
 
@@ -55,17 +50,13 @@ def _has_dates_or_times(kind: pa.DataType) -> bool:
 
 
 def _limits_of(kind: pa.DataType) -> tuple[int, int] | None:
-    """Return the smallest and largest valid value of a date or timestamp type; None for other types."""
     if pa.types.is_timestamp(kind):
         return TIMESTAMP_LIMITS_US
     return DATE_LIMITS_DAYS if pa.types.is_date32(kind) else None
 
 
 def _may_be_out_of_range(array: pa.Array) -> bool:
-    """Return whether any value may be outside the range. The values behind nulls are checked, too.
-
-    This check is cheap. If it returns False, as for most chunks, `_find_values` need not search the values.
-    """
+    """Check minimum and maximum only, including values behind nulls: for most chunks, this saves `_find_values`."""
     if limits := _limits_of(array.type):
         ends = pc.min_max(_as_integers(array)).as_py()
         return bool(ends["min"] is not None and (ends["min"] < limits[0] or ends["max"] > limits[1]))
@@ -82,7 +73,6 @@ def _child_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRangeValue]:
-    """Map the index of an entry to its first value outside the range, at any depth."""
     kind = array.type
     if not _has_dates_or_times(kind):
         return {}
@@ -98,21 +88,15 @@ def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRange
             for place, beyond in _find_values(part, (*path, kind.field(i).name)).items():
                 found.setdefault(place, beyond)
         return found
-    places = _parent_indexes(array)
+    places = np.full(len(_child_arrays(array)[0]), -1, np.int64)
+    offsets = array.offsets.to_numpy()
+    for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        places[offsets[entry] : offsets[entry + 1]] = entry
     names = ("key", "value") if pa.types.is_map(kind) else ("element",)
     for part, called in zip(_child_arrays(array), names, strict=True):
         for place, beyond in _find_values(part, (*path, called)).items():
             if (row := int(places[place])) >= 0:
                 found.setdefault(row, beyond)
-    return found
-
-
-def _parent_indexes(array: pa.Array) -> NDArray[np.int64]:
-    """Return, for each value of the child array, the index of the list or map that contains it; -1 if none does."""
-    found = np.full(len(_child_arrays(array)[0]), -1, np.int64)
-    offsets = array.offsets.to_numpy()
-    for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
-        found[offsets[entry] : offsets[entry + 1]] = entry
     return found
 
 

@@ -17,9 +17,8 @@ from frazil.ingest.contract import ChangeRules
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 
 CHANGE = "_frazil_change"
-"""Name of the column with the kind of change, an int: `UPSERT` or `DELETE`."""
 KEPT_COLUMNS = "_frazil_kept"
-"""Name of the column that lists the field ids of the columns that a change omits; null or empty for most changes.
+"""Name of the column with the field ids of the columns that a change omits; null or empty for most changes.
 
 An update keeps the row's values in the omitted columns. An insert stores null in them.
 """
@@ -41,10 +40,7 @@ _COORDINATES = (
 
 
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
-    """Return the columns of a change file: the table's columns, the record's coordinates, and `CHANGE_COLUMNS`.
-
-    Of the table's columns, only those of the key stay required.
-    """
+    """Return the columns of a change file: the table's (required only in the key), coordinates, `CHANGE_COLUMNS`."""
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
     places = [field for field in _COORDINATES if field.name not in there]
@@ -60,9 +56,7 @@ class ChangeReader:
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
     def add_tombstones(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
-        """Return the chunk. If tombstones (records without a value) delete rows, it has an additional row with only the
-        key for each.
-        """
+        """Add a row with only the key for each tombstone (record without a value), if tombstones delete rows."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL
@@ -86,32 +80,19 @@ class ChangeReader:
     def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
         """Return the rows with the columns in `CHANGE_COLUMNS`. Upserts without a required value are rejected."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
-        deletes = self._envelope_delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
+        deletes = delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
         if self._rules.tombstones:
             deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]
-        rejections: dict[int, Rejection] = {}
+        wrong: dict[int, tuple[str, str]] = {}
         for name in self._rules.required:
             missing = decoded.rows.column(name).is_null().to_numpy() & ~deletes
             for row in np.flatnonzero(missing).tolist():
-                text = f"{name}: required, and missing or null"
-                rejections.setdefault(row, Rejection(int(decoded.kept[row]), "MissingRequired", text))
+                wrong.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
         rows = decoded.rows
         if not enveloped:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
             rows = rows.append_column(KEPT_COLUMNS, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
-        found = dataclasses.replace(decoded, rows=rows)
-        if not rejections:
-            return found
-        good = np.ones(rows.num_rows, np.bool_)
-        good[list(rejections)] = False
-        all_rejections = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
-        return dataclasses.replace(
-            decoded, rows=rows.filter(pa.array(good)), kept=decoded.kept[good], rejections=all_rejections
-        )
-
-    @staticmethod
-    def _envelope_delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
-        return pc.equal(rows.column(CHANGE), DELETE).to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
+        return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
 
     def _delete_mask(self, rows: pa.Table) -> NDArray[np.bool_]:
         if self._rules.delete_column is None or self._deletes is None:
@@ -121,20 +102,24 @@ class ChangeReader:
         return found
 
 
+def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
+    if CHANGE not in rows.column_names:
+        return np.zeros(rows.num_rows, np.bool_)
+    return np.asarray(pc.equal(rows.column(CHANGE), DELETE))
+
+
 def keep_dead_letters(decoded: DecodedChunk, records: int) -> DecodedChunk:
     """Reject the replayed records that do not change a row, so that they stay dead letters."""
     return reject_unchanging(decoded, np.flatnonzero(decoded.no_result_mask(records)))
 
 
 def reject_unchanging(decoded: DecodedChunk, unchanging: NDArray[np.int64]) -> DecodedChunk:
-    """Reject the records at these indexes, because they do not change a row."""
     text = "the record does not change a row, and the writer skips such records: discard this dead letter"
     more = [Rejection(index, "NoChange", text) for index in unchanging.tolist()]
     return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])
 
 
 def add_change_columns(rows: pa.Table, decoded: pa.Table) -> pa.Table:
-    """Return `rows` with the `CHANGE_COLUMNS` of `decoded`, if it has any."""
     for name in CHANGE_COLUMNS & set(decoded.column_names):
         rows = rows.append_column(name, decoded.column(name))
     return rows

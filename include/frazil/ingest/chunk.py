@@ -20,14 +20,11 @@ class Chunk:
     values: BinaryColumn
     keys: BinaryColumn
     range_index: NDArray[np.int32]
-    """Index of each record's range."""
     offsets: NDArray[np.int64]
     timestamps_ms: NDArray[np.int64]
-    """Kafka timestamps in milliseconds since the epoch; -1 for a record without one."""
+    """Milliseconds since the epoch; -1 for a record without one."""
     headers: BinaryColumn | None = field(default=None, kw_only=True)
-    """Packed headers (`frazil.ingest.headers`); null for a record without any. The column is None if no record has
-    headers.
-    """
+    """Packed headers (`frazil.ingest.headers`); null for a record without any. None if no record has headers."""
     target: str = field(default="main", kw_only=True)
     """The table whose schema is used to decode the records."""
 
@@ -38,7 +35,6 @@ class Chunk:
 
     @classmethod
     def of_column(cls, values: BinaryColumn) -> Chunk:
-        """Create a chunk from a column of values, like `of_values`."""
         count = len(values)
         return Chunk(
             values,
@@ -52,7 +48,6 @@ class Chunk:
         return len(self.values)
 
     def slice(self, start: int, end: int) -> Self:
-        """Return the records `[start, end)` of the chunk."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         parts: dict[str, Any] = {
             name: column[start:end] for name, column in columns.items() if name != "target" and column is not None

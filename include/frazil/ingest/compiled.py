@@ -1,14 +1,6 @@
-"""Compiles loops over the bytes of records with Numba: the decorator, its cache, and access to raw memory.
-
-Numba compiles a function at its first call, which takes a second or more. All worker processes of a user share the
-compiled code in the folder `compiled/<digest>`. That folder is below the user's cache or, if the cache cannot be
-written, below the user's own folder in the system's temporary folder.
-
-The digest covers Numba's version, the Numba flags that change the code, and all sources whose functions or constants
-may end up in compiled code. The digest is computed when this module is imported. A process that outlives an upgrade
-thus cannot store old code under the digest of the new sources.
-
-If neither folder can be written, each process compiles in memory and logs one warning.
+"""Compiles loops over the bytes of records with Numba: the decorator, its cache, and access to raw memory. Processes of
+a user share the folder `compiled/<digest>` in the user's cache, or else in the system's temporary folder. The digest of
+Numba's version, flags and all sources is computed at import.
 """
 
 # ruff: noqa: ARG001 - an intrinsic declares its arguments and generates code from their types
@@ -63,13 +55,10 @@ _notice: str | None = None
 def compiled(function: Function, *, allocates: bool = True) -> Function:
     """Compile the function at its first call with given argument types, or load its code from the cache.
 
-    The code runs without the GIL, does not check indexes, and divides as NumPy does. Nothing is compiled at import.
+    The code runs without the GIL, does not check indexes, and divides as NumPy does. Always pass arrays of the same
+    type: a read-only or non-contiguous array causes another compilation. An address (`array.ctypes.data`) is an int64.
 
-    Always pass arrays of the same type: a read-only or non-contiguous array is another type and causes another
-    compilation. An address (`array.ctypes.data`) is always an int64.
-
-    Pass `allocates=False` for a function that neither allocates memory nor calls a function that does. Numba then skips
-    the reference counts of arrays, which can cost more than the function's work.
+    `allocates=False`, for a function that allocates no memory, skips the reference counts of arrays.
     """
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     dispatcher._cache = _Cache(function)  # like `cache=True`, but with a cache that cannot fail
@@ -127,7 +116,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
 
 
 class _Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
-    """Stores compiled code below `code_folder`, and finds sources inside archives."""
+    """Finds sources inside archives, too."""
 
     def __init__(self, py_func: Any, _: str) -> None:
         self._function = py_func
@@ -155,8 +144,7 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 def code_folder() -> Path | None:
     """Return the folder of compiled code, created if missing; None if no folder can be used.
 
-    A folder inside Python's own prefix comes first. Its owner does not matter: it is trusted like the installed
-    packages.
+    The first choice is a folder inside Python's prefix. It may have any owner: it is trusted like installed packages.
     """
     if (own := _prefix_folder()) is not None:
         return own
@@ -180,9 +168,6 @@ def code_folder() -> Path | None:
 
 
 def _prefix_folder() -> Path | None:
-    """Return the folder of this digest below Python's prefix, created if `PREFIX_FOLDER` exists; None if there is no
-    such folder.
-    """
     base = Path(sys.prefix) / PREFIX_FOLDER
     folder = base / _DIGEST
     if base.is_dir():
@@ -192,9 +177,6 @@ def _prefix_folder() -> Path | None:
 
 
 def _remove_old(base: Path) -> None:
-    """Remove the folders to which no code was added for `MAX_UNUSED_S` seconds. They belong to other versions of frazil
-    or Numba.
-    """
     for folder in base.iterdir():
         with suppress(OSError):  # another process removes it
             if time.time() - folder.stat().st_mtime > MAX_UNUSED_S:
@@ -210,7 +192,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def _is_private(group: int) -> bool:
-    """Return whether the group is the user's private group: most distributions create one group per user."""
+    """Return whether the group is the user's private group, which most distributions create."""
     try:
         user, named = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
     except KeyError:
@@ -240,7 +222,7 @@ _DIGEST = _digest()
 
 @contextmanager
 def _save_lock(folder: Path) -> Iterator[None]:
-    """Hold a lock while code is saved. Numba numbers its files, and two processes could choose the same number."""
+    """Lock the folder: Numba numbers its files, and two processes could choose the same number."""
     with _saving, (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -262,13 +244,11 @@ _byte = ir.IntType(8).as_pointer()
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load32(_: Any, address: types.Integer) -> Any:
-    """Load the int32 at an address, which need not be aligned."""
     return types.int32(types.int64), _load(32)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load64(_: Any, address: types.Integer) -> Any:
-    """Load the int64 at an address, which need not be aligned."""
     return types.int64(types.int64), _load(64)
 
 
@@ -293,9 +273,7 @@ def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Intege
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
-    """Call the C function `void f(void *)` at an address. The address is an argument, so that the compiled caller can
-    be cached.
-    """
+    """Call the C function `void f(void *)` at an address: an argument, so that the caller's code can be cached."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointer = ir.FunctionType(ir.VoidType(), [_byte]).as_pointer()
@@ -309,9 +287,8 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 def call_with_outputs(
     _: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer
 ) -> Any:
-    """Call the C function `int f(void *, size_t, void **, void **, size_t *)` at an address, and return its result.
-
-    The function stores its three outputs as int64 at the address `to`.
+    """Call the C function `int f(void *, size_t, void **, void **, size_t *)`, which stores three int64 outputs at
+    `to`.
     """
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
@@ -326,7 +303,6 @@ def call_with_outputs(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load8(_: Any, address: types.Integer) -> Any:
-    """Load the uint8 at an address."""
     return types.uint8(types.int64), _load(8)
 
 

@@ -1,7 +1,5 @@
-"""Data classes exchanged between the driver and its executors: immutable, picklable, convertible to JSON.
-
-One batch has one `StageContext`, and one `StageTask` per Spark task. Each task returns a `StageResult`. Records
-themselves are never sent to the driver.
+"""Data classes exchanged between the driver and its executors: immutable, picklable, convertible to JSON. A batch has
+one `StageContext`, and a `StageTask` and `StageResult` for each Spark task.
 """
 
 from __future__ import annotations
@@ -24,11 +22,8 @@ def is_routed(target: Target) -> bool:
 
 
 Content = Literal["data", "candidates", "changes", "position-deletes"]
-"""What a staged file contains.
-
-`data`: rows of the target table. `candidates`: rows that are dropped at commit if they duplicate other rows. `changes`:
-inserts, updates and deletes that the commit applies; the file itself never becomes part of a table. `position-deletes`:
-positions of deleted rows.
+"""What a staged file contains: rows of the table (`data`), rows that the commit drops if they duplicate others
+(`candidates`), deleted positions, or `changes`. Files of changes (inserts, updates, deletes) are never part of a table.
 """
 
 
@@ -78,10 +73,9 @@ class RecordFile:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table to write files for, with its metadata at the beginning of the batch.
+    """A table to write files for, with its metadata at the beginning of the batch, in Iceberg's JSON.
 
-    `schema_json`, `spec_json` and `sort_order_json` use Iceberg's JSON. Only this batch uses `folder`:
-    `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
+    Only this batch uses `folder`: `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
     """
 
     schema_json: str
@@ -93,21 +87,16 @@ class TargetTable:
     io: Mapping[str, str] = field(default_factory=dict)
     """PyIceberg FileIO properties for this table only, because vended credentials are valid for a single table."""
     content: Content = "data"
-    """What the table's staged files contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How a batch's rows are distributed over shuffle writers; there are as many as the batch has tasks. See
-    `frazil.ingest.shuffle`.
-    """
+    """How a batch's rows are distributed over as many shuffle writers as it has tasks (`frazil.ingest.shuffle`)."""
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """Map a partition to its shuffle writers. Each has the end of its share of the interval `[0, 1)`; the last end is
-    1.
-
-    A partition that is not in the map gets one writer.
+    """Map a partition to its writers, each with the end of its share of `[0, 1)`. A partition not in the map has one
+    writer.
     """
 
 
@@ -121,7 +110,6 @@ class ChangeRules:
     delete_column: str | None = None
     delete_values: tuple[str | int | bool, ...] = ()
     tombstones: bool = False
-    """Whether a record without a value (a tombstone) deletes the row with its key."""
     key_fields: tuple[str, ...] = ()
     """Key columns that fields of a tombstone's key fill; empty if the whole record key fills one column."""
 
@@ -147,15 +135,11 @@ class Destinations:
     targets: Mapping[str, Target]
     """Map a value to its target. `StageContext.targets` has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table. If `makes` is false, rows with an unknown value go there,
-    too.
-    """
+    """Whether rows without a value go to the main table, and, if `makes` is false, rows with an unknown value too."""
     makes: bool = False
     """Whether tables may be created for unknown values. If so, tasks report these values."""
     allow: tuple[str, ...] = ()
-    """Patterns of the values for which tables may be created."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Map each value for which no table is created to the reason."""
     full: str = ""
     """Why no more tables can be created; empty if more can be created."""
 
@@ -171,14 +155,11 @@ class Destinations:
 
 @dataclass(frozen=True, slots=True)
 class TransformedColumn:
-    """A column that a transform computes."""
-
     name: str
     expression: str
     declared: str
     """The expression as declared. `expression` has a column instead of each UNNEST."""
     reads: tuple[str, ...]
-    """The fields that the expression reads."""
     fails: str
     """An SQL condition that is true if, and only if, the expression fails for a record."""
 
@@ -193,10 +174,8 @@ class Transform:
     """The name by which the expressions refer to a record."""
     columns: tuple[TransformedColumn, ...]
     where: tuple[str, ...] = ()
-    """Conditions that a record must meet; other records are dropped."""
     where_reads: tuple[str, ...] = ()
     unnested: tuple[str, ...] = ()
-    """The lists whose elements become rows."""
     may_fail: tuple[str, ...] = ()
     """SQL conditions that are true for records for which a cast or division may fail. They only save time."""
 
@@ -213,15 +192,13 @@ class StageContext:
     epoch: int
     batch: int
     kafka: Mapping[str, str]
-    """librdkafka properties. The driver resolves the brokers' addresses; executors resolve all other references in
-    their own environment, so no secret is sent to them.
+    """librdkafka properties. Executors resolve references other than brokers' addresses, so no secret is sent to them.
     """
     format: str | Mapping[str, Any]
     """The record format, as returned by `frazil.spec.formats.dump_format`."""
     event_time_column: str
     coordinates: bool
     targets: Mapping[Target, TargetTable]
-    """Map a target to the table to write files for."""
     topic_ids: Mapping[str, str]
     units: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
     """Map a column's full name to how its values arrive in records; see `frazil.ingest.formats.fields.Unit`."""
@@ -236,53 +213,38 @@ class StageContext:
     window_us: int | None = None
     """Length (us) of an event-time window; None if the stream has no windows, so rows are not counted by window."""
     existing_dead_letters: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Offsets of records that are already dead letters, as serialised `pyroaring.BitMap64`.
-
-    These records count as rejected and are written to no table, even if they could be decoded now.
+    """Offsets of records that are already dead letters, as serialised `pyroaring.BitMap64`. They count as rejected, and
+    are written to no table.
     """
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Map a topic-partition to an offset. An operator accepted the rejected records before this offset.
-
-    These records do not count for the circuit breaker.
-    """
+    """Offsets before which an operator accepted rejected records: these do not count for the circuit breaker."""
     event_times_us: tuple[int, int] | None = None
-    """Event-time range `[from, to)` (us) of a backfill; None for all times.
-
-    Rows outside the range are skipped. Rejected records are skipped too, because their event time is unknown.
-    """
+    """Event-time range `[from, to)` (us) of a backfill; None for all. Rejected records are skipped if it is set."""
     files: tuple[RecordFile, ...] = ()
-    """Files that a backfill reads instead of Kafka; empty when Kafka is read."""
     aliases: Mapping[str, int] = field(default_factory=dict)
     """Map each record field that fills a column of another name to the column's field id."""
     evolution: Literal["off", "additive", "full"] = "off"
     """The schema drift that tasks report, so that the driver can evolve the table: `additive` means new fields only."""
     sensitive: Mapping[str, Any] = field(default_factory=dict)
-    """Declared sensitive fields; empty if there are none.
-
-    `fields` maps a column's full name in the table to `as` and `keep-last`. `dropped` lists full names. `secret` is a
-    reference to the secret. `dead-letters` is omit, encrypt or keep.
+    """Declared sensitive fields, if any. `fields` maps a column's full name in the table to `as` and `keep-last`;
+    `dropped` lists full names; `secret` is a reference; `dead-letters` is omit, encrypt or keep.
     """
     changes: ChangeRules | None = None
-    """Rules of an upsert stream, whose records insert, update or delete rows; None for other streams."""
     shuffle: Shuffle | None = None
     """How rows are shuffled between decoding and writing; None if each task writes the rows that it reads."""
     destinations: Destinations | None = None
-    """How rows are assigned to tables other than the main table; None if all rows go to the main table."""
     transform: Transform | None = None
-    """How the table's columns are computed from a record's fields; None if the fields are the columns.
-
-    With a transform, `units` and `beside_value` name fields of the record, not columns of the table.
+    """How columns are computed from a record's fields, which `units` and `beside_value` then name; None if the fields
+    are the columns.
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict of all fields. It has only built-in types, so that other versions of this class can read it."""
+        """Return a dict of built-in types, so that other versions of this class can read it."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> StageContext:
-        """Create a context from the result of `to_dict`. Raises TypeError or KeyError for an unknown or missing
-        field.
-        """
+        """Create a context from the result of `to_dict`. Raises TypeError or KeyError for a wrong field."""
         files = tuple(
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
@@ -322,7 +284,7 @@ class StageContext:
 
     @property
     def replays(self) -> bool:
-        """Whether the records are dead letters that are replayed."""
+        """Whether the records are dead letters."""
         return bool(self.files) and self.is_in_topic_format
 
     @property
@@ -338,7 +300,7 @@ class StageContext:
 class StagedFile:
     """A Parquet file that is not yet part of a table, with everything that a manifest entry needs.
 
-    Bounds and `partition` (one value per partition field) are Iceberg single-value serialisations in base64.
+    Bounds and `partition` are Iceberg single-value serialisations in base64.
     """
 
     target: Target
@@ -348,7 +310,7 @@ class StagedFile:
     schema_id: int
     spec_id: int
     sort_order_id: int | None
-    """The sort order's id; None unless the whole file is sorted."""
+    """The order by which the whole file is sorted, if it is."""
     partition: PartitionKey
     column_sizes: Mapping[int, int]
     value_counts: Mapping[int, int]
@@ -368,10 +330,7 @@ class StagedFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
-        """Restore a file from the result of `to_json`, including the integer keys and tuples that JSON does not have.
-
-        Raises ValueError for an unknown content, so that the file is not committed as something else.
-        """
+        """Restore a file from the result of `to_json`. Raises ValueError for an unknown content."""
         content = value.get("content", "data")
         if content not in get_args(Content):
             raise ValueError(f"{value['path']} has the content {content!r}, which this version of frazil cannot commit")
@@ -384,10 +343,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class RangeProgress:
-    """Result of one offset range. `records` counts the records that became rows.
-
-    `rejected` counts the records that are dead letters, including those that were dead letters before.
-    """
+    """Result of one offset range. `records` became rows; `rejected` are dead letters, including earlier ones."""
 
     topic: str
     partition: int
@@ -416,8 +372,6 @@ class RangeProgress:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A rejected record, and the error text of its dead letter."""
-
     topic: str
     partition: int
     offset: int
@@ -430,11 +384,10 @@ class Rejects:
     """Summary of a task's or batch's new dead letters. Excludes dead letters that an operator accepted."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of dead letters by error class."""
+    """The number of records by error class."""
     first: tuple[Reject, ...] = ()
     """The first rejected record of each topic-partition."""
     samples: tuple[Reject, ...] = ()
-    """A few rejected records of each error class."""
 
     @property
     def total(self) -> int:
@@ -448,8 +401,6 @@ class Rejects:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What one task staged: its files, and the progress of its offset ranges."""
-
     files: tuple[StagedFile, ...]
     progress: tuple[RangeProgress, ...]
     windows: Mapping[int, int] | None = None
@@ -460,9 +411,8 @@ class StageResult:
     drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
     """Map a target to the new fields and types in its records; empty unless tables may evolve."""
     other_events: int = 0
-    """Number of change events that do not change a row, such as heartbeats. Records without a value are not counted.
-
-    Deletes are counted if the route has no table for their value.
+    """Number of change events that change no row, such as heartbeats, or deletes for which the route has no table.
+    Records without a value are not counted.
     """
     values: tuple[str, ...] = ()
     """Route values for which tables may be created. Their rows were not written, so the batch must be staged again."""

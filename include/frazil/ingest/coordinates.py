@@ -30,8 +30,6 @@ def record_schema(schema: Schema, coordinates: bool) -> Schema:
 
 
 class CoordinateColumns:
-    """Adds the coordinate columns to decoded rows, so that the rows have the table's schema."""
-
     def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool, lines: bool = False) -> None:
         """`wanted`: whether the table has coordinate columns. `lines`: whether to number the rows of each record."""
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
@@ -41,9 +39,7 @@ class CoordinateColumns:
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
     def add_to(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
-        """Return `rows` with coordinates, in the table's column order. Row i comes from record `kept[i]` of the
-        chunk.
-        """
+        """Return `rows` with coordinates, in the table's column order. Row i comes from record `kept[i]`."""
         if not self._wanted:
             return rows
         whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())
@@ -59,9 +55,7 @@ class CoordinateColumns:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def find_out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
-        """Map the index of each row whose Kafka timestamp does not fit the column `kafka_timestamp` to an error
-        text.
-        """
+        """Map rows whose Kafka timestamp does not fit the column `kafka_timestamp` to error texts."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
         stamps = chunk.timestamps_ms[kept]

@@ -39,16 +39,11 @@ COLUMNS = (
 
 
 SealPart = Callable[[bytes | None, str], bytes | None]
-"""Takes a part of a record and its place (`sealing.place_of`). Returns what the dead letter stores; None if the part is
-null.
-"""
+"""Maps a part of a record and its place (`sealing.place_of`) to what the dead letter stores."""
 
 
 class ExistingDeadLetters:
-    """Finds the records of a chunk that are already dead letters, by their coordinates.
-
-    They remain dead letters, even if they could be decoded now.
-    """
+    """Finds the records of a chunk that are already dead letters, by their coordinates."""
 
     def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
         """`held` maps a topic-partition to the offsets of its dead letters, a serialised `BitMap64`."""
@@ -56,11 +51,9 @@ class ExistingDeadLetters:
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
 
     def offsets(self, index: int) -> BitMap64:
-        """Return the offsets of the existing dead letters in the range with this index."""
         return self._held.get(index, BitMap64())
 
     def __call__(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """Return a mask of the chunk's records that are already dead letters."""
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
             places = np.flatnonzero(chunk.range_index == index)
@@ -69,8 +62,6 @@ class ExistingDeadLetters:
 
 
 class DeadLetterTable:
-    """Converts rejections to Arrow tables with the dead-letter table's schema."""
-
     def __init__(
         self,
         schema: Schema,
@@ -140,14 +131,11 @@ class DeadLetterTable:
 
 
 def _timestamp_remark(rejection: Rejection, stamp_ms: int) -> str:
-    """Return what to append to the error text if the column cannot store the Kafka timestamp; otherwise an empty
-    string.
-    """
     if stamp_ms <= MILLISECONDS[1] or rejection.error.startswith("kafka_timestamp: "):
         return ""
     return f"; {range_error('kafka_timestamp', stamp_ms, 'milliseconds')}"
 
 
 def _storable_text(text: str) -> str:
-    """Return the text, shortened, with unpaired surrogates escaped, because a string column cannot store them."""
+    """Shorten the text, and escape unpaired surrogates, which a string column cannot store."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

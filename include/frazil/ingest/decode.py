@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -24,16 +25,14 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """The result of decoding a chunk. Row i of `rows` comes from record `kept[i]`.
-
-    If a record becomes several rows (JSON lines, envelopes), `kept` repeats its index, and its rows are in order.
+    """The result of decoding a chunk. Row i of `rows` comes from record `kept[i]`; a record may have several rows, in
+    order.
     """
 
     rows: pa.Table
     kept: NDArray[np.int64]
     rejections: list[Rejection] = field(default_factory=list)
     drift: SchemaDrift = NO_DRIFT
-    """Fields and types in the records that are not in the schema, if the decoder reports them."""
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Indexes of the records that a transform drops: they become neither rows nor rejections."""
 
@@ -43,18 +42,28 @@ class DecodedChunk:
         return DecodedChunk(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
-        """Return a mask of the records without a result: without a row, not rejected, and not dropped.
-
-        `records` is the chunk's length.
-        """
+        """Return a mask of the chunk's `records` without a row, a rejection or a drop."""
         found = np.ones(records, np.bool_)
         found[self.kept] = False
         found[self.dropped] = False
         found[np.array([r.index for r in self.rejections], np.int64)] = False
         return found
 
+    def reject_rows(self, wrong: Mapping[int, tuple[str, str]]) -> DecodedChunk:
+        """Turn these rows into rejections. `wrong` maps a row to its error class and text."""
+        if not wrong:
+            return self
+        good = np.ones(len(self.kept), np.bool_)
+        good[list(wrong)] = False
+        rejections = [Rejection(int(self.kept[row]), *wrong[row]) for row in sorted(wrong)]
+        return dataclasses.replace(
+            self,
+            rows=self.rows.filter(pa.array(good)),
+            kept=self.kept[good],
+            rejections=[*self.rejections, *rejections],
+        )
+
     def remove_records(self, taken: NDArray[np.bool_]) -> DecodedChunk:
-        """Return the result without the records that the mask `taken` selects."""
         stays = ~taken[self.kept]
         rejections = [r for r in self.rejections if not taken[r.index]]
         dropped = self.dropped[~taken[self.dropped]]
@@ -70,18 +79,11 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class EventDecoder(Protocol):
-    """A decoder of a format that supports envelopes."""
-
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        """Return the field names of the object at `path` in a record, including fields whose value is null.
-
-        The record must have become a row, and must have an object at `path`.
-        """
+        """Return the field names of the object at `path` in a record that became a row; fields may be null."""
 
     def is_other_event(self, record: bytes) -> bool:
-        """Return whether the record is an event that does not change a row, such as a heartbeat. The record must have
-        become a row.
-        """
+        """Return whether a record that became a row is an event that changes no row, such as a heartbeat."""
 
 
 @runtime_checkable
@@ -97,9 +99,9 @@ class RenamingDecoder(Protocol):
     """A decoder that can fill one column from several fields."""
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
-        """Fill a column from its aliases if the field with the column's own name is null.
+        """Fill a column from its aliases if its own field is null. `aliases` maps an alias to its column.
 
-        `aliases` maps an alias to its column. Each `required` column needs a value under one of its names.
+        Each `required` column needs a value under one of its names.
         """
 
 
@@ -130,10 +132,7 @@ def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:
 
 
 def drop_incomplete_records(decoded: DecodedChunk) -> DecodedChunk:
-    """Return the chunk without the rows of records that have a rejection, so that a record has all of its rows or none.
-
-    Only the first rejection of a record is kept.
-    """
+    """Remove the rows of records with a rejection. Only the first rejection of a record is kept."""
     if not decoded.rejections:
         return decoded
     first = {r.index: r for r in reversed(decoded.rejections)}

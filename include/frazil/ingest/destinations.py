@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.binary_arrays import to_arrow_binary
-from frazil.ingest.changes import CHANGE, DELETE
+from frazil.ingest.changes import delete_mask
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import Destinations, OffsetRange, Target
 from frazil.ingest.decode import DecodedChunk, Rejection, number_rows
@@ -19,20 +19,16 @@ from frazil.ingest.headers import header_column
 from frazil.spec.route import find_refusal
 
 NO_TABLE = "NoTable"
-"""Error class of a record whose routing value has no table."""
 MAIN: Target = "main"
 MAX_REPORTED_VALUES = 10_000
-"""Maximum number of routing values without a table that one task reports. A route's table limit is far lower."""
+"""Routing values without a table that one task reports. A route's table limit is far lower."""
 MAX_CACHED_VALUES = 100_000
-"""Maximum number of routing values whose destination a task caches. Topics may have more distinct values."""
 MAX_QUOTED_CHARACTERS = 100
 UNKNOWN_TARGET: Target = ""
 """The target of records whose value has no known table. Their fields must not evolve any table."""
 
 _Destination = Target | Rejection | None
-"""The destination of a routing value's rows: a table, or a rejection (its index is unset). None if a table may be
-created.
-"""
+"""A table, a rejection (with its index unset), or None if a table may be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,6 @@ class DividedRows:
     decoded: DecodedChunk
     targets: tuple[Target, ...]
     codes: NDArray[np.int64]
-    """Index in `targets` of each row's target."""
     unchanged: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Chunk indexes of deletes whose value has no table. They do not change a row."""
 
@@ -53,7 +48,6 @@ class DividedRows:
 
     @property
     def main_rows(self) -> pa.Table:
-        """The rows that go to the main table."""
         mine = self.main_mask
         return self.decoded.rows if mine.all() else self.decoded.rows.filter(pa.array(mine))
 
@@ -73,14 +67,12 @@ class RowDivider:
         """Values seen so far for which a table may be created."""
 
     def __call__(self, chunk: Chunk, decoded: DecodedChunk) -> DividedRows:
-        """Divide decoded rows. Rows for which a table may be created are left out, and their values added to
-        `values`.
-        """
+        """Divide decoded rows. If a table may be created for rows, leave them out, and add their value to `values`."""
         codes, values = self._encode(chunk, decoded)
         destinations = [self._cached_destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
         wrong = np.array([isinstance(outcome, Rejection) for outcome in destinations], np.bool_)[codes]
-        nothing = waits & _delete_mask(decoded.rows)
+        nothing = waits & delete_mask(decoded.rows)
         for code in np.unique(codes[waits & ~nothing]).tolist():
             if len(self.values) < MAX_REPORTED_VALUES:
                 self.values.add(_decode_value(values[code]))
@@ -115,7 +107,7 @@ class RowDivider:
         number = {target: n for n, target in enumerate(targets)}
         of_value = np.array([number[alike.get(target, target)] for target in found], np.int64)
         of_record = np.full(len(chunk), number[MAIN])
-        deletes = _delete_mask(located.rows) if located.rows.num_rows else np.zeros(len(codes), np.bool_)
+        deletes = delete_mask(located.rows) if located.rows.num_rows else np.zeros(len(codes), np.bool_)
         for rows in (deletes, ~deletes):  # if a record has both, its upsert selects the table
             of_record[located.kept[rows]] = of_value[codes[rows]]
         for target in np.unique(of_record).tolist():
@@ -168,21 +160,11 @@ class RowDivider:
 
 
 def _superseded_deletes(decoded: DecodedChunk) -> NDArray[np.bool_]:
-    """Return a mask of deletes whose record also has an upsert. Without a table, such a delete does not change a
-    row.
-    """
     again = number_rows(decoded.kept) > 0
     if not again.any():
         return again
-    return np.isin(decoded.kept, decoded.kept[again]) & _delete_mask(decoded.rows)
-
-
-def _delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
-    if CHANGE not in rows.column_names:
-        return np.zeros(rows.num_rows, np.bool_)
-    return np.asarray(pc.equal(rows.column(CHANGE), DELETE))
+    return np.isin(decoded.kept, decoded.kept[again]) & delete_mask(decoded.rows)
 
 
 def _decode_value(value: str | bytes | None) -> str:
-    """Decode a value as UTF-8; None becomes an empty string. Raises UnicodeDecodeError for invalid bytes."""
     return value.decode() if isinstance(value, bytes) else value or ""

@@ -1,8 +1,5 @@
-"""Chooses the encoding of each column of a Parquet file from the file's first rows.
-
-Parquet has two generations of encodings. Every reader supports those of v1: dictionaries and plain values. Some readers
-do not support those of v2: delta (DELTA_BINARY_PACKED) and split bytes (BYTE_STREAM_SPLIT). A table property therefore
-enables v2. Measurements are in docs/explanation/performance.md.
+"""Chooses the encoding of each column of a Parquet file from the file's first rows. Encodings v2 (DELTA_BINARY_PACKED,
+BYTE_STREAM_SPLIT), which a table property enables, cannot be read by every reader.
 """
 
 from __future__ import annotations
@@ -19,14 +16,11 @@ from numpy.typing import NDArray
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows. The same limit applies to elements, keys and values of lists and maps."""
 MAX_BATCH_VALUES, MAX_BATCH_BYTES = 1_024, 2**20
-"""Maximum number of values, and of their bytes, that Parquet's writer encodes before it checks whether a page is full.
-
-With the writer's default of 1,024 values, values of 100 KB make a page of 100 MB, which needs three times that memory.
+"""Values, and their bytes, that Parquet's writer encodes before it checks whether a page is full. With its default of
+1,024 values, values of 100 KB make a page of 100 MB.
 """
 MINIBLOCK_VALUES = 32
-"""Number of values of DELTA_BINARY_PACKED that share a bit width. Four such miniblocks form a block with one
-minimum.
-"""
+"""Number of values of DELTA_BINARY_PACKED that share a bit width. Four miniblocks form a block."""
 PACKED_INDICES = 8
 """Number of indices that a dictionary page packs together if they differ (Parquet's RLE/bit-packing hybrid)."""
 DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
@@ -34,9 +28,7 @@ DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
 
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """Column encodings and batch size, as arguments for `pyarrow.parquet.ParquetWriter`. Columns are named by their
-    path.
-    """
+    """Arguments for `pyarrow.parquet.ParquetWriter`. Columns are named by their path."""
 
     use_dictionary: list[str]
     column_encoding: dict[str, str]
@@ -46,7 +38,7 @@ class Encodings:
 def choose_encodings(rows: pa.Table, *, modern: bool) -> Encodings:
     """Choose encodings for a file that begins with these rows. `modern` allows encodings of v2.
 
-    Number and time columns get a dictionary only if it is smaller than the other encodings. All other columns get a
+    A number or time column gets a dictionary only if it is smaller than the other encodings. Other columns get a
     dictionary, which Parquet's writer abandons if it grows too large.
     """
     use_dictionary: list[str] = []
@@ -70,7 +62,6 @@ def choose_encodings(rows: pa.Table, *, modern: bool) -> Encodings:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return whether the type is a string or binary type of variable length."""
     return any(
         is_one(kind)
         for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -78,7 +69,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
-    """Yield the path and values of each Parquet column in the array."""
     kind: Any = array.type
     if isinstance(array, pa.ExtensionArray):
         yield from _leaves(path, array.storage)
@@ -96,10 +86,7 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _better_encoding(array: pa.Array) -> str | None:
-    """Return an encoding that needs fewer bits than a dictionary.
-
-    Returns None if a dictionary is best, or if the array has too few values for a comparison.
-    """
+    """Return an encoding that needs fewer bits than a dictionary, or None."""
     kind: Any = array.type
     real = pa.types.is_float32(kind) or pa.types.is_float64(kind)
     if not (real or pa.types.is_integer(kind) or pa.types.is_temporal(kind)):
@@ -114,10 +101,7 @@ def _better_encoding(array: pa.Array) -> str | None:
 
 
 def _dictionary_bits(words: NDArray[Any]) -> float:
-    """Estimate the bits per value with a dictionary, which stores each distinct value once and one index per value.
-
-    Runs of equal values are assumed to need no indices.
-    """
+    """Estimate the bits per value with a dictionary. Runs of equal values are assumed to need no indices."""
     half = len(words) // 2
     before, distinct = (int(pc.count_distinct(pa.array(some)).as_py()) for some in (words[:half], words))
     changes = int(np.count_nonzero(words[1:] != words[:-1]))
@@ -126,11 +110,7 @@ def _dictionary_bits(words: NDArray[Any]) -> float:
 
 
 def _delta_bits(words: NDArray[Any]) -> float:
-    """Estimate the bits per value with delta encoding.
-
-    Each difference is stored relative to its block's minimum. The largest stored number sets the width of its
-    miniblock.
-    """
+    """Estimate the bits per value with delta encoding, where a miniblock is as wide as its largest difference."""
     # Differences wrap around, as in Parquet. Their distances from the minimum may wrap around too; they are unsigned.
     differences = np.diff(words)
     blocks = len(differences) // (4 * MINIBLOCK_VALUES)

@@ -1,7 +1,5 @@
-"""Packs the headers of each record into one byte string, so that records without headers cost nothing.
-
-A packed header begins with the lengths of its name and of its value (two little-endian int32; `NULL` for a null value).
-The name in UTF-8, the value, and a newline follow. The headers of a record are concatenated.
+"""Packs the headers of each record into one byte string. A header is the lengths of name and value (two little-endian
+int32; `NULL` for a null value), the name in UTF-8, the value, and a newline.
 """
 
 from __future__ import annotations
@@ -45,10 +43,7 @@ def unpack_headers(data: bytes | None) -> list[tuple[str, bytes | None]]:
 
 
 def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:
-    """Return the value of each record's last header with this name; null for a record without such a header.
-
-    `count` is the number of records. The result shares the buffer of `headers`.
-    """
+    """Return the value of each record's last header with this name, in the buffer of `headers`; null if it has none."""
     if headers is None:
         return BinaryColumn.nulls(count)
     places = np.empty((2, count), np.int64)

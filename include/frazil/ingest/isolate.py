@@ -1,15 +1,6 @@
-"""Decodes in a child process, so that a record that crashes the decoder can be found and rejected.
-
-A record can trigger a bug in a native parser, which crashes the whole worker, at every retry. After a failed attempt, a
-task therefore decodes in a child process. When the child dies, the chunk is bisected until it is the one record that
-causes the crash. That record is rejected as `DecoderCrashed`; all other records are decoded.
-
-A child can also die because of its host (memory, disk, a kill). Each new child therefore first decodes a harmless
-record. A record is rejected only if it kills a child that has just decoded a harmless record of the same length. If a
-new child cannot decode the harmless record, the host is at fault.
-
-The child is a new interpreter, not a fork, because the worker has librdkafka's threads. The child reads pickled frames
-from standard input (first the function that makes the decoder, then chunks) and answers on standard output.
+"""Decodes in a child process, a new interpreter, and bisects a chunk down to the record that crashes the decoder. A
+child can also die because of its host: a record is rejected only if it kills a child that has just decoded a harmless
+record of the same length.
 """
 
 from __future__ import annotations
@@ -33,13 +24,10 @@ _LENGTH = struct.Struct("<Q")
 
 
 class IsolatedDecoder:
-    """Runs a decoder in a child process. If the child dies, a new one is started. `close` ends the child."""
+    """Runs a decoder in a child process. If the child dies, a new one is started."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` creates the decoder and must be picklable.
-
-        It is called in each child, and once in this process, which decodes only empty chunks.
-        """
+        """`make` creates the decoder in each child, and once here for empty chunks. It must be picklable."""
         self._make = make
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None
@@ -67,7 +55,6 @@ class IsolatedDecoder:
         )
 
     def close(self) -> None:
-        """End the child process, if one runs."""
         if self._child is not None:
             self._child.kill()
             self._reap(self._child)
@@ -94,10 +81,7 @@ class IsolatedDecoder:
         return child
 
     def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Send frames to the child, the last of them a harmless record, and wait until it is decoded.
-
-        Raises EnvironmentUnusable if the child dies.
-        """
+        """Send frames, the last of them a harmless record, and wait until the child has decoded it."""
         *before, known = frames
         try:
             for frame in before:
@@ -111,7 +95,6 @@ class IsolatedDecoder:
             ) from None
 
     def _reap(self, child: subprocess.Popen[bytes]) -> int:
-        """Wait until the child has ended, and return its exit code."""
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -121,7 +104,7 @@ class IsolatedDecoder:
 
 
 def harmless_record(size: int = 0) -> bytes:
-    """Return a harmless record of about `size` bytes, which every decoder can decode or reject."""
+    """Return a record of about `size` bytes, which every decoder can decode or reject."""
     return b"{" + b" " * (size - 2) + b"}"
 
 
@@ -133,7 +116,6 @@ def _send(pipe: Any, value: object) -> None:
 
 
 def _receive(pipe: Any) -> Any:
-    """Read the next frame from the pipe. Raises EOFError if the other process has ended."""
     header = pipe.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         raise EOFError
@@ -145,7 +127,6 @@ def _receive(pipe: Any) -> Any:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Run the child's loop: decode chunks until standard input ends."""
     decode: Decoder = _receive(questions)()
     while True:
         try:

@@ -1,12 +1,5 @@
-"""Reads offset ranges into columns with librdkafka's C API and a compiled loop over the messages.
-
-The loop copies each message into the columns of the chunk, destroys the message, and zeroes its address in `_messages`.
-Each message is thus destroyed exactly once, even if an exception is raised in between. The loop stops at an event (an
-end of partition, an error), at a record that does not fit, and at an unknown topic. Python handles it, and then calls
-the loop again.
-
-No Python object is created for a record. librdkafka calls Python only for errors and throttling. Its log lines go to a
-separate queue, which is emptied after each fetch.
+"""Reads offset ranges into columns with librdkafka's C API and a compiled loop, which destroys each message once, and
+zeroes its address in `_messages`. Python handles events, records that do not fit, and unknown topics.
 """
 
 from __future__ import annotations
@@ -21,25 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from frazil.ingest import kafka_loop as loop
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.kafka_loop import (
-    CHUNK_FULL,
-    COUNT,
-    END_SLOTS,
-    ENDED,
-    HEADERS_END,
-    HEADERS_NEEDED,
-    KEYS_END,
-    NEXT,
-    NO_RECORD,
-    NO_ROOM,
-    POSITION,
-    RECORDS,
-    VALUES_END,
-    copy_records,
-)
 from frazil.ingest.range_reader import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_RECORDS,
@@ -56,22 +34,22 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
-"""Map syslog levels to Python's log levels. Lower syslog levels, which are more severe, are logged as errors."""
+"""Map syslog levels to Python's. Lower syslog levels, which are more severe, are logged as errors."""
 _INITIAL_BYTES = 2**20
-"""Bytes of memory for the values, and for the keys, of the first chunk. Later chunks start with a little more memory
-than the previous chunk needed.
-"""
+"""Bytes for the values, and for the keys, of the first chunk. Later chunks use the size of the previous one."""
 
 
 def compile_loop() -> None:
     """Compile the loop, or load it from the cache, so that a failure occurs before any message is fetched."""
     empty, no_words = _ChunkColumns(0, 0, 0), np.zeros(0, np.int64)
     rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
-    copy_records(no_words, np.zeros(9, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0, 0)
+    loop.copy_records(
+        no_words, np.zeros(9, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0, 0
+    )
 
 
 class ColumnReader(RangeReader):
-    """Reads ranges through librdkafka's C API. Raises LibraryUnusable if that API cannot be used."""
+    """Raises LibraryUnusable if librdkafka's C API cannot be used."""
 
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(properties, ranges, **limits)
@@ -81,7 +59,7 @@ class ColumnReader(RangeReader):
         self._at = np.zeros(9, np.int64)
         self._work = np.zeros(3, np.int64)
         self._states = np.array([(r.start, r.end, r.start < r.end) for r in ranges], np.int64).reshape(-1, 3)
-        self._positions = self._states[:, POSITION]
+        self._positions = self._states[:, loop.POSITION]
         self._ended = np.zeros(len(ranges), np.int32)
         self._open_by_topic = Counter(topic for topic, _ in self._open)
         self._before = np.zeros(2, np.int64)
@@ -98,7 +76,7 @@ class ColumnReader(RangeReader):
         self._queue = self._library.queue_get_consumer(self._client)
 
     def close(self) -> None:
-        """Close the client. This does not wait for brokers, as there is no group to leave and no offset to commit."""
+        """Close the client without waiting for brokers: it has no group to leave and no offset to commit."""
         client, self._client = self._client, None
         if client is None or os.getpid() != self._pid:  # a forked process does not have librdkafka's threads
             return
@@ -133,43 +111,61 @@ class ColumnReader(RangeReader):
     def _fetch(self, wanted: int, timeout_s: float) -> int:
         messages = self._messages.ctypes.data
         count = self._library.consume_batch_queue(self._queue, int(timeout_s * 1000), messages, wanted)
-        self._at[NEXT], self._at[COUNT] = 0, max(count, 0)
-        self._emit_log_lines()
-        return int(self._at[COUNT])
+        self._at[loop.NEXT], self._at[loop.COUNT] = 0, max(count, 0)
+        facility, text, level = c_char_p(), c_char_p(), c_int()
+        while event := self._library.queue_poll(self._log_lines, 0):
+            try:
+                if self._library.event_log(event, byref(facility), byref(text), byref(level)) == 0:
+                    texts = [(part.value or b"").decode(errors="replace") for part in (facility, text)]
+                    log.log(_LOG_LEVELS.get(level.value, logging.ERROR), "librdkafka: %s: %s", *texts)
+            finally:
+                self._library.event_destroy(event)
+        return int(self._at[loop.COUNT])
 
     def _take_full_chunks(self) -> Iterator[Chunk]:
         at, before = self._at, self._copied_totals()
         while why := self._copy_records():
-            if why == CHUNK_FULL:
+            if why == loop.CHUNK_FULL:
                 yield from self._take_last_chunk()
-            elif why == NO_ROOM:
+            elif why == loop.NO_ROOM:
                 message = self._next_message()
-                self._columns.make_room(at, message.len, message.key_len, int(at[HEADERS_NEEDED]))
-            elif why == NO_RECORD:
-                self._handle_event()
+                self._columns.make_room(at, message.len, message.key_len, int(at[loop.HEADERS_NEEDED]))
+            elif why == loop.NO_RECORD:
+                event = self._next_message()
+                topic = self._library.topic_name(event.rkt).decode() if event.rkt else ""
+                text = self._library.message_errstr(int(self._messages[self._at[loop.NEXT]])).decode(errors="replace")
+                code, place, offset = event.err, (topic, event.partition), event.offset
+                self._drop_message()
+                self._on_partition(code, text, place, offset)
             else:
-                self._learn_topic()
+                rkt = self._next_message().rkt  # an address, which may be reused once the topic is no longer read
+                name = self._library.topic_name(rkt).decode()
+                if self._open_by_topic[name]:
+                    self._set_known_topics({**self._known, rkt: name})
+                else:
+                    self._drop_message()
         records, size = self._copied_totals() - before
         if records:
             self._bytes_per_record = max(1.0, size / records - 2)  # value and key are each followed by a newline
 
     def _take_last_chunk(self) -> Iterator[Chunk]:
-        if self._at[RECORDS]:
+        if self._at[loop.RECORDS]:
             self._before = self._copied_totals()
-            columns, self._columns = self._columns, self._columns.create_next(self._at)
+            needed = (self._at[loop.END_SLOTS] * 5 // 4 + _INITIAL_BYTES // 16).tolist()
+            columns, self._columns = self._columns, _ChunkColumns(*(min(size, MAX_CHUNK_BYTES) for size in needed))
             chunk = columns.chunk(self._at)
-            self._at[[RECORDS, *END_SLOTS]] = 0
+            self._at[[loop.RECORDS, *loop.END_SLOTS]] = 0
             yield chunk
 
     def _copied_totals(self) -> NDArray[np.int64]:
-        """Return the number of records copied so far, and the number of bytes of their values, keys and headers."""
+        """Return the number of records copied so far, and the bytes of their values, keys and headers."""
         at = self._at
-        taken: NDArray[np.int64] = self._before + np.array([at[RECORDS], at[END_SLOTS].sum()])
+        taken: NDArray[np.int64] = self._before + np.array([at[loop.RECORDS], at[loop.END_SLOTS].sum()])
         return taken
 
     def _copy_records(self) -> int:
         columns, of = self._columns, self._library.addresses
-        why = copy_records(
+        why = loop.copy_records(
             self._messages,
             self._at,
             self._topics,
@@ -184,41 +180,20 @@ class ColumnReader(RangeReader):
             of["message_headers"],
             of["header_get_all"],
         )
-        if number := self._at[ENDED]:
-            self._at[ENDED] = 0
+        if number := self._at[loop.ENDED]:
+            self._at[loop.ENDED] = 0
             self._finish_ranges(self._ended[:number].tolist())
         return why
 
     def _next_message(self) -> Message:
-        return Message.from_address(int(self._messages[self._at[NEXT]]))
+        return Message.from_address(int(self._messages[self._at[loop.NEXT]]))
 
     def _drop_message(self) -> None:
-        place = self._at[NEXT]
+        place = self._at[loop.NEXT]
         address = int(self._messages[place])
         self._messages[place] = 0
-        self._at[NEXT] += 1
+        self._at[loop.NEXT] += 1
         self._library.message_destroy(address)
-
-    def _handle_event(self) -> None:
-        """Remove the next message, which is an event, and handle it."""
-        message = self._next_message()
-        topic = self._library.topic_name(message.rkt).decode() if message.rkt else ""
-        text = self._library.message_errstr(int(self._messages[self._at[NEXT]])).decode(errors="replace")
-        code, place, offset = message.err, (topic, message.partition), message.offset
-        self._drop_message()
-        self._on_partition(code, text, place, offset)
-
-    def _learn_topic(self) -> None:
-        """Add the next message's topic to the known topics if it is still being read; otherwise drop the message.
-
-        Topics are identified by the address of librdkafka's object, which it may reuse once a topic is no longer read.
-        """
-        rkt = self._next_message().rkt
-        name = self._library.topic_name(rkt).decode()
-        if self._open_by_topic[name]:
-            self._set_known_topics({**self._known, rkt: name})
-        else:
-            self._drop_message()
 
     def _set_known_topics(self, known: dict[int, str]) -> None:
         self._known = known
@@ -226,30 +201,17 @@ class ColumnReader(RangeReader):
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
 
     def _on_client_error(self, _: int, code: int, text: bytes, __: int) -> None:
-        """librdkafka's error callback. It runs in this thread, while this thread polls."""
+        """Like `_on_throttle_event`, runs in this thread, while it polls."""
         self._on_error(code, text.decode(errors="replace"))
 
     def _on_throttle_event(self, _: int, __: bytes, ___: int, milliseconds: int, ____: int) -> None:
-        """librdkafka's throttle callback. It runs in this thread, while this thread polls."""
         self._on_throttle(milliseconds)
 
     def _count_pending(self) -> int:
-        return int(self._at[RECORDS])
-
-    def _emit_log_lines(self) -> None:
-        facility, text, level = c_char_p(), c_char_p(), c_int()
-        while event := self._library.queue_poll(self._log_lines, 0):
-            try:
-                if self._library.event_log(event, byref(facility), byref(text), byref(level)) == 0:
-                    texts = [(part.value or b"").decode(errors="replace") for part in (facility, text)]
-                    log.log(_LOG_LEVELS.get(level.value, logging.ERROR), "librdkafka: %s: %s", *texts)
-            finally:
-                self._library.event_destroy(event)
+        return int(self._at[loop.RECORDS])
 
 
 class _ChunkColumns:
-    """The columns of the chunk that is being filled."""
-
     def __init__(self, values_bytes: int, keys_bytes: int, headers_bytes: int) -> None:
         self.values = np.empty(values_bytes, np.uint8)
         self.keys = np.empty(keys_bytes, np.uint8)
@@ -266,21 +228,15 @@ class _ChunkColumns:
         return (*of_values, *of_keys, self.headers, self.header_places, self.index, self.places)
 
     def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
-        """Enlarge the arrays so that one more record of this size fits."""
-        self.values = _ensure_room(self.values, int(at[VALUES_END]), value_bytes + 1)
-        self.keys = _ensure_room(self.keys, int(at[KEYS_END]), key_bytes + 1)
-        self.headers = _ensure_room(self.headers, int(at[HEADERS_END]), headers_bytes)
-
-    def create_next(self, at: NDArray[np.int64]) -> _ChunkColumns:
-        """Return empty columns with memory for a quarter more bytes than are in use here."""
-        needed = (at[END_SLOTS] * 5 // 4 + _INITIAL_BYTES // 16).tolist()
-        return _ChunkColumns(*(min(size, MAX_CHUNK_BYTES) for size in needed))
+        self.values = _ensure_room(self.values, int(at[loop.VALUES_END]), value_bytes + 1)
+        self.keys = _ensure_room(self.keys, int(at[loop.KEYS_END]), key_bytes + 1)
+        self.headers = _ensure_room(self.headers, int(at[loop.HEADERS_END]), headers_bytes)
 
     def chunk(self, at: NDArray[np.int64]) -> Chunk:
-        count, end = at[RECORDS], at[HEADERS_END]
+        count, end = at[loop.RECORDS], at[loop.HEADERS_END]
         return Chunk(
-            BinaryColumn(self.values[: at[VALUES_END]], *self.value_places[:, :count]),
-            BinaryColumn(self.keys[: at[KEYS_END]], *self.key_places[:, :count]),
+            BinaryColumn(self.values[: at[loop.VALUES_END]], *self.value_places[:, :count]),
+            BinaryColumn(self.keys[: at[loop.KEYS_END]], *self.key_places[:, :count]),
             self.index[:count],
             *self.places[:, :count],
             headers=BinaryColumn(self.headers[:end], *self.header_places[:, :count]) if end else None,
@@ -288,7 +244,6 @@ class _ChunkColumns:
 
 
 def _ensure_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8]:
-    """Return the array, or a larger copy of it, that has room for `more` elements after `end`."""
     if end + more <= len(data):
         return data
     grown = np.empty(max(2 * len(data), end + more), np.uint8)

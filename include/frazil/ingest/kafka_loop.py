@@ -1,11 +1,6 @@
-"""Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code.
-
-Calling librdkafka for the headers of each record would take a third of the reading time, although most records have no
-headers. In Kafka's record format 2, the byte after the value is the number of headers, and is in the same buffer. If
-that byte is zero, the loop does not call librdkafka.
-
-As a check, the loop calls librdkafka for one in `_CHECK_INTERVAL` offsets anyway. If a future librdkafka stores values
-elsewhere, the loop detects this and from then on calls librdkafka for every record.
+"""Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code. Asking librdkafka for
+headers takes a third of the time, so it is asked only if the byte after the value, their number in record format 2, is
+not zero. One in `_CHECK_INTERVAL` offsets is checked, in case librdkafka stores values elsewhere.
 """
 
 from __future__ import annotations
@@ -37,7 +32,6 @@ _KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message
 
 @compiled
 def c_string_length(address: Any) -> Any:
-    """Return the length of the C string at an address."""
     length = np.int64(0)
     while load8(address + length) != 0:
         length += 1
@@ -58,7 +52,6 @@ def packed_headers_size(headers: Any, get: int, work: Any) -> Any:
 
 @compiled
 def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
-    """Write a record's headers in packed form (see `frazil.ingest.headers`)."""
     index = np.int64(0)
     while call_with_outputs(get, headers, index, work.ctypes.data) == 0:
         name, value = work[0], work[1]
@@ -75,10 +68,7 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 
 @compiled
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Return whether the byte after the value shows that the record has no headers.
-
-    Only records of format 2 have that byte. They are recognised by their leader epoch.
-    """
+    """Return whether the byte after the value of a format 2 record, which has a leader epoch, means no headers."""
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
         return False
@@ -108,17 +98,12 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
     headers_of: int,
     get_header: int,
 ) -> int:
-    """Copy records into columns. Return why the loop stopped: ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD or
-    UNKNOWN_TOPIC.
+    """Copy the messages (addresses of `rd_kafka_message_t`) from `at[NEXT]` to `at[COUNT]` into columns, and return why
+    the loop stopped. `ended` receives the indexes of the ranges that end here.
 
-    `messages` are addresses of `rd_kafka_message_t`; the loop copies those from `at[NEXT]` to `at[COUNT]`. `ranges`,
-    `topics` and `lookup` select the wanted records. `ended` receives the indexes of the ranges that end here.
-
-    `values`, `keys` and `headers` receive bytes. `value_places`, `key_places` and `header_places` receive the start and
-    length of each record's value, key and headers; `index` its range; and `places` its offset and timestamp (ms).
-
-    `work` is scratch memory of three words. `destroy`, `timestamp`, `leader_epoch`, `headers_of` and `get_header` are
-    addresses of librdkafka's functions.
+    `values`, `keys` and `headers` receive bytes; their `_places` the start and length of each; `index` each record's
+    range; `places` its offset and timestamp (ms). `work` has three scratch words. The last five are librdkafka's
+    functions.
     """
     capacity = index.shape[0]
     i, count, record = at[NEXT], at[COUNT], at[RECORDS]

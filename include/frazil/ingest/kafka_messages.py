@@ -1,7 +1,5 @@
-"""Reads offset ranges as confluent-kafka message objects. Used if `kafka_columns` cannot be used.
-
-Python statements per record would be slow, so messages are fetched in batches. `map` calls the C methods that read
-their attributes, and NumPy finds the ended ranges and the new positions.
+"""Reads offset ranges as confluent-kafka message objects, if `kafka_columns` cannot be used. `map` and NumPy replace
+Python statements per record.
 """
 
 from __future__ import annotations
@@ -31,12 +29,8 @@ from frazil.kafka.client import translate_client_errors
 from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 
-_timestamp_ms = itemgetter(1)
-
 
 class MessageReader(RangeReader):
-    """Reads ranges as confluent-kafka message objects."""
-
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(properties, ranges, **limits)
         self._topic_rows = {topic: row for row, topic in enumerate(self._partitions)}
@@ -73,11 +67,9 @@ class MessageReader(RangeReader):
         return len(self._batch)
 
     def _on_client_error(self, error: KafkaError) -> None:
-        """librdkafka's error callback."""
         self._on_error(error.code(), error.str())
 
     def _on_throttle_event(self, event: Any) -> None:
-        """librdkafka's throttle callback."""
         self._on_throttle(round(event.throttle_time * 1000))
 
     def _count_pending(self) -> int:
@@ -88,7 +80,15 @@ class MessageReader(RangeReader):
         records, size = self._unfinished.records, self._unfinished.bytes
         # `any` tests the errors' truth: comparing a KafkaError with None fails in confluent-kafka 2.16.
         if any(map(Message.error, batch)):
-            self._handle_in_order(batch)
+            begin = 0
+            for place, event in enumerate(batch):
+                error: Any = event.error()
+                if error:
+                    self._add_batch(batch[begin:place])
+                    begin = place + 1
+                    at = (str(event.topic()), int(event.partition() or 0))
+                    self._on_partition(error.code(), error.str(), at, int(event.offset() or 0))
+            self._add_batch(batch[begin:])
         else:
             self._add_batch(batch)
         records, size = self._unfinished.records - records, self._unfinished.bytes - size
@@ -96,18 +96,6 @@ class MessageReader(RangeReader):
             self._bytes_per_record = max(1.0, size / records)
         if self._unfinished.records >= MAX_CHUNK_RECORDS or self._unfinished.bytes >= MAX_CHUNK_BYTES:
             yield from self._take_last_chunk()
-
-    def _handle_in_order(self, batch: list[Message]) -> None:
-        """Handle a batch that contains events: each event is handled before the records that follow it."""
-        begin = 0
-        for place, event in enumerate(batch):
-            error: Any = event.error()
-            if error:
-                self._add_batch(batch[begin:place])
-                begin = place + 1
-                at = (str(event.topic()), int(event.partition() or 0))
-                self._on_partition(error.code(), error.str(), at, int(event.offset() or 0))
-        self._add_batch(batch[begin:])
 
     def _take_last_chunk(self) -> Iterator[Chunk]:
         if self._unfinished.records:
@@ -117,7 +105,12 @@ class MessageReader(RangeReader):
     def _add_batch(self, batch: list[Message]) -> None:
         if not batch:
             return
-        index = self._range_indexes(batch)
+        row: Any = self._topic_rows.get
+        rows = np.fromiter(map(row, map(Message.topic, batch), repeat(-1)), np.int32, len(batch))
+        partitions = np.fromiter(map(Message.partition, batch), np.int32, len(batch))
+        known = (partitions >= 0) & (partitions < self._sizes[rows])
+        places = np.where(known, self._firsts[rows] + partitions, 0)
+        index = np.where(known, self._lookup[places], np.int32(-1))
         offsets = np.fromiter(map(Message.offset, batch), np.int64, len(batch))
         wanted, ends = index >= 0, self._ends[index]
         if (last := wanted & (offsets >= ends - 1)).any():
@@ -129,19 +122,8 @@ class MessageReader(RangeReader):
         self._positions[index] = offsets + 1  # for each range, the last offset in the batch is the highest
         self._unfinished.add(batch, index, offsets)
 
-    def _range_indexes(self, batch: list[Message]) -> NDArray[np.int32]:
-        """Return the index of each message's range; -1 if its topic-partition is not read."""
-        row: Any = self._topic_rows.get
-        rows = np.fromiter(map(row, map(Message.topic, batch), repeat(-1)), np.int32, len(batch))
-        partitions = np.fromiter(map(Message.partition, batch), np.int32, len(batch))
-        known = (partitions >= 0) & (partitions < self._sizes[rows])
-        places = np.where(known, self._firsts[rows] + partitions, 0)
-        return np.where(known, self._lookup[places], np.int32(-1))
-
 
 class _UnfinishedChunk:
-    """Collects messages until they fill a chunk."""
-
     def __init__(self) -> None:
         self.records = 0
         self.bytes = 0
@@ -157,7 +139,7 @@ class _UnfinishedChunk:
         values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
         found: Iterable[Any] = map(Message.headers, messages)
         headers = [pack_headers(some) if some else None for some in found]
-        stamps = map(_timestamp_ms, map(Message.timestamp, messages))
+        stamps = map(itemgetter(1), map(Message.timestamp, messages))
         self.records += len(values)
         self.bytes += sum(map(len, filter(None, chain(values, keys, headers))))
         self._values += values

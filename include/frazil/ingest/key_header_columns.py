@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +15,7 @@ from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext
-from frazil.ingest.decode import DecodedChunk, Rejection
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_key_decoder
 from frazil.ingest.formats.fields import Unit, default_of, fill_nulls
 from frazil.ingest.headers import header_column
@@ -80,9 +81,7 @@ class KeyHeaderReader:
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
-        """Return the rows with the key and header columns. Records whose key or header does not fit its column are
-        rejected.
-        """
+        """Add the columns. Records whose key or header does not fit its column are rejected."""
         if not self._fields and not self._keys:
             return decoded
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
@@ -97,14 +96,9 @@ class KeyHeaderReader:
             what = "key" if header is None else f"header {header}"
             wrong = {**find_failures(column, field, what=what), **wrong}
             arrays[field.name] = to_arrow_binary(column, self._arrow_schema.field(field.name).type)
-        rows, rejections = decoded.rows, decoded.rejections
+        rows = decoded.rows
         whole = pa.Table.from_arrays(
             [arrays[name] if name in arrays else rows.column(name) for name in self._arrow_schema.names],
             schema=self._arrow_schema,
         )
-        if wrong:
-            good = np.ones(len(kept), np.bool_)
-            good[list(wrong)] = False
-            rejections = [*rejections, *(Rejection(int(kept[row]), *wrong[row]) for row in sorted(wrong))]
-            whole, rows, kept = whole.filter(pa.array(good)), rows.filter(pa.array(good)), kept[good]
-        return DecodedChunk(add_change_columns(whole, rows), kept, rejections, drift)
+        return dataclasses.replace(decoded, rows=add_change_columns(whole, rows), drift=drift).reject_rows(wrong)

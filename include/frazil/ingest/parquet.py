@@ -30,17 +30,8 @@ from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, Ta
 from frazil.ingest.encodings import Encodings
 from frazil.ingest.required_fields import fill_hidden_nulls
 
-DEFAULT_ROW_GROUP_BYTES = 128 * 2**20
-DEFAULT_ROW_GROUP_ROWS = 1_048_576
-DEFAULT_PAGE_BYTES = 2**20
-DEFAULT_PAGE_ROWS = 20_000
-DEFAULT_DICTIONARY_BYTES = 2 * 2**20
-"""These are Iceberg's defaults for the table properties that `FileLayout.of` reads."""
 ENCODINGS_PROPERTY = "write.parquet.format-version"
-"""Table property that selects the version of encodings. frazil sets it to v2 in new tables.
-
-Pages always have format v1.
-"""
+"""Table property for the version of encodings; v2 in frazil's new tables. Pages always have format v1."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +46,18 @@ class FileLayout:
     row_group_bytes: int
     row_group_rows: int
     allows_v2: bool
-    """Whether encodings of v2 may be used."""
     writer_options: Mapping[str, Any]
     statistics: Mapping[int, Any]
-    """Map a column's field id to PyIceberg's plan of the statistics to collect."""
+    """PyIceberg's plan by field id."""
     column_ids: Mapping[str, int]
-    """Map a column's path in the file to its field id."""
+    """Field ids by path in the file."""
     partition_types: tuple[IcebergType, ...]
     content: Content
 
     def retained_bytes(self, written: int) -> int:
         """Estimate the bytes that an open file keeps in memory after a row group of `written` Arrow bytes.
 
-        Parquet's writer keeps pages and dictionaries until the next row group begins. The estimate is based on pyarrow
-        26.
+        Parquet's writer keeps pages and dictionaries until the next row group begins (estimated with pyarrow 26).
         """
         columns = len(self.schema.column_names)
         max_bytes = 2 * int(self.writer_options["dictionary_pagesize_limit"])
@@ -90,19 +79,22 @@ def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
     all_properties: tuple[tuple[str, str], ...],
     content: Content,
 ) -> FileLayout:
-    """Parse a layout. Cached, because a worker stages one small batch of a table after the other."""
+    """Cached, because a worker stages one small batch of a table after the other."""
     schema = Schema.model_validate_json(schema_json)
     spec = PartitionSpec.model_validate_json(spec_json)
     properties = dict(all_properties)
+    version = properties.get(ENCODINGS_PROPERTY, "v1")
+    if version not in ("v1", "v2"):
+        raise SpecError(f"table property {ENCODINGS_PROPERTY}: {version!r} is not v1 or v2")
     return FileLayout(
         target=target,
         schema=schema,
         spec=spec,
         order=SortOrder.model_validate_json(sort_order_json),
         arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
-        row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", DEFAULT_ROW_GROUP_BYTES),
-        row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", DEFAULT_ROW_GROUP_ROWS),
-        allows_v2=_allows_v2(properties),
+        row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", 128 * 2**20),
+        row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", 1_048_576),
+        allows_v2=(version == "v2"),
         writer_options=_writer_options(properties),
         statistics=compute_statistics_plan(schema, properties),
         column_ids=parquet_path_to_id_mapping(schema),
@@ -112,6 +104,7 @@ def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
 
 
 def _positive_integer(properties: Mapping[str, str], name: str, default: int) -> int:
+    """`default` is Iceberg's own."""
     try:
         value = int(properties.get(name, default))
     except ValueError:
@@ -119,13 +112,6 @@ def _positive_integer(properties: Mapping[str, str], name: str, default: int) ->
     if value <= 0:
         raise SpecError(f"table property {name}: {properties[name]!r} is not an integer above 0")
     return value
-
-
-def _allows_v2(properties: Mapping[str, str]) -> bool:
-    version = properties.get(ENCODINGS_PROPERTY, "v1")
-    if version not in ("v1", "v2"):
-        raise SpecError(f"table property {ENCODINGS_PROPERTY}: {version!r} is not v1 or v2")
-    return version == "v2"
 
 
 def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
@@ -137,11 +123,9 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     return {
         "compression": codec,
         "compression_level": None if level is None or codec in ("none", "snappy", "lz4") else int(level),
-        "data_page_size": _positive_integer(properties, "write.parquet.page-size-bytes", DEFAULT_PAGE_BYTES),
-        "max_rows_per_page": _positive_integer(properties, "write.parquet.page-row-limit", DEFAULT_PAGE_ROWS),
-        "dictionary_pagesize_limit": _positive_integer(
-            properties, "write.parquet.dict-size-bytes", DEFAULT_DICTIONARY_BYTES
-        ),
+        "data_page_size": _positive_integer(properties, "write.parquet.page-size-bytes", 2**20),
+        "max_rows_per_page": _positive_integer(properties, "write.parquet.page-row-limit", 20_000),
+        "dictionary_pagesize_limit": _positive_integer(properties, "write.parquet.dict-size-bytes", 2 * 2**20),
         "store_schema": False,
         "store_decimal_as_integer": True,  # required by the Iceberg specification, appendix A
     }
@@ -170,7 +154,6 @@ class ParquetFile:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes written so far, without the footer."""
         size: int = self._stream.tell()
         return size
 
@@ -180,25 +163,13 @@ class ParquetFile:
         self._writer.write_table(fill_hidden_nulls(rows), row_group_size=self._layout.row_group_rows)
 
     def close(self) -> StagedFile:
-        """Finish the file. Readers can open the file only after this."""
+        """Finish the file. Readers can open it only after this."""
         self._writer.close()
         size = self.bytes
         self._stream.close()
-        return self._staged_file(self._writer.writer.metadata, size)
-
-    def remove(self) -> None:
-        """Close and delete the file, even if it is incomplete. The caller may ignore errors."""
-        try:
-            self._writer.close()
-        finally:
-            self._stream.close()
-            if self._io:
-                self._io.delete(self.path)
-
-    def _staged_file(self, metadata: pq.FileMetaData, size: int) -> StagedFile:
         layout = self._layout
         statistics = data_file_statistics_from_parquet_metadata(
-            metadata, dict(layout.statistics), dict(layout.column_ids)
+            self._writer.writer.metadata, dict(layout.statistics), dict(layout.column_ids)
         ).to_serialized_dict()
         ordered = layout.order.order_id != UNSORTED_SORT_ORDER.order_id and self._sorted_runs == 1
         return StagedFile(
@@ -219,6 +190,15 @@ class ParquetFile:
             split_offsets=tuple(statistics["split_offsets"]),
             content=layout.content,
         )
+
+    def remove(self) -> None:
+        """Close and delete the file, even if it is incomplete. The caller may ignore errors."""
+        try:
+            self._writer.close()
+        finally:
+            self._stream.close()
+            if self._io:
+                self._io.delete(self.path)
 
 
 def encode_partition(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKey:

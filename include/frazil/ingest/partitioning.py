@@ -38,7 +38,6 @@ def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
 
 
 def apply_transform(array: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:
-    """Return the column with a partition or sort transform applied."""
     if isinstance(transform, IdentityTransform):
         return array
     if isinstance(transform, VoidTransform):
@@ -49,10 +48,9 @@ def apply_transform(array: pa.Array, transform: Transform[Any, Any], source: Ice
 
 
 def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
-    """Yield the rows of each partition. They keep their order.
+    """Yield the rows of each partition, in their order.
 
-    Most chunks have one partition and are not copied. Otherwise the rows of each partition are copied, because a
-    buffered slice would keep the whole chunk in memory.
+    Several partitions are copied, because a buffered slice would keep the whole chunk in memory.
     """
     if table.num_rows == 0:
         return
@@ -64,19 +62,22 @@ def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> 
     codes = np.zeros(table.num_rows, np.int64)
     for code, dictionary in encoded:
         codes = codes * len(dictionary) + code
+    for places in split_by_code(codes):
+        key = tuple(dictionary[int(code[places[0]])].as_py() for code, dictionary in encoded)
+        yield Part(key, table.take(pa.array(places)))
+
+
+def split_by_code(codes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the positions of each distinct code, in order."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
-        first = order[start]
-        key = tuple(dictionary[int(code[first])].as_py() for code, dictionary in encoded)
-        yield Part(key, table.take(pa.array(order[start:end])))
+    return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
 
 
 def group_by_partition(
     table: pa.Table, schema: Schema, spec: PartitionSpec
 ) -> tuple[NDArray[np.int64], list[tuple[Any, ...]]]:
-    """Return two results: each row's index in the list of distinct partition values, and this list."""
+    """Return each row's index in the list of distinct partition values, and this list."""
     encoded = [_encode_distinct(table, schema, field.source_id, field.transform) for field in spec.fields]
     if len(encoded) == 1:
         code, dictionary = encoded[0]
@@ -92,10 +93,7 @@ def group_by_partition(
 def _encode_distinct(
     table: pa.Table, schema: Schema, source_id: int, transform: Transform[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], pa.Array]:
-    """Transform a column. Return each row's index in the array of distinct values, and this array.
-
-    Nulls and NaNs count as values.
-    """
+    """Return each row's index in the array of distinct transformed values, with nulls and NaNs, and this array."""
     source = schema.find_type(source_id)
     array = apply_transform(column_of(table, schema, source_id), transform, source)
     encoded = array.dictionary_encode(null_encoding="encode")
@@ -103,10 +101,7 @@ def _encode_distinct(
 
 
 def sort_rows(table: pa.Table, schema: Schema, order: SortOrder) -> pa.Table:
-    """Sort rows by the table's sort order, including its directions and positions of nulls.
-
-    NaN sorts after all numbers.
-    """
+    """Sort rows by the table's sort order. NaN sorts after all numbers."""
     keys: dict[str, pa.Array] = {}
     directions: list[tuple[str, str]] = []
 

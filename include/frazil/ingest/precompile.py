@@ -1,7 +1,5 @@
-"""Compiles the loops over records before the first batch needs them: `python -m frazil.ingest.precompile`.
-
-`make setup` and the image's build run this program. Without it, a user's first task on a host spends about 15 CPU
-seconds on compiling, once for each version of frazil and of Numba.
+"""Compiles the loops over records before the first batch needs them: `python -m frazil.ingest.precompile`. Otherwise a
+user's first task on a host compiles for about 15 CPU seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ COMPILED_FORMATS: tuple[PlainFormat, ...] = (
     {"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": [{"name": "s", "type": "string"}]}'},
     {"type": "protobuf", "schema-text": 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'},
 )
-"""Formats to compile. The decoder of each format decodes or rejects the record in `main`, which compiles its loop."""
+"""Formats whose decoder decodes or rejects the record in `main`, which compiles its loop."""
 
 
 def main() -> None:

@@ -14,18 +14,13 @@ from numpy.typing import NDArray
 from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
-MAX_BINCOUNT_SPAN = 10_000
-"""Maximum span of window numbers that are counted with `bincount`."""
 MAX_WINDOWS = 1_000
-"""Maximum number of windows for which rows are counted. With more windows, no window is counted.
-
-More windows do not fit into a commit's summary, and scattered event times would fill memory and journals.
+"""Maximum number of windows for which rows are counted: more do not fit into a commit's summary, so none is counted
+then.
 """
 
 
 class ProgressCounter:
-    """Counts the records of each range over all chunks of a task, and finds its newest event time."""
-
     def __init__(self, ranges: Sequence[OffsetRange], *, max_future_us: int, window_us: int | None) -> None:
         self._ranges = ranges
         self._max_future_us = max_future_us
@@ -53,13 +48,11 @@ class ProgressCounter:
         records: NDArray[np.bool_] | None = None,
         of_windows: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Count rows. `range_index`, `rank_event_times` and `timestamps_ms` (of Kafka) have one entry per row.
+        """Count rows; the arrays have one entry per row. Event times are in us since the epoch, UTC, and may be null.
 
-        Event times are in microseconds since the epoch, UTC, and may be null. Kafka's timestamp is usually set by the
-        producer's clock, so a timestamp after `now_ms` counts as `now_ms`. A timestamp below 0 is missing.
-
-        `records` is a mask of the first row of each record; None if each record has one row. `of_windows` is a mask of
-        the rows to count by window; None for all.
+        A Kafka timestamp after `now_ms` counts as `now_ms`, because a producer's clock usually sets it; below 0, it is
+        missing. `records` is a mask of the first row of each record; None if each has one row. `of_windows` is a mask
+        of the rows to count by window; None for all.
         """
         if len(range_index) == 0:
             return
@@ -105,15 +98,12 @@ class ProgressCounter:
 
 
 def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    """Map each window's start to its number of rows.
-
-    Most chunks span few windows. For these, `bincount` takes a tenth of the time of sorting.
-    """
+    """Map each window's start to its rows. For few windows, `bincount` takes a tenth of the time of sorting."""
     if len(times) == 0:
         return {}
     numbers = times // window_us
     first, last = int(numbers.min()), int(numbers.max())
-    if last - first < MAX_BINCOUNT_SPAN:
+    if last - first < 10_000:
         counts = np.bincount(numbers - first)
         found = np.flatnonzero(counts)
         starts, rows = (found + first) * window_us, counts[found]

@@ -1,10 +1,5 @@
-"""Reads offset ranges of many topic-partitions with one consumer: the base class of both Kafka readers.
-
-Some offsets may have no record. A range therefore ends when its last offset, a later record or an end-of-partition
-event arrives.
-
-`kafka_columns` is the fast reader, which creates no Python object per record; `kafka_messages` is the fallback.
-`readers` chooses one of them.
+"""Reads offset ranges of many topic-partitions with one consumer: the base class of both Kafka readers. A range ends
+when its last offset, a later record or an end-of-partition event arrives.
 """
 
 from __future__ import annotations
@@ -28,16 +23,10 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 MAX_CHUNK_RECORDS = 50_000
-"""Maximum number of records in a chunk.
-
-Larger chunks would need more memory and CPU cache. Above 20,000 records, they no longer reduce the decoding cost per
-record.
-"""
+"""Maximum number of records in a chunk. Above 20,000, more records no longer reduce the decoding cost per record."""
 MAX_CHUNK_BYTES = 32 * 2**20
 MAX_FETCH_RECORDS = 2_000
-"""Maximum number of messages fetched per call. It makes the call's cost per message small, and its messages fit into
-the CPU cache.
-"""
+"""Maximum number of messages per fetch: the call costs little per message, and they fit into the CPU cache."""
 MAX_FETCH_BYTES = 16 * 2**20
 POLL_TIMEOUT_S = 0.1
 UNREACHABLE_TIMEOUT_S = 120.0
@@ -57,10 +46,9 @@ DEFAULT_PROPERTIES = {
 }
 """Defaults that users can override.
 
-By default, librdkafka returns the records of a damaged batch as if they were valid. It waits a whole second once its
-queue is full, and logs twenty lines per second for failed connections. frazil's error message quotes the last error
-instead. librdkafka's buffer for a zstd batch triples until it
-reaches `MAX_BYTES_PROPERTY`, so that any batch of 100 MB fits. Other batches do not need this memory.
+By default, librdkafka returns the records of a damaged batch as if they were valid. It waits a second once its queue is
+full, and logs twenty lines per second for failed connections. Its buffer for a zstd batch triples until it reaches
+`MAX_BYTES_PROPERTY`, so that any batch of 100 MB fits.
 """
 
 FIXED_PROPERTIES = {
@@ -82,21 +70,19 @@ _MISSING_OFFSET_ERRORS = frozenset(
 )
 """Errors for an offset that was deleted by retention, or lost when the log was truncated."""
 _DAMAGED_BATCH = "CRC32C"
-"""In librdkafka's text if a batch does not have its checksum. The error's code is that of a missing offset."""
+"""librdkafka's text contains it if a checksum is wrong. The error's code is that of a missing offset."""
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return all properties of the consumer. It does not join a group or commit offsets; partitions are assigned to
-    it.
-    """
+    """Return all properties of the consumer. It joins no group and commits no offsets."""
     return {**DEFAULT_PROPERTIES, "group.id": "frazil", **properties, **FIXED_PROPERTIES}
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Return a map and an array with which the index of a topic-partition's range is looked up.
+    """Return a map and an array with which the range of a topic-partition is looked up.
 
-    The array has one element per partition: the index of its range, or -1 if it is not read. The map gives, for each
-    topic, the position of partition 0 in the array, and the number of the topic's elements.
+    The map gives a topic's position of partition 0 in the array, and its number of elements. The array has the index of
+    each partition's range, or -1.
     """
     sizes: dict[str, int] = {}
     for r in ranges:
@@ -109,10 +95,7 @@ def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int
 
 
 class RangeReader(ABC):
-    """Reads the records `[start, end)` of each range once. Iterate to the end, then call `close` (or use `with`).
-
-    Errors name the `stream`, if it is given.
-    """
+    """Reads the records `[start, end)` of each range once. Iterate to the end, then call `close` (or use `with`)."""
 
     notice: str | None = None
     """A notice for operators, such as why a slower reader is used; None if there is nothing to report."""
@@ -164,7 +147,10 @@ class RangeReader(ABC):
         advanced_at = self._monotonic()
         while self._open:
             before, earlier = self._progress(), tuple(self._troubles)
-            arrived = self._fetch(self._fetch_size(), POLL_TIMEOUT_S)
+            open_ranges = list(self._open.values())  # a fetch of more than remains would wait until its timeout
+            left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
+            wanted = max(1, min(MAX_FETCH_RECORDS, left, int(MAX_FETCH_BYTES / self._bytes_per_record)))
+            arrived = self._fetch(wanted, POLL_TIMEOUT_S)
             if self._failure:
                 raise self._failure
             for chunk in self._take_full_chunks() if arrived else ():
@@ -180,13 +166,10 @@ class RangeReader(ABC):
         yield from self._take_last_chunk()
 
     def _progress(self) -> tuple[int, int]:
-        """Return the number of open ranges, and the sum of all positions. One of these changes whenever a range
-        advances.
-        """
+        """Return two numbers; when a range advances, one of them changes."""
         return len(self._open), int(self._positions.sum())
 
     def _no_progress_timeout_s(self) -> float:
-        """Return the time (s) without progress after which reading fails. A broker's quota may extend it."""
         return self._limit_s + min(MAX_THROTTLED_FETCHES * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
@@ -209,11 +192,11 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _assign(self, places: Iterable[tuple[str, int, int]]) -> None:
-        """Start reading these topic-partitions at these offsets."""
+        """Start to read at these offsets."""
 
     @abstractmethod
     def _fetch(self, wanted: int, timeout_s: float) -> int:
-        """Fetch up to `wanted` messages and events. Returns the number fetched."""
+        """Returns the number of messages and events."""
 
     @abstractmethod
     def _take_full_chunks(self) -> Iterator[Chunk]:
@@ -232,13 +215,7 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
-        """Return the first offset and the end offset of the range's partition in Kafka. Raises KafkaException."""
-
-    def _fetch_size(self) -> int:
-        """Return the number of messages to fetch. A fetch of more messages than remain would wait until its timeout."""
-        open_ranges = list(self._open.values())
-        left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
-        return max(1, min(MAX_FETCH_RECORDS, left, int(MAX_FETCH_BYTES / self._bytes_per_record)))
+        """Return the partition's first offset and end offset in Kafka. Raises KafkaException."""
 
     def _finish_ranges(self, indexes: Iterable[int]) -> None:
         """Stop reading these ranges. Ranges that have already ended are ignored."""
@@ -248,7 +225,6 @@ class RangeReader(ABC):
             self._unassign(ended)
 
     def _on_partition(self, code: int, text: str, place: TopicPartition, offset: int) -> None:
-        """Handle an event of one topic-partition: its end, or an error."""
         index = self._open.get(place)
         if index is None:  # the range has already ended
             return
@@ -262,12 +238,22 @@ class RangeReader(ABC):
                 "replica with a valid copy the leader. If there is none, `frazil reset` moves the stream past it"
             )
         elif code in _MISSING_OFFSET_ERRORS:
-            raise self._offset_gap(self._ranges[index], int(self._positions[index]))
+            r = self._ranges[index]
+            try:
+                low, high = self._watermarks(r)
+                available = f"Kafka has {low} to {high}"
+            except KafkaException as error:
+                available = f"its offsets cannot be fetched now: {error.args[0].str()}"
+            raise OffsetGap(
+                f"{r.topic}[{r.partition}]: offset {int(self._positions[index])} (of the range {r.start} to "
+                f"{r.end}) is not in Kafka: {available}. `frazil reset` shows what would be skipped and moves the "
+                "stream past it."
+            )
         else:
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
 
     def _on_error(self, code: int, text: str, where: str = "") -> None:
-        """Handle an error. A fatal error is stored, and the reading loop raises it, because a callback cannot."""
+        """Store a fatal error; the reading loop raises it, because a callback cannot."""
         self._troubles[code] = text
         place = where or self._topics_text()
         if code not in _SECONDARY_ERRORS and code not in self._logged:
@@ -284,17 +270,6 @@ class RangeReader(ABC):
                 "source.properties "
                 f"(now {self._largest}) to three times the bytes of its records, unless the batch is damaged"
             )
-
-    def _offset_gap(self, r: OffsetRange, position: int) -> OffsetGap:
-        try:
-            low, high = self._watermarks(r)
-            available = f"Kafka has {low} to {high}"
-        except KafkaException as error:
-            available = f"its offsets cannot be fetched now: {error.args[0].str()}"
-        return OffsetGap(
-            f"{r.topic}[{r.partition}]: offset {position} (of the range {r.start} to {r.end}) is not in Kafka: "
-            f"{available}. `frazil reset` shows what would be skipped and moves the stream past it."
-        )
 
     def _stalled_error(self) -> KafkaUnavailable | SpecError:
         (topic, partition), i = next(iter(self._open.items()))

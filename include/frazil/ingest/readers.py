@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 from confluent_kafka import KafkaException
 
+from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.ingest.range_passes import MultiPassReader
 from frazil.ingest.range_reader import RangeReader, consumer_properties
 from frazil.kafka.librdkafka import LibraryUnusable, librdkafka
 from frazil.kafka.tokens import METHOD, is_function, split_properties
+from frazil.offsets.spans import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +30,7 @@ SLOW_READER_TEXT = "Kafka records are read one by one, which costs more CPU"
 def create_kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
 ) -> RangeReader | MultiPassReader:
-    """Return a reader of these ranges. Several ranges may belong to one topic-partition. Errors name the stream.
-
-    Raises SpecError.
-    """
+    """Return a reader of these ranges, even if several belong to one topic-partition. Raises SpecError."""
     reason = find_slow_reader_reason(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
@@ -52,7 +53,6 @@ def find_slow_reader_reason(properties: Mapping[str, str]) -> str | None:
 
 
 def _find_properties_reason(properties: Mapping[str, str]) -> str | None:
-    """Return why the fast reader cannot be used with these properties; None if it can."""
     if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
         method = properties.get(METHOD, "default")
         if method != "oidc" and not is_function(method):
@@ -67,7 +67,7 @@ def _find_properties_reason(properties: Mapping[str, str]) -> str | None:
 
 @cache
 def _find_process_reason() -> str | None:
-    """Return why this process cannot use the fast reader; None if it can. Checks and logs this only once."""
+    """Return why this process cannot use the fast reader. Checks and logs this only once."""
     try:
         librdkafka()
         from frazil.ingest.kafka_columns import compile_loop  # importing it may fail, and takes a moment
@@ -81,3 +81,43 @@ def _find_process_reason() -> str | None:
         return None
     log.warning("%s: %s", SLOW_READER_TEXT, reason)
     return reason
+
+
+class MultiPassReader:
+    """Reads the records `[start, end)` of each range once, with one `RangeReader` after another."""
+
+    notice: str | None = None
+    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
+
+    def __init__(
+        self, open_ranges: Callable[[Sequence[OffsetRange]], RangeReader], ranges: Sequence[OffsetRange]
+    ) -> None:
+        self._open_ranges = open_ranges
+        self._ranges = ranges
+
+    def __enter__(self) -> MultiPassReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Each pass closes its own reader."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for turn in group_into_passes(self._ranges):
+            index = np.array(turn, np.int32)
+            with self._open_ranges([self._ranges[i] for i in turn]) as reader:
+                reader.on_read = self.on_read
+                for chunk in reader:
+                    yield replace(chunk, range_index=index[chunk.range_index])
+
+
+def group_into_passes(ranges: Sequence[OffsetRange]) -> list[list[int]]:
+    """Group the indexes of the ranges into passes, each with at most one range per topic-partition."""
+    seen: dict[TopicPartition, int] = defaultdict(int)
+    found: list[list[int]] = []
+    for index, r in enumerate(ranges):
+        tp = (r.topic, r.partition)
+        if seen[tp] == len(found):
+            found.append([])
+        found[seen[tp]].append(index)
+        seen[tp] += 1
+    return found

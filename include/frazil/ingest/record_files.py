@@ -1,7 +1,5 @@
-"""Reads records from files as if Kafka had sent them. The files have Kafka coordinates as additional columns.
-
-JSON lines are decoded by the stream's decoder, and rejected lines become dead letters. A Parquet file whose columns do
-not fit the table is rejected as a whole, because its rows have no raw bytes for dead letters.
+"""Reads records with Kafka coordinates from files, as if Kafka had sent them. Rejected JSON lines become dead letters.
+A Parquet file with unfit columns is rejected as a whole, because its rows have no raw bytes.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -38,7 +37,6 @@ PARQUET_SUFFIXES = frozenset({".parquet"})
 JSON_LINES_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
 DEAD_LETTER_COLUMNS = (*COORDINATE_COLUMNS, "key", "value", "headers")
 IDENTITY = COORDINATE_COLUMNS[:3]
-MAX_DEAD_LETTER_BATCH_ROWS = 10_000
 
 _COORDINATES = Schema(
     NestedField(1, "kafka_topic", StringType(), required=True),
@@ -57,10 +55,7 @@ class RowChunk(Chunk):
 
 @dataclass(frozen=True, slots=True)
 class FileRecords:
-    """Some records of one file, in the file's order."""
-
     coordinates: pa.Table
-    """The columns `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
     lines: list[bytes] | None = None
     rows: pa.Table | None = None
     dead_letters: pa.Table | None = None
@@ -74,7 +69,7 @@ def is_record_file(path: str) -> bool:
 def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
     """Yield the coordinates of a file's records, in pieces. `schema` has the columns that decoding fills.
 
-    Raises SpecError for a file, column or line that cannot be used. If it does not raise, the file can be staged.
+    Raises SpecError for a file, column or line that cannot be staged.
     """
     with _name_file_in_errors(path):
         if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
@@ -89,10 +84,7 @@ def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table
 
 
 class FileReader:
-    """Reads the records of offset ranges from files. A topic-partition may have several ranges.
-
-    A reader can be iterated only once.
-    """
+    """Reads the records of offset ranges from files, once. A topic-partition may have several ranges."""
 
     notice: str | None = None
     on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
@@ -110,7 +102,7 @@ class FileReader:
         self._files, self._io, self._schema = files, io, schema
         self._lowest, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         by_partition = groupby(
-            sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _topic_partition
+            sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), itemgetter(0, 1)
         )
         self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in by_partition}
 
@@ -118,7 +110,7 @@ class FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: each file is closed after its last record."""
+        """Each file is closed after its last record."""
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yield the records of the ranges. Raises SpecError for a file that cannot be used."""
@@ -145,7 +137,7 @@ class FileReader:
         return bool(((starts < some.end) & (some.start < ends)).any())
 
     def _find_ranges(self, table: pa.Table) -> NDArray[np.int32]:
-        """Return the index of each record's range; -1 if no range contains the record."""
+        """Return the index of each record's range, or -1."""
         partitions, offsets = (table[name].to_numpy() for name in IDENTITY[1:])
         found = np.full(len(table), -1, np.int32)
         for (topic, partition), (starts, ends, index) in self._ranges.items():
@@ -154,10 +146,6 @@ class FileReader:
             inside = (place >= 0) & (offsets[rows] < ends[place])
             found[rows[inside]] = index[place[inside]]
         return found
-
-
-def _topic_partition(found: tuple[str, int, int, int, int]) -> tuple[str, int]:
-    return found[:2]
 
 
 def _build_chunk(
@@ -169,7 +157,14 @@ def _build_chunk(
     if records.dead_letters is not None:
         dead_letters = _unseal_all(records.dead_letters.take(kept).to_pylist(), table, unseal)
         key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
-        headers = BinaryColumn.of(_pack_headers([dead_letter["headers"] for dead_letter in dead_letters]))
+        from frazil.ingest.headers import pack_headers  # loads Numba, which only a reader's process has
+
+        headers = BinaryColumn.of(
+            [
+                pack_headers((header["name"], header["value"]) for header in dead_letter["headers"] or ())
+                for dead_letter in dead_letters
+            ]
+        )
         return Chunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
     values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
@@ -190,10 +185,7 @@ def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unsea
 def _read_parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
-    """Yield a Parquet file's records.
-
-    `wanted` are the columns to read in addition to the coordinates; None for all columns. `within` filters the rows.
-    """
+    """`wanted` are columns besides the coordinates; None for all. `within` filters the rows."""
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]
@@ -207,18 +199,12 @@ def _read_parquet(
 
 def _read_dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
     with io.new_input(path).open() as source:
-        for batch in pq.ParquetFile(source).iter_batches(MAX_DEAD_LETTER_BATCH_ROWS):
+        for batch in pq.ParquetFile(source).iter_batches(10_000):
             rows = pa.Table.from_batches([batch])
             yield FileRecords(
                 rows.select(COORDINATE_COLUMNS),
                 dead_letters=rows.select(DEAD_LETTER_COLUMNS[len(COORDINATE_COLUMNS) :]),
             )
-
-
-def _pack_headers(headers: list[list[dict[str, Any]] | None]) -> list[bytes | None]:
-    from frazil.ingest.headers import pack_headers  # loads Numba, which only a reader's process has
-
-    return [pack_headers((header["name"], header["value"]) for header in of or ()) for of in headers]
 
 
 def _read_json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
@@ -239,7 +225,6 @@ def _read_json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _read_lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
-    """Read a file in blocks, and yield the lines of each block as a list."""
     rest = b""
     with io.new_input(path).open() as source:
         while block := source.read(MAX_CHUNK_BYTES):
@@ -300,7 +285,7 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
 def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
     """Cast the rows to the schema's columns and types. Columns that the file does not have become null.
 
-    Raises SpecError for a null in a required column, and ArrowInvalid for a value that its column's type cannot hold.
+    Raises SpecError for a null in a required column, and ArrowInvalid for a value that its type cannot hold.
     """
     wanted = schema_to_pyarrow(schema, include_field_ids=True)
     arrays = []
@@ -322,7 +307,11 @@ def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_dictionary(found):
         return can_cast(found.value_type, wanted)
     if pa.types.is_nested(wanted):
-        return _can_cast_nested(found, wanted)
+        if not any(of(found) and of(wanted) for of in _NESTED_KINDS):
+            return False
+        ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))
+        named = not pa.types.is_struct(wanted) or [f.name for f in ours] == [f.name for f in theirs]
+        return named and all(can_cast(a.type, b.type) for a, b in zip(theirs, ours, strict=True))
     if pa.types.is_timestamp(wanted):
         return pa.types.is_timestamp(found) and (found.tz is None) == (wanted.tz is None)
     if pa.types.is_decimal(wanted):
@@ -330,18 +319,6 @@ def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(alike and found.precision <= wanted.precision)
     family = next((of for of in _TYPE_FAMILIES if of(wanted)), None)
     return bool(found == wanted if family is None else family(found) and _width(found) <= _width(wanted))
-
-
-def _can_cast_nested(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether every value of a nested type can be stored as another nested type.
-
-    Structs must have the same field names in the same order. The parts of lists and maps may have other names.
-    """
-    if not any(of(found) and of(wanted) for of in _NESTED_KINDS):
-        return False
-    ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))
-    named = not pa.types.is_struct(wanted) or [f.name for f in ours] == [f.name for f in theirs]
-    return named and all(can_cast(a.type, b.type) for a, b in zip(theirs, ours, strict=True))
 
 
 def _width(kind: pa.DataType) -> int:

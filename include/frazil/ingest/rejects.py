@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, Reject, Rejects
@@ -12,14 +13,11 @@ from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import escape_unsafe
 
 MAX_SAMPLES = 3
-"""Maximum number of samples per error class."""
+"""Per error class."""
 MAX_SAMPLE_CHARACTERS = 300
-"""Maximum length of a sample's error text. The dead letter itself has a longer text."""
 
 
 class RejectCounter:
-    """Counts rejected records by error class, over all chunks of a task."""
-
     def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
         """`accepted` maps a topic-partition to an offset: rejected records before it are not counted."""
         self._ranges = ranges
@@ -37,15 +35,18 @@ class RejectCounter:
             first = self._first.get(index)
             samples = self._samples.setdefault(rejection.error_class, [])
             if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
-                reject = self._build_reject(index, offset, rejection)
+                of = self._ranges[index]
+                reject = Reject(
+                    of.topic,
+                    of.partition,
+                    offset,
+                    rejection.error_class,
+                    escape_unsafe(rejection.error[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False),
+                )
                 if first is None or offset < first.offset:
                     self._first[index] = reject
                 if len(samples) < MAX_SAMPLES:
                     samples.append(reject)
-
-    def _build_reject(self, index: int, offset: int, rejection: Rejection) -> Reject:
-        of = self._ranges[index]
-        return Reject(of.topic, of.partition, offset, rejection.error_class, _as_one_line(rejection.error))
 
     def result(self) -> Rejects:
         samples = tuple(reject for few in self._samples.values() for reject in few)
@@ -61,21 +62,12 @@ def join_rejects(parts: Iterable[Rejects]) -> Rejects:
         counts.update(part.counts)
         for reject in part.first:
             at = (reject.topic, reject.partition)
-            first[at] = min(first.get(at, reject), reject, key=_offset)
+            first[at] = min(first.get(at, reject), reject, key=attrgetter("offset"))
         for reject in part.samples:
             samples.setdefault(reject.error_class, []).append(reject)
     few = (reject for of_class in samples.values() for reject in sorted(of_class, key=_sort_key)[:MAX_SAMPLES])
     return Rejects(dict(counts.most_common()), tuple(sorted(first.values(), key=_sort_key)), tuple(few))
 
 
-def _offset(reject: Reject) -> int:
-    return reject.offset
-
-
 def _sort_key(reject: Reject) -> tuple[str, int, int]:
     return (reject.topic, reject.partition, reject.offset)
-
-
-def _as_one_line(text: str) -> str:
-    """Return the text without characters that break a log line."""
-    return escape_unsafe(text[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)

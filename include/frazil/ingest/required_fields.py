@@ -1,8 +1,4 @@
-"""Removes the nulls of required fields inside null values before Parquet's writer sees them.
-
-In Arrow, the fields of a null struct are null, too. Parquet's writer rejects such a column if one of these fields is
-required, although the Parquet format stores no value for the field.
-"""
+"""Removes the nulls of required fields inside null values, because Parquet's writer rejects such columns."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from frazil.ingest.bisection import bisect_failures
 
 
 def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
-    """Return the rows without nulls in required fields inside null values: they become values that nothing reads.
+    """Replace nulls in required fields inside null values by values that nothing reads.
 
     Raises ArrowInvalid if a required field is null although all enclosing values are present.
     """
@@ -30,9 +26,7 @@ def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
 
 
 def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast an array. Unlike Arrow's `cast`, this accepts nulls in required fields; `fill_hidden_nulls` raises for
-    invalid ones.
-    """
+    """Cast an array. Unlike Arrow's `cast`, this accepts nulls in required fields."""
     if not _has_required(kind):
         return array.cast(kind)
     if array.offset:
@@ -52,10 +46,7 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
-    """Map the index of each value that has an invalid null in a required field to an error text.
-
-    The null is valid if a value that encloses the field is null.
-    """
+    """Map each value that has a null in a required field, but no null around it, to an error text."""
     found: dict[int, str] = {}
     if not _has_required(field.type):
         return found
@@ -87,7 +78,7 @@ def _default_array(field: pa.Field) -> pa.Array:
 
 
 def _has_required(kind: pa.DataType) -> bool:
-    """Return whether a null of this type may contain a required field. Keys of maps are ignored; they are not null."""
+    """Return whether a null of this type may contain a required field. Keys of maps are never null."""
     if pa.types.is_map(kind):
         return not kind.item_field.nullable or _has_required(kind.item_type)
     if not pa.types.is_nested(kind):
@@ -96,10 +87,7 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the array without nulls in required fields inside null values.
-
-    `seen` has the entries of `array` that are not inside a null value.
-    """
+    """`seen` has the entries of `array` that are not inside a null value."""
     if not _has_required(kind):
         return array
     if array.offset:
@@ -126,7 +114,7 @@ def _fill_part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """Return the array with all values marked as valid. A former null gets the value that the buffers contain."""
+    """Mark all values as valid. A former null gets the value that the buffers contain."""
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
     kind: Any = array.type

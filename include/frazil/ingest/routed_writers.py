@@ -17,19 +17,18 @@ from frazil.ingest.changes import KEPT_COLUMNS
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, DividedRows
 from frazil.ingest.parquet import FileLayout
+from frazil.ingest.partitioning import split_by_code
 from frazil.ingest.table_writer import MAX_BUFFER_BYTES, MAX_UNSPLIT_BYTES, TableWriter, held_bytes
 from frazil.spec.former_columns import find_names_in_rows, parse_former_columns
 
 EMPTY_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"
-"""The metadata key under which an Arrow field stores its column's field id."""
 
 
 class RoutedWriters:
     """Manages one `TableWriter` for each routed table that gets rows.
 
-    Rows of several chunks are collected before they are divided among the tables. A single chunk may have only a few
-    rows for each table, and writing a few rows costs as much as writing hundreds.
+    Rows of several chunks are collected before they are divided, because writing a few rows costs as much as hundreds.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class RoutedWriters:
             self._divide_waiting()
 
     def _divide_waiting(self) -> None:
-        """Divide the collected rows among the tables, and pass them to the tables' writers."""
         if not self._waiting:
             return
         rows_of: dict[bytes, list[tuple[pa.Table, NDArray[np.int64]]]] = {}
@@ -115,10 +113,7 @@ class RoutedWriters:
         return self._other_names[target]
 
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
-        """Return the file layout of a table.
-
-        Tables with equal metadata share one layout, because parsing it takes longer than writing a few rows.
-        """
+        """Tables with equal metadata share one layout: parsing it takes longer than writing a few rows."""
         properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
         alike = (table.schema_json, table.spec_json, table.sort_order_json, table.content, *properties)
         if alike not in self._layouts:
@@ -132,7 +127,6 @@ class RoutedWriters:
         return self._ios[alike]
 
     def finish(self) -> list[StagedFile]:
-        """Write the buffered rows, close every file, and return all files."""
         self._divide_waiting()
         return [file for writer in self._writers.values() for file in writer.finish()]
 
@@ -146,24 +140,16 @@ def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, 
     """Split the rows by code. Each part is a copy, so that it does not keep the other parts in memory."""
     if len(codes) == 0:
         return []
-    order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    if len(starts) == 1:
-        return [(int(ordered[0]), rows)]
-    ends = [*starts[1:], len(ordered)]
-    return [
-        (int(ordered[start]), rows.take(pa.array(order[start:end]))) for start, end in zip(starts, ends, strict=True)
-    ]
+    groups = split_by_code(codes)
+    if len(groups) == 1:
+        return [(int(codes[0]), rows)]
+    return [(int(codes[places[0]]), rows.take(pa.array(places))) for places in groups]
 
 
 def other_names(
     own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
 ) -> dict[str, set[str]]:
-    """Map each column of the table `own` to the other names that it may have in rows of the table `main`.
-
-    The arguments are the schemas (as JSON) and properties of both tables; see `find_names_in_rows`.
-    """
+    """Map each column of `own` to its other names in rows of `main` (schemas as JSON); see `find_names_in_rows`."""
     own_former, main_former = parse_former_columns(own_properties), parse_former_columns(main_properties)
     if not (own_former or main_former):
         return {}
@@ -172,10 +158,7 @@ def other_names(
 
 
 def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = EMPTY_NAMES) -> pa.Table:
-    """Convert rows with the main table's columns to another table's schema. Columns that the rows do not have are null.
-
-    Columns are matched by name. `other_names` maps a column to the other names that it may have in the rows.
-    """
+    """Convert rows of the main table to another schema, by names and `other_names`. Missing columns are null."""
     there = set(rows.column_names)
     called = {
         name: column for column, names in other_names.items() if column not in there for name in names if name in there
@@ -194,7 +177,7 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collec
 
 
 def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with the lists of omitted columns (`_frazil_kept`) translated to the field ids of `schema`."""
+    """Translate the lists of omitted columns (`_frazil_kept`) to the field ids of `schema`."""
     at = rows.schema.get_field_index(KEPT_COLUMNS)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows
@@ -204,5 +187,4 @@ def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _field_ids(schema: pa.Schema) -> dict[str, int]:
-    """Map each column's name to its field id."""
     return {f.name: int(f.metadata[FIELD_ID]) for f in schema if f.metadata and FIELD_ID in f.metadata}

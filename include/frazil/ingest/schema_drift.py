@@ -1,7 +1,5 @@
-"""Schema drift: new fields of records, and values that need wider or optional columns.
-
-Decoders find schema drift in records, tasks report it, and the driver evolves the table. The order of records and tasks
-does not matter, because `merge_types` is associative, commutative and idempotent: the types form a lattice.
+"""Schema drift: new fields of records, and values that need wider or optional columns. The order of records does not
+matter, because `merge_types` is associative, commutative and idempotent.
 """
 
 from __future__ import annotations
@@ -15,61 +13,41 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pyiceberg import types as iceberg
 
+from frazil.spec.iceberg import iceberg_type
+
 Path = tuple[str, ...]
 """Names of the fields that lead to a value. `element` and `value` lead into lists and maps, as in Iceberg's schemas."""
 
 MIXED = "mixed"
 """The type of values that have no common type."""
 MAX_NESTING = 20
-"""Maximum nesting depth. Deeper values are MIXED and get no column, because query engines limit the depth of
-schemas.
-"""
+"""Maximum nesting depth. Deeper values are MIXED, because query engines limit the depth of schemas."""
 MAX_OBJECT_FIELDS = 1_000
-"""Maximum number of an object's fields. An object with more is MIXED, because its keys are data (such as ids), not
-names.
-"""
+"""Maximum number of an object's fields. An object with more is MIXED: its keys are data, such as ids."""
 TOO_MANY_FIELDS = "\0"
 """Replaces the names of an object's new fields if there are too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
-"""Maximum number of new fields that are reported. The first ones in path order are kept, whatever the order of
-records.
-"""
+"""Maximum number of new fields that are reported: the first ones in path order."""
 MAX_REPORTED_NAMES = 8
 """Maximum number of field names that are reported for records in which no field fills a column."""
 MAX_NAME_CHARACTERS = 64
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
-_PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
-    "boolean": iceberg.BooleanType,
-    "int": iceberg.IntegerType,
-    "long": iceberg.LongType,
-    "float": iceberg.FloatType,
-    "double": iceberg.DoubleType,
-    "string": iceberg.StringType,
-    "binary": iceberg.BinaryType,
-    "date": iceberg.DateType,
-    "timestamp": iceberg.TimestampType,
-    "timestamptz": iceberg.TimestamptzType,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """The type of a list with elements of this type."""
-
     element: FoundType
 
 
 @dataclass(frozen=True, slots=True)
 class StructOf:
-    """The type of an object with these fields."""
-
     fields: Mapping[str, FoundType]
 
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
-    """The type of a map with string keys and values of this type."""
+    """The type of a map with string keys."""
 
     value: FoundType
 
@@ -83,9 +61,7 @@ class DriftScope(NamedTuple):
 
     path: Path = ()
     beside: str = ""
-    """Name of a field next to the struct. A record is searched only if this field has one of the `values`; empty to
-    search all.
-    """
+    """Field next to the struct: only records in which it has one of the `values` are searched; empty for all."""
     values: frozenset[str] = frozenset()
 
 
@@ -97,10 +73,9 @@ class DriftDecoder(Protocol):
     """A decoder that can report new fields and types of records, in `DecodedChunk.drift`."""
 
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        """Start reporting new fields and, if `widening`, the columns that must become wider or optional.
+        """Start reporting new fields and, if `widening`, columns that must become wider or optional.
 
-        All structs in `within` must have the same fields. A decoder that compares writer schemas, not records, ignores
-        the conditions on records.
+        All structs in `within` must have the same fields. A decoder of writer schemas ignores conditions on records.
         """
 
 
@@ -109,19 +84,16 @@ class SchemaDrift:
     """Fields and types that some records have, but the schema does not."""
 
     new: Mapping[Path, FoundType] = field(default_factory=dict)
-    """Map the path of each new field to its type."""
     wider: Mapping[Path, str] = field(default_factory=dict)
     """Map the path of each column that could not hold a value to the type that can: `long`, `double` or a decimal."""
     optional: frozenset[Path] = frozenset()
     """Paths of required columns that have no value in an otherwise valid record."""
     records: int = 0
-    """Number of records with a new field that is not null."""
     unknown: int = 0
     """Number of records in which no field fills a column. It is counted even if the table must not evolve."""
     names: tuple[str, ...] = ()
-    """Some field names of the `unknown` records, sorted."""
     cast: Mapping[str, int] = field(default_factory=dict)
-    """Map a column to the number of its values that a lenient cast converted."""
+    """Values that a lenient cast converted, by column."""
     unplaced: int = 0
     """Number of change events without a position in the source's log, which orders changes."""
 
@@ -185,7 +157,6 @@ def _is_in(path: Path, part: Path) -> bool:
 
 
 def join_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
-    """Join several drifts into one."""
     new: dict[Path, FoundType] = {}
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
@@ -209,7 +180,6 @@ def join_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
 
 
 def select_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return a few of the names, shortened."""
     return tuple(nsmallest(MAX_REPORTED_NAMES, {name[:MAX_NAME_CHARACTERS] for name in names}))
 
 
@@ -224,7 +194,10 @@ def merge_types(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911
             element = merge_types(one.element, other.element)
             return one if element is one.element else ListOf(element)
         case StructOf(), StructOf():
-            return _merge_structs(one, other)
+            parts = {name: merge_types(one.fields.get(name), part) for name, part in other.fields.items()}
+            if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
+                return one
+            return struct_of({**one.fields, **parts})
         case MapOf(), MapOf():
             value = merge_types(one.value, other.value)
             return one if value is one.value else MapOf(value)
@@ -233,20 +206,7 @@ def merge_types(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911
     return MIXED
 
 
-def _merge_structs(one: StructOf, other: StructOf) -> FoundType:
-    """Return the merged type of two struct types.
-
-    This takes time linear in the size of `other`, except if `one` changes. That can happen only a limited number of
-    times.
-    """
-    parts = {name: merge_types(one.fields.get(name), part) for name, part in other.fields.items()}
-    if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
-        return one
-    return struct_of({**one.fields, **parts})
-
-
 def struct_of(fields: Mapping[str, FoundType]) -> FoundType:
-    """Return the type of an object with these fields; MIXED if the object has too many fields."""
     return MIXED if len(fields) > MAX_OBJECT_FIELDS else StructOf(fields)
 
 
@@ -260,10 +220,7 @@ def _merge_primitives(one: str, other: str) -> str:
 
 
 def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 - a table
-    """Return the type of a parsed JSON value.
-
-    An integer is a long or, if it needs more than 64 bits, a double.
-    """
+    """Return the type of a parsed JSON value. An integer of more than 64 bits is a double."""
     if depth > MAX_NESTING:
         return MIXED
     match value:
@@ -288,7 +245,7 @@ def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 
 
 
 def has_unknown_part(found_type: FoundType) -> bool:
-    """Return whether a part of the type is unknown, because all of its values were null or missing."""
+    """Return whether all values of a part of the type were null or missing."""
     match found_type:
         case ListOf():
             return has_unknown_part(found_type.element)
@@ -386,15 +343,6 @@ def find_name_problem(name: str) -> str:  # noqa: PLR0911 - a table
 def wider_of(one: str, other: str) -> str:
     """Return the wider of two type names. The types must be equal, or decimals of equal scale."""
     return max(one, other, key=lambda kind: _parse_decimal(kind) or (0, 0))
-
-
-def iceberg_type(kind: str) -> iceberg.IcebergType:
-    """Return the Iceberg type with this name."""
-    if (decimal := _parse_decimal(kind)) is not None:
-        return iceberg.DecimalType(*decimal)
-    if kind.startswith("fixed["):
-        return iceberg.FixedType(int(kind.removeprefix("fixed[").removesuffix("]")))
-    return _PRIMITIVES[kind]()
 
 
 def _parse_decimal(kind: str) -> tuple[int, int] | None:

@@ -1,8 +1,6 @@
-"""Hashes, tokenizes and encrypts values with a stream's secret, using the package `cryptography`.
-
-Each purpose has its own key, derived from the secret (HKDF-SHA-256). With the same secret, equal strings have equal
-hashes and tokens in all columns, streams and tables, so that tables can be joined on them. An encrypted ("sealed") part
-of a dead letter can be decrypted only with its record's coordinates.
+"""Hashes, tokenizes and encrypts values with keys that are derived from a stream's secret (HKDF-SHA-256). Equal strings
+have equal hashes and tokens in all tables with this secret. An encrypted ("sealed") part of a dead letter can be
+decrypted only with its record's coordinates.
 """
 
 from __future__ import annotations
@@ -20,19 +18,15 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 
 MIN_SECRET_CHARACTERS = 16
-"""Minimum length of a secret."""
 RESERVED = b"frazil\0"
 """Prefix of all values that replace a part of the record (key, value or header) in a dead letter."""
 OMITTED = RESERVED + b"omitted"
-"""Replaces a part that is omitted from a dead letter."""
 SEALED = RESERVED + b"sealed1"
 """Prefix of an encrypted part. A nonce of 12 bytes and the output of AES-256-GCM follow."""
 NONCE_BYTES = 12
 
 
 class Sealer:
-    """Hashes, tokenizes and encrypts with keys derived from a stream's secret."""
-
     def __init__(self, text: str) -> None:
         """`text` is the secret. Raises SpecError if it is too short, and MissingExtra without `cryptography`."""
         require_module("cryptography")
@@ -42,7 +36,7 @@ class Sealer:
 
     @classmethod
     def of(cls, reference: str, environment: Mapping[str, str]) -> Sealer:
-        """Create a sealer from the reference to a secret. Raises SpecError if it cannot be resolved."""
+        """Raises SpecError if the reference cannot be resolved."""
         try:
             return cls(resolve(reference, environment))
         except SpecError as error:
@@ -110,13 +104,9 @@ class Sealer:
 
 
 class Unsealer:
-    """Decrypts the encrypted parts of dead letters."""
-
     def __init__(self, reference: str | None, *, sensitive: bool) -> None:
-        """`reference` refers to the secret. It is resolved only when an encrypted part is found.
-
-        If the stream is not `sensitive`, parts are returned unchanged: a producer may have sent bytes that look
-        encrypted.
+        """`reference` is resolved only when an encrypted part is found. If the stream is not `sensitive`, parts are
+        returned unchanged: a producer may have sent bytes that look encrypted.
         """
         self._reference, self._sensitive = reference, sensitive
         self._sealer: Sealer | None = None
@@ -147,5 +137,5 @@ def place_of(topic: str, partition: int, offset: int, part: str) -> str:
 
 
 def header_part(name: str) -> str:
-    """Return the part that a header with this name is, for `place_of`."""
+    """Return the name of a header's part, for `place_of`."""
     return f"header {name}"

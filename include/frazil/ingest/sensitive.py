@@ -1,13 +1,11 @@
-"""Protects sensitive values of records before they are staged, logged or stored as dead letters.
-
-Columns are masked, hashed or tokenized after decoding. Hashes and tokens are computed once per distinct text of a
-chunk. A rejection's error text is reduced to the column's name, because the rest may quote a value.
+"""Protects sensitive values before records are staged, logged or stored as dead letters. Columns are masked, hashed or
+tokenized, once per distinct text; error texts are reduced to the column's name.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,20 +24,21 @@ MASK = "****"
 WITHHELD_TEXT = "the text is withheld, because the stream has sensitive fields"
 
 TextChange = Callable[[pa.Array], pa.Array]
-"""A function that replaces each text of an array."""
 
 
 class Protector:
-    """Protects the sensitive values of one task's records."""
-
     def __init__(self, context: StageContext) -> None:
-        """Raises SpecError if the secret or a column is missing, or if a dropped field still has a column.
-
-        Otherwise a sensitive value might be written unprotected.
-        """
+        """Raises SpecError if the secret or a column is missing, or if a dropped field still has a column."""
         declared = context.sensitive
         schema = Schema.model_validate_json(context.main.schema_json)
-        _check_dropped(declared["dropped"], schema, context.aliases)
+        there = {field.lower(): field for field in (*context.aliases, *schema.column_names)}
+        for field in declared["dropped"]:
+            if (filled := there.get(field.lower())) is not None:
+                raise SpecError(
+                    f"the sensitive field {field!r} is dropped, but the table has the column {filled!r}, which "
+                    f"records would fill. Nothing was written. Drop the column first: "
+                    f"frazil evolve STREAM --drop {filled}"
+                )
         self._sealer = Sealer.of(declared["secret"], os.environ) if declared["secret"] else None
         self._dead_letters: str = declared["dead-letters"]
         self._names = sorted(schema.column_names, key=len, reverse=True)
@@ -55,7 +54,6 @@ class Protector:
         return partial(_map_distinct, self._sealer.hash_text if how == "hash" else self._sealer.tokenize)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        """Return the rows with the sensitive columns masked, hashed or tokenized."""
         for (first, *rest), change in self._changes:
             place = rows.schema.get_field_index(first)
             column = rows.column(place)
@@ -64,7 +62,7 @@ class Protector:
         return rows
 
     def mask_errors(self, rejections: Sequence[Rejection]) -> list[Rejection]:
-        """Return the rejections without anything in their error messages that may quote a value."""
+        """Return the rejections without texts that may quote a value."""
         return [r._replace(error=self._remove_values(r.error)) for r in rejections]
 
     def _remove_values(self, error: str) -> str:
@@ -72,11 +70,7 @@ class Protector:
         return WITHHELD_TEXT if name is None else f"{name}: {WITHHELD_TEXT}"
 
     def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
-        """Return the value that a dead letter stores for a part of the record: the part itself, the encrypted part, or
-        a placeholder.
-
-        Returns None if the part is null.
-        """
+        """Return what a dead letter stores for a part of the record: the part, its encryption, or a placeholder."""
         if value is None:
             return None
         if self._dead_letters == "keep" and not value.startswith(RESERVED):
@@ -88,10 +82,7 @@ class Protector:
 
 
 def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
-    """Return the lower-case paths of record fields with sensitive values.
-
-    These are the fields of sensitive columns, under the columns' names and aliases, and the dropped fields.
-    """
+    """Return the lower-case paths of sensitive and dropped fields, under the columns' names and aliases."""
     if not context.sensitive:
         return []
     paths = [tuple(name.lower().split(".")) for name in (*context.sensitive["fields"], *context.sensitive["dropped"])]
@@ -114,27 +105,13 @@ def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
 
 
 def to_safe_error(error: Exception, context: StageContext) -> Exception:
-    """Return an error that is safe to raise and log. Messages of other libraries are removed, because they may quote
-    values.
-    """
+    """Return an error without messages of other libraries, which may quote values."""
     if not context.sensitive or isinstance(error, FrazilError):
         return error
     return RuntimeError(f"{type(error).__name__}: {WITHHELD_TEXT}")
 
 
-def _check_dropped(dropped: Sequence[str], schema: Schema, aliases: Iterable[str]) -> None:
-    """Raise SpecError if the table still has a column for a dropped field. Names are compared case-insensitively."""
-    there = {name.lower(): name for name in (*aliases, *schema.column_names)}
-    for name in dropped:
-        if (column := there.get(name.lower())) is not None:
-            raise SpecError(
-                f"the sensitive field {name!r} is dropped, but the table has the column {column!r}, which records "
-                f"would fill. Nothing was written. Drop the column first: frazil evolve STREAM --drop {column}"
-            )
-
-
 def _split_path(schema: Schema, name: str) -> list[str]:
-    """Split a column's full name into its path. Raises SpecError if the table does not have the column."""
     try:
         schema.find_field(name)
     except ValueError:
@@ -146,7 +123,7 @@ def _split_path(schema: Schema, name: str) -> list[str]:
 
 
 def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> pa.Array:
-    """Return the array with `change` applied to the strings at this path. Nulls stay null at every level."""
+    """Apply `change` to the strings at this path. Nulls stay null at every level."""
     if not steps:
         return change(array).cast(array.type)
     first, rest = steps[0], steps[1:]
@@ -157,7 +134,7 @@ def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> 
         children = [array.field(i) for i in range(kind.num_fields)]
         children[at] = _apply_change(children[at], rest, change)
         return pa.StructArray.from_arrays(children, fields=[kind.field(i) for i in range(kind.num_fields)], mask=mask)
-    array = _without_offset(array)
+    array = pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
     mask = array.is_null() if array.null_count else None
     if pa.types.is_map(kind):
         keys, items = array.keys, array.items
@@ -169,11 +146,6 @@ def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> 
     return made.from_arrays(array.offsets, _apply_change(array.values, rest, change), type=kind, mask=mask)
 
 
-def _without_offset(array: pa.Array) -> pa.Array:
-    """Return the array without an offset, because `from_arrays` does not accept a mask together with an offset."""
-    return pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
-
-
 def _mask_texts(texts: pa.Array, *, keep_last: int) -> pa.Array:
     hidden = pc.if_else(texts.is_valid(), pa.scalar(MASK, texts.type), pa.scalar(None, texts.type))
     if not keep_last:
@@ -183,7 +155,6 @@ def _mask_texts(texts: pa.Array, *, keep_last: int) -> pa.Array:
 
 
 def _map_distinct(make: Callable[[str], str], texts: pa.Array) -> pa.Array:
-    """Return the strings with `make` applied. It is called once for each distinct string."""
     encoded = texts.dictionary_encode()
     made = pa.array([None if text is None else make(text) for text in encoded.dictionary.to_pylist()], pa.string())
     return made.take(encoded.indices)

@@ -1,7 +1,5 @@
-"""Turns a chunk of records into rows that fit the table. Records that do not fit become rejections.
-
-For tombstones (records without a value), the key columns are filled from the record key. Record keys are decoded with
-the same format as values.
+"""Turns a chunk of records into rows that fit the table, or rejections. For tombstones (records without a value), the
+record key, in the same format, fills the key columns.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 from frazil.ingest.sensitive import Protector
-from frazil.spec.type_ends import find_limits
+from frazil.spec.iceberg import find_limits
 
 
 class Shaper:
@@ -98,11 +96,11 @@ class Shaper:
             **self._find_untruncatable(shaped.rows),
             **self._find_out_of_range(chunk, shaped),
         }
-        found = _reject_rows(shaped, wrong) if wrong else shaped
+        found = shaped.reject_rows({row: (OUT_OF_RANGE, text) for row, text in wrong.items()})
         return drop_incomplete_records(found) if self._several else found
 
     def first_row_mask(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return a mask of each record's first row; None if all have one row. Row i comes from record `kept[i]`."""
+        """Return a mask of each record's first row; None if all have one. Row i comes from record `kept[i]`."""
         return number_rows(kept) == 0 if self._several else None
 
     def decode(self, chunk: Chunk) -> DecodedChunk:
@@ -144,7 +142,6 @@ class Shaper:
         return found
 
     def _find_untruncatable(self, rows: pa.Table) -> dict[int, str]:
-        """Map the index of each row with a value that a partition field cannot truncate to an error text."""
         found: dict[int, str] = {}
         for field, lowest in self._lowest:
             values = column_of(rows, self._schema, field.source_id)
@@ -155,24 +152,20 @@ class Shaper:
         return found
 
     def event_times(self, rows: pa.Table) -> pa.Array:
-        """Return the event times in microseconds since the epoch."""
+        """Return event times in microseconds since the epoch."""
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
 def range_error_text(moment: OutOfRangeValue, record: bytes | None, *, quote: Quoter, units: Mapping[str, Unit]) -> str:
-    """Return the error text for a date or time out of range. If `record` is given, it quotes the value as sent.
-
-    `units` maps a column's full name to the encoding of its values.
-    """
+    """Return the error text, which quotes the value as sent in `record`. `units` has full names of columns."""
     words = None if record is None else quote(record, record_path(moment.path, units))
     unit = unit_of(units.get(".".join(moment.path)))
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
 def find_lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
-    """Yield each partition field that truncates numbers, with the lowest number that it can truncate.
-
-    Truncating a lower number gives a result outside the range of the column's type.
+    """Yield each partition field that truncates numbers, with the lowest number that it can truncate: the result of a
+    lower one is outside the type's range.
     """
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
@@ -186,26 +179,12 @@ def _to_decimal(number: int, kind: DecimalType) -> Decimal:
         return Decimal(number).scaleb(-kind.scale)
 
 
-def _reject_rows(shaped: DecodedChunk, wrong: Mapping[int, str]) -> DecodedChunk:
-    """Turn these rows into rejections. `wrong` maps a row to its error text."""
-    rows = np.array(sorted(wrong))
-    good = np.ones(len(shaped.kept), bool)
-    good[rows] = False
-    rejections = [Rejection(int(shaped.kept[row]), OUT_OF_RANGE, wrong[row]) for row in rows.tolist()]
-    return dataclasses.replace(
-        shaped,
-        rows=shaped.rows.filter(pa.array(good)),
-        kept=shaped.kept[good],
-        rejections=[*shaped.rejections, *rejections],
-    )
-
-
 PAYLOAD, PAYLOAD_IDS = "payload", 300_000_001
-"""The object in which Kafka Connect sends JSON with a schema, `{schema, payload}`, and the id of its first field."""
+"""Kafka Connect's object in JSON with a schema, `{schema, payload}`, and the id of its first field."""
 
 
 def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder | None:
-    """Return a decoder for the keys of tombstones; None if no key column is filled from a field of the record key."""
+    """Return a decoder for the keys of tombstones; None if no field of the record key fills a key column."""
     if context.changes is None or not context.changes.key_fields:
         return None
     key = schema.select(*context.changes.key_fields)
@@ -218,7 +197,7 @@ def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder |
 
 
 class TombstoneDecoder:
-    """Decodes record keys to rows of the key columns. The keys are passed as the values of a chunk."""
+    """Decodes record keys, passed as values of a chunk, to rows of the key columns."""
 
     def __init__(self, make: MakeDecoder, key: Schema, units: Mapping[int, Unit]) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]

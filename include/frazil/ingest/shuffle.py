@@ -1,7 +1,5 @@
-"""Chooses the shuffle writer of each row, if rows are shuffled between decoding and writing.
-
-The choice depends only on the row's table partition and Kafka coordinates. A task that runs again therefore sends each
-row to the same shuffle writer.
+"""Chooses the shuffle writer of each row by its table partition and Kafka coordinates, so that a task that runs again
+sends each row to the same writer.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from frazil.ingest.parquet import FileLayout, encode_partition
 from frazil.ingest.partitioning import group_by_partition
 
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4")
-"""Rows are compressed here, so that fewer bytes pass between Python and the JVM. Spark's own compression is off."""
+"""Rows are compressed here, not by Spark, so that fewer bytes pass between Python and the JVM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Rows that one task sends to one shuffle writer, as an Arrow IPC stream."""
+    """An Arrow IPC stream."""
 
     writer: int
     task: int
@@ -33,8 +31,6 @@ class Parcel:
 
 
 class Shuffler:
-    """Divides the rows of one task among the batch's shuffle writers."""
-
     def __init__(self, shuffle: Shuffle, layout: FileLayout, ranges: Sequence[OffsetRange], *, task: int) -> None:
         self._shuffle, self._layout, self._task = shuffle, layout, task
         self._salts = np.array([zlib.crc32(f"{r.topic}\0{r.partition}".encode()) for r in ranges], np.uint64)
@@ -44,28 +40,12 @@ class Shuffler:
 
     @property
     def partitions(self) -> int:
-        """Number of table partitions among the rows so far."""
         return len(self._found)
 
     def __call__(self, rows: pa.Table, *, range_index: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Parcel]:
-        """Divide the rows among the shuffle writers. Return one parcel for each that gets rows."""
+        """Divide the rows among the shuffle writers, in one parcel for each that gets rows."""
         if rows.num_rows == 0:
             return []
-        writers = self._assign_writers(rows, range_index, offsets)
-        order = np.argsort(writers, kind="stable")
-        counts = np.bincount(writers, minlength=self._shuffle.writers).tolist()
-        sorted_rows = rows if counts.count(0) == len(counts) - 1 else rows.take(pa.array(order))
-        parcels, start = [], 0
-        for writer, count in enumerate(counts):
-            if count:
-                parcels.append(Parcel(writer, self._task, count, _pack(sorted_rows.slice(start, count))))
-                self.sent[writer] += count
-                start += count
-        return parcels
-
-    def _assign_writers(
-        self, rows: pa.Table, range_index: NDArray[np.int32], offsets: NDArray[np.int64]
-    ) -> NDArray[np.uint16]:
         codes, values = group_by_partition(rows, self._layout.schema, self._layout.spec)
         found = [self._find_shares(value) for value in values]
         writers = np.array([one.writers[0] for one in found], np.uint16)[codes]
@@ -74,7 +54,21 @@ class Shuffler:
                 mine = np.flatnonzero(codes == code)
                 at = _pseudo_random(self._salts[range_index[mine]], offsets[mine])
                 writers[mine] = np.array(one.writers, np.uint16)[np.searchsorted(one.ends[:-1], at, side="right")]
-        return writers
+        order = np.argsort(writers, kind="stable")
+        counts = np.bincount(writers, minlength=self._shuffle.writers).tolist()
+        sorted_rows = rows if counts.count(0) == len(counts) - 1 else rows.take(pa.array(order))
+        parcels, start = [], 0
+        for writer, count in enumerate(counts):
+            if count:
+                sent = sorted_rows.slice(start, count)
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, sent.schema, options=_IPC) as to:
+                    to.write_table(sent)
+                packed: bytes = sink.getvalue().to_pybytes()
+                parcels.append(Parcel(writer, self._task, count, packed))
+                self.sent[writer] += count
+                start += count
+        return parcels
 
     def _find_shares(self, values: tuple[object, ...]) -> _WriterShares:
         # Floats that compare equal can be different partitions: 0.0 and -0.0.
@@ -87,7 +81,7 @@ class Shuffler:
 
 @dataclass(frozen=True, slots=True)
 class _WriterShares:
-    """The shuffle writers of a table partition, each with the end of its share of `[0, 1)`."""
+    """A partition's shuffle writers, each with the end of its share of `[0, 1)`."""
 
     writers: tuple[int, ...]
     ends: tuple[float, ...] = field(default=(1.0,))
@@ -96,15 +90,8 @@ class _WriterShares:
     def of(cls, shuffle: Shuffle, key: PartitionKey) -> _WriterShares:
         shares = shuffle.shares.get(key)
         if shares is None:
-            return cls((choose_single_writer(key, shuffle.writers),))
+            return cls((zlib.crc32(repr(key).encode()) % shuffle.writers,))
         return cls(tuple(writer for writer, _ in shares), tuple(end for _, end in shares))
-
-
-def choose_single_writer(key: PartitionKey, writers: int) -> int:
-    """Return the shuffle writer of a partition that recent batches did not have. It is a single one, so that it writes
-    one file.
-    """
-    return zlib.crc32(repr(key).encode()) % writers
 
 
 def unpack_parcel(parcel: Parcel) -> pa.Table:
@@ -112,18 +99,9 @@ def unpack_parcel(parcel: Parcel) -> pa.Table:
         return stream.read_all()
 
 
-def _pack(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=_IPC) as stream:
-        stream.write_table(rows)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
 def _pseudo_random(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Derive a pseudo-random number in `[0, 1)` from each record's salt (one per range) and offset.
-
-    This is the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014).
+    """Derive a number in `[0, 1)` from each salt and offset: the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA
+    2014).
     """
     with np.errstate(over="ignore"):
         mixed = offsets.astype(np.uint64) + salts * np.uint64(0x9E3779B97F4A7C15)

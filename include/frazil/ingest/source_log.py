@@ -1,8 +1,5 @@
-"""Encodes an event's position in its source's log as a string. Later positions sort higher.
-
-The string ends with the time of the change and the server. Events of one log are compared by their position only,
-because a binlog has the start times of statements, which are not monotonic. Time and server show whether a new log has
-begun: on another server, on a restored server, or after `RESET MASTER`.
+"""Encodes an event's position in its source's log as a string. Later positions sort higher. Time and server, at its
+end, only show whether a new log has begun (another or a restored server, `RESET MASTER`).
 """
 
 from __future__ import annotations
@@ -28,25 +25,17 @@ POSITIONS: Mapping[str, IcebergType] = {
 """Fields of `source` for an event's position in PostgreSQL's or MySQL's log, its time, and its server."""
 MIN_NEW_LOG_GAP_MS = 3_600_000
 """Minimum time (ms) after which a lower position means a new log. No statement should take this long."""
-MAX_FILE_CHARACTERS = 255
-"""Maximum length of a binlog's file name, as in file systems."""
 _TIME_DIGITS = 13
 _DIGITS = 20
-"""Number of digits to which the numbers in a position are padded."""
 _POSITION_PATTERN = (
     r"^(?:(?P<name>.*?)(?:\.[a-d]?[0-9]+)?/[0-9]+/[0-9]+|[0-9]+)"
     rf"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})(?:#(?P<server>[0-9]{{1,18}}))?$"
 )
-"""Pattern of a position that includes a time."""
 _POSITION_REGEX = re.compile(_POSITION_PATTERN)
-_LONG_NUMBER_DIGITS = (7, 8, 9, 10)
-"""Numbers of digits of long binlog numbers. MySQL and MariaDB pad numbers to six digits; the largest number is
-2**31.
-"""
 
 
 class PositionLogs(NamedTuple):
-    """The times (ms since 1970) and the logs of several positions. Unknown times are 0; unknown strings are empty."""
+    """Times (ms since 1970) and logs of several positions. Unknown times are 0; unknown strings are empty."""
 
     ms: NDArray[np.int64]
     name: pa.Array
@@ -55,10 +44,7 @@ class PositionLogs(NamedTuple):
 
 
 def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
-    """Encode the position of each event; null for an event without a position, as in an incremental snapshot.
-
-    `source` has the fields of `POSITIONS`.
-    """
+    """Encode each event's position from the fields of `POSITIONS`; null for an event without a position."""
     lsn, file, pos, row, time, server = (source[field] for field in POSITIONS)
     name = _to_sortable(file.cast(pa.string()))
     of_log = pc.binary_join_element_wise(name, _pad(pos), pc.fill_null(_pad(row), "0" * _DIGITS), "/")
@@ -71,9 +57,9 @@ def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Return a mask of the positions in `new` that belong to a newer log than the position in `old`.
+    """Return a mask of the positions in `new` that belong to a newer log than those in `old`.
 
-    A newer log is recognised by a much later time, or by a later time with another server or binlog name.
+    A newer log has a much later time, or a later time with another server or binlog name.
     """
     one, other = parse_logs(new), parse_logs(old)
     moved = _differ_mask(one.name, other.name) | _differ_mask(one.server, other.server)
@@ -82,7 +68,7 @@ def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
 
 
 def is_after(one: str | None, other: str | None) -> bool:
-    """Return whether `one` comes after `other` in the same log, or is in a newer log. False if either is None."""
+    """Return whether `one` comes after `other` in the same log, or is in a newer log; False if either is None."""
     if one is None or other is None:
         return False
     if one > other:
@@ -95,12 +81,11 @@ def is_after(one: str | None, other: str | None) -> bool:
 
 
 def is_before(one: str | None, other: str | None) -> bool:
-    """Return whether `one` differs from `other` and does not come after it. False if either is None."""
+    """Return whether `one` differs from `other` and does not come after it; False if either is None."""
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
 def parse_logs(places: pa.Array) -> PositionLogs:
-    """Return the times and the logs of these positions."""
     found = pc.extract_regex(places.cast(pa.string()), _POSITION_PATTERN)
     name, ms, server = (pc.fill_null(pc.struct_field(found, part), "") for part in ("name", "ms", "server"))
     milliseconds = pc.if_else(pc.equal(ms, ""), "0", ms).cast(pa.int64()).to_numpy(zero_copy_only=False)
@@ -116,20 +101,19 @@ def _differ_mask(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
 def _to_sortable(file: pa.Array) -> pa.Array:
     """Convert binlog file names to strings that sort in log order; null for an empty or invalid name.
 
-    A letter is inserted before a number of seven or more digits, so that it sorts after shorter numbers. Names with
-    shorter numbers stay unchanged, because tables already contain them.
+    Numbers of seven or more digits get a letter, so that they sort last. Shorter ones stay, because tables contain
+    them.
     """
-    is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), MAX_FILE_CHARACTERS))
+    is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), 255))
     file = pc.if_else(is_name, file, None)
-    for letter, digits in zip("abcd", _LONG_NUMBER_DIGITS, strict=True):
+    for letter, digits in zip("abcd", (7, 8, 9, 10), strict=True):  # up to 2**31; six digits are padded
         file = pc.replace_substring_regex(file, rf"\.([0-9]{{{digits}}})$", rf".{letter}\1")
     return file
 
 
 def _to_integers(numbers: pa.Array) -> pa.Array:
-    """Return integers and timestamps (ms) as int64. Negative values, and values of other types, become null.
-
-    A field of `source` can have another type if a declared column also reads it.
+    """Return integers and timestamps (ms) as int64; null for negative values and other types, which a declared column
+    may read.
     """
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))

@@ -1,7 +1,5 @@
-"""Stages one task of a batch on an executor: reads Kafka or a backfill's files, and writes Parquet files.
-
-The files are not part of a table yet. `stage` does a whole task. With a shuffle, `stage_before_shuffle` decodes the
-records and `stage_after_shuffle` writes the rows.
+"""Stages one task of a batch on an executor: reads Kafka or a backfill's files, and writes Parquet files. `stage` does
+a whole task; `stage_before_shuffle` decodes, and `stage_after_shuffle` writes.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 from frazil.ingest.destinations import UNKNOWN_TARGET, RowDivider
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter
-from frazil.ingest.range_passes import MultiPassReader
-from frazil.ingest.range_reader import RangeReader
-from frazil.ingest.record_files import FileReader, RowChunk
+from frazil.ingest.record_files import RowChunk
 from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.required_fields import default_row
 from frazil.ingest.routed_writers import RoutedWriters, fit_rows
@@ -47,7 +43,6 @@ from frazil.ingest.target_decoders import FIRST_PASS, TargetDecoder, context_for
 log = logging.getLogger(__name__)
 
 UNWRITABLE = "Unwritable"
-"""Error class of a record that cannot be written on its own, for any reason."""
 
 
 def _now_us() -> int:
@@ -55,7 +50,7 @@ def _now_us() -> int:
 
 
 class PossibleRecordError(Exception):
-    """Wraps an error that a record may have caused. Of the public functions, only the two for a shuffle raise it."""
+    """Wraps an error that a record may have caused. Only the two functions for a shuffle raise it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -71,22 +66,24 @@ def stage(
 ) -> StageResult:
     """Read the task's ranges, then decode, split, sort and write their records.
 
-    `attempt` counts from 0. Later attempts decode in a child process, in case a record killed the first attempt. The
-    result has each range once, even an empty one. `on_progress` is called about once a second, see `OnProgress`. An
-    Exception that it raises is logged; any other BaseException ends the stage.
+    `attempt` counts from 0. Later attempts decode in a child process, in case a record killed the first. `on_progress`
+    is called about once a second; an Exception that it raises is logged.
 
-    An error that does not certainly come from the environment may be caused by a record. After such an error, the
-    ranges are read again, and each chunk is first written in memory. A record that cannot be written on its own becomes
-    a dead letter. If there is no such record, the error occurs again and is raised.
+    After an error that a record may have caused, the ranges are read again, and each chunk is first written in memory.
+    A record that cannot be written on its own becomes a dead letter; otherwise the error is raised again.
 
     Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and errors of the storage. The
     files of a failed stage are removed as far as possible.
     """
 
     def run(*, tried: bool) -> StageResult:
-        return _run_to_end(
-            _stage_ranges(_Stage(context, task, attempt=attempt, now_us=now_us), on_progress, tried=tried)
-        )
+        reading = _stage_ranges(_Stage(context, task, attempt=attempt, now_us=now_us), on_progress, tried=tried)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as end:
+                result: StageResult = end.value
+                return result
 
     try:
         return run(tried=False)
@@ -105,16 +102,13 @@ def stage(
 
 
 def _stage_ranges(run: _Stage, on_progress: OnProgress, *, tried: bool) -> Generator[Parcel, None, StageResult]:
-    """Stage everything that the task reads. Yields the parcels for the shuffle writers, and returns the result.
-
-    If `tried`, each chunk is written in memory before it is written to files.
-    """
+    """Yield parcels for shuffle writers, return the result. If `tried`, chunks are first written in memory."""
     take = run.take_after_trial if tried else run.take
     report = ProgressReporter(on_progress)
     try:
         if tried:
             with _wrap_record_errors():
-                run.check_table()
+                run._main.rehearse(default_row(run._main.layout.arrow_schema))
         with _pause_garbage_collection(), run.reader() as reader:
             reader.on_read = lambda records, delay_s: report.report_if_due(run.progress.records + records, delay_s)
             for chunk in reader:
@@ -123,7 +117,10 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, tried: bool) -> Gener
                 yield from run.parcels()
                 report.report_if_due(run.progress.records)
         with _wrap_record_errors():
-            result = run.finish(notices=_notices(reader))
+            of_reader = () if reader.notice is None else (reader.notice,)
+            from frazil.ingest.compiled import compiler_notices  # loads Numba, which only a reader's process has
+
+            result = run.finish(notices=(*of_reader, *compiler_notices()))
         report(run.progress.records)
     except BaseException:
         run.abort()
@@ -134,36 +131,22 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, tried: bool) -> Gener
         run.close()
 
 
-def _run_to_end(reading: Generator[Parcel, None, StageResult]) -> StageResult:
-    """Run a stage that makes no parcels to its end, and return its result."""
-    while True:
-        try:
-            next(reading)
-        except StopIteration as end:
-            result: StageResult = end.value
-            return result
-
-
 @dataclass(frozen=True, slots=True)
 class ReadResult:
     """Result of a task before a shuffle, without the rows that it sent. `result.files` has only dead-letter files."""
 
     result: StageResult
     sent: tuple[int, ...]
-    """Number of rows sent to each shuffle writer."""
+    """Rows by shuffle writer."""
     partitions: int
-    """Number of table partitions among the sent rows. Without a shuffle, the task would write a file for each of
-    them.
-    """
+    """Number of table partitions among the sent rows: the files that the task would write without a shuffle."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """Result of a task after a shuffle."""
-
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
-    """Map the index of each task that sent rows to its number of rows."""
+    """Rows by the task that sent them."""
 
 
 def stage_before_shuffle(
@@ -174,11 +157,10 @@ def stage_before_shuffle(
     on_progress: OnProgress = lambda *_: None,
     now_us: Callable[[], int] = _now_us,
 ) -> Iterator[Parcel | ReadResult]:
-    """Stage a task like `stage`, but send the rows of the main table to the writers of `context.shuffle`.
+    """Stage a task like `stage`, but yield the main table's rows as parcels, and finally the result.
 
-    Yields parcels, and finally the result. Raises the same errors as `stage`, and PossibleRecordError. Sent rows cannot
-    be taken back. After PossibleRecordError, the whole batch must therefore be staged without a shuffle to find the
-    failing record.
+    Also raises PossibleRecordError: sent rows cannot be taken back, so the whole batch must be staged without a
+    shuffle.
     """
     run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
     result = yield from _stage_ranges(run, on_progress, tried=False)
@@ -193,10 +175,10 @@ def stage_after_shuffle(
     attempt: int,
     on_progress: OnProgress = lambda *_: None,
 ) -> WriteResult:
-    """Write the rows that tasks sent to one shuffle writer, in any order. Return the result.
+    """Write the rows that tasks sent to one shuffle writer, in any order.
 
-    `on_progress` is called with the number of rows written, about once a second and at the end, as in `stage`. Raises
-    PossibleRecordError and errors of the storage; the files are then removed.
+    `on_progress` gets the number of rows written. Raises PossibleRecordError and errors of the storage; the files are
+    then removed.
     """
     table = open_writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
@@ -216,17 +198,6 @@ def stage_after_shuffle(
     return written
 
 
-def _notices(reader: RangeReader | MultiPassReader | FileReader) -> tuple[str, ...]:
-    of_reader = () if reader.notice is None else (reader.notice,)
-    return (*of_reader, *_compiler_notices())
-
-
-def _compiler_notices() -> tuple[str, ...]:
-    from frazil.ingest.compiled import compiler_notices  # loads Numba, which only a reader's process has
-
-    return compiler_notices()
-
-
 @contextmanager
 def _wrap_record_errors() -> Iterator[None]:
     try:
@@ -238,8 +209,6 @@ def _wrap_record_errors() -> Iterator[None]:
 
 
 class _Stage:
-    """Stages the chunks of one task. It owns the task's decoder, writers and counters."""
-
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         name = file_namer(task.index, attempt)
         self._context = context
@@ -266,30 +235,22 @@ class _Stage:
         self._held = ExistingDeadLetters(task.ranges, context.existing_dead_letters)
         self._other_events = 0
         self._rejects = RejectCounter(task.ranges, context.rejects_accepted)
-        self.progress = ProgressCounter(
-            task.ranges,
-            max_future_us=context.max_future_us,
-            window_us=context.window_us,
-        )
+        self.progress = ProgressCounter(task.ranges, max_future_us=context.max_future_us, window_us=context.window_us)
 
     def parcels(self) -> Iterable[Parcel]:
         """Return the parcels made since the last call; none without a shuffle."""
         return ()
 
     def take(self, chunk: Chunk) -> None:
-        """Stage the records of a chunk."""
         for part in self._parts(chunk, self._shape_chunk):
             self._land(part, self._shape_chunk(part))
 
     def take_after_trial(self, chunk: Chunk) -> None:
-        """Stage the records of a chunk, but write them in memory first. Records that cannot be written on their own are
-        rejected.
-        """
+        """Write a chunk in memory first. Records that cannot be written on their own are rejected."""
         for part in self._parts(chunk, self._try_records):
             self._land(part, self._try_records(part))
 
     def _try_records(self, chunk: Chunk) -> DecodedChunk:
-        """Return the chunk's rows, and a rejection for each record that cannot be written on its own."""
         parts = []
         for start, end, tried in bisect_failures(
             len(chunk), lambda start, end: self._rehearse(chunk.slice(start, end))
@@ -299,7 +260,7 @@ class _Stage:
         return join_results(parts)
 
     def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
-        """Split a chunk into parts, each with the records that are decoded with the same columns."""
+        """Split a chunk by the columns with which its records are decoded."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = DecodedChunk(pa.table({}), np.arange(len(chunk)))
@@ -323,10 +284,6 @@ class _Stage:
         nothing = self._shape_chunk(chunk.slice(0, 0))
         return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
-    def check_table(self) -> None:
-        """Write a row of nulls and zeros in memory. If this fails, the table causes the error, not a record."""
-        self._main.rehearse(default_row(self._main.layout.arrow_schema))
-
     def _rehearse(self, chunk: Chunk) -> DecodedChunk:
         """Return the chunk's rows, after writing them in memory only."""
         shaped = self._shape_chunk(chunk)
@@ -346,7 +303,13 @@ class _Stage:
         if self._context.changes and self._context.files:
             shaped = keep_dead_letters(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
-            raise self._backfill_error(chunk, shaped.rejections[0])
+            rejection = shaped.rejections[0]
+            of = self._ranges[chunk.range_index[rejection.index]]
+            raise SpecError(
+                f"the record {of.topic}[{of.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
+                f"{rejection.error}. Rows of Parquet files have no raw bytes for a dead letter: fix the row or "
+                "leave it out"
+            )
         if self._protect:
             shaped = dataclasses.replace(shaped, rejections=self._protect.mask_errors(shaped.rejections))
         if self._context.replays and len(shaped.dropped):
@@ -389,13 +352,6 @@ class _Stage:
     def _add(self, chunk: Chunk, shaped: DecodedChunk) -> None:  # noqa: ARG002 - used by a subclass
         self._main.add(shaped.rows)
 
-    def _backfill_error(self, chunk: Chunk, rejection: Rejection) -> SpecError:
-        of = self._ranges[chunk.range_index[rejection.index]]
-        return SpecError(
-            f"the record {of.topic}[{of.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
-            f"{rejection.error}. Rows of Parquet files have no raw bytes for a dead letter: fix the row or leave it out"
-        )
-
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
         files = (*self._main.finish(), *self._dead.finish(), *self._routed.finish())
         return StageResult(
@@ -424,7 +380,7 @@ class _Stage:
 
 
 class _ShuffledStage(_Stage):
-    """Stages a task before a shuffle: sends the rows of the main table to the shuffle writers."""
+    """Sends the rows of the main table to shuffle writers."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         super().__init__(context, task, attempt=attempt, now_us=now_us)
@@ -444,7 +400,7 @@ class _ShuffledStage(_Stage):
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection. Each run would scan hundreds of thousands of live messages, which have no cycles."""
+    """Each run would scan hundreds of thousands of live messages, which have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -16,9 +16,8 @@ from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.fields import Unit
 from frazil.ingest.key_header_columns import units_of_fields, value_schema
-from frazil.ingest.range_passes import MultiPassReader
 from frazil.ingest.range_reader import RangeReader
-from frazil.ingest.readers import create_kafka_reader
+from frazil.ingest.readers import MultiPassReader, create_kafka_reader
 from frazil.ingest.record_files import FileReader
 from frazil.ingest.sealing import Unsealer
 from frazil.ingest.sensitive import withheld_paths
@@ -27,13 +26,11 @@ from frazil.spec.references import resolve_properties
 
 
 def open_writer(context: StageContext, target: Target, file_name: Callable[[], str]) -> TableWriter:
-    """Open the writer of one table of the batch."""
     table = context.targets[target]
     return TableWriter(table, target, io=load_file_io(dict(table.io), location=table.folder), file_name=file_name)
 
 
 def open_reader(context: StageContext, task: StageTask) -> RangeReader | MultiPassReader | FileReader:
-    """Open a reader of the task's ranges in Kafka, or in a backfill's files."""
     if not context.files:
         return create_kafka_reader(resolve_properties(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
@@ -45,7 +42,7 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | MultiPa
 
 
 def open_decoder(context: StageContext, schema: Schema) -> Decoder:
-    """Return a decoder that decodes the batch's records to the columns of a table with this schema."""
+    """Return a decoder of the batch's records to the columns of a table with this schema."""
     if context.transform:
         from frazil.ingest.transform import create_transformed_decoder  # DuckDB, only where a transform is declared
 

@@ -25,26 +25,18 @@ MAX_OPEN_BYTES = 512 * 2**20
 INITIAL_EXPANSION = 3.0
 """Estimate of Arrow bytes per Parquet byte, used until the first write has measured this ratio."""
 MAX_MERGED_BYTES = 2**20
-"""Maximum size in bytes of a buffered table that is merged with others. Larger tables have relatively little
-overhead.
-"""
-MIN_MERGED_TABLES = 8
+"""Maximum bytes of a buffered table that is merged with others. Larger tables have little overhead."""
 MAX_UNSPLIT_BYTES = 64 * 2**20
-"""Maximum bytes of rows that are buffered before they are split by partition. Splitting fewer rows would make tiny
-parts.
-"""
+"""Maximum bytes of rows that are buffered before they are split. Fewer rows would make tiny parts."""
 MIN_PART_ROWS = 512
-"""Minimum average number of rows per partition with which an added table is split immediately.
-
-Splitting off a part costs as much as handling about this many rows.
+"""Average rows per partition from which an added table is split at once: splitting off a part costs about as much as
+handling this many rows.
 """
-COLUMN_OVERHEAD_BYTES = 512
-"""Approximate bytes of memory for each column of a table, in addition to its values."""
 
 
 @dataclass
 class _Partition:
-    """One partition: its buffered rows, and the open file with its earlier rows."""
+    """A partition's buffered rows, and the open file with its earlier rows."""
 
     values: tuple[Any, ...]
     rows: list[pa.Table] = field(default_factory=list)
@@ -52,12 +44,11 @@ class _Partition:
     bytes: int = 0
     file: ParquetFile | None = None
     retained: int = 0
-    """Approximate bytes of the last row group that the open file keeps in memory."""
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows. Small tables of similar size are merged, because each table has kilobytes of overhead."""
+        """Small tables of similar size are merged, because each has kilobytes of overhead."""
         self._append(rows)
-        while (alike := self._count_mergeable()) >= MIN_MERGED_TABLES:
+        while (alike := self._count_mergeable()) >= 8:
             merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
             self.bytes -= sum(self.sizes[-alike:])
             del self.rows[-alike:], self.sizes[-alike:]
@@ -70,26 +61,22 @@ class _Partition:
         self.bytes += size
 
     def _count_mergeable(self) -> int:
-        """Count the tables at the end of the list that are small, and at most twice as large as the last table."""
+        """Count the small tables at the end of the list, at most twice as large as the last one."""
         max_bytes = min(2 * self.sizes[-1], MAX_MERGED_BYTES)
         return sum(1 for _ in takewhile(lambda size: size <= max_bytes, reversed(self.sizes)))
 
 
 def held_bytes(rows: pa.Table) -> int:
-    """Return the bytes that a table keeps in memory.
-
-    This includes its overhead, and its whole buffers even if the table uses only a part of them.
-    """
+    """Return the bytes that a table keeps in memory, with overhead and the whole of partly used buffers."""
     buffers: int = rows.get_total_buffer_size()
-    return buffers + COLUMN_OVERHEAD_BYTES * len(rows.column_names)
+    return buffers + 512 * len(rows.column_names)  # about 512 bytes for each column
 
 
 class TableWriter:
     """Writes a task's rows of one table.
 
-    A partition gets a second file only if its first file reached the target size, or was closed because open files took
-    too much memory. With a sort order, rows are buffered until they fill a file, so that the whole file is sorted. If
-    memory is short, they are written earlier.
+    A partition gets a second file only if the first reached the target size, or open files took too much memory. With a
+    sort order, rows are buffered until they fill a file, unless memory is short.
     """
 
     def __init__(  # noqa: PLR0913 - tests set the two limits
@@ -103,7 +90,6 @@ class TableWriter:
         open_bytes: int = MAX_OPEN_BYTES,
         layout: FileLayout | None = None,
     ) -> None:
-        """`layout` is the table's file layout; None to parse it from `table`."""
         self._layout = layout or FileLayout.of(table, target)
         self._folder = table.folder
         self._target_bytes = table.target_file_bytes
@@ -134,7 +120,6 @@ class TableWriter:
 
     @property
     def held(self) -> int:
-        """Bytes of buffered rows in memory."""
         return self._held
 
     def release(self) -> None:
@@ -147,7 +132,6 @@ class TableWriter:
                 self._close(largest, largest.file)
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows with the table's schema, in any order of partitions."""
         if rows.num_rows:
             self._unsplit.append(rows)
             self._unsplit_held += (size := held_bytes(rows))
@@ -158,7 +142,6 @@ class TableWriter:
             self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
 
     def _split(self) -> None:
-        """Move the buffered rows to their partitions."""
         if not self._unsplit:
             return
         rows = pa.concat_tables(self._unsplit).combine_chunks()
@@ -184,7 +167,6 @@ class TableWriter:
         trial.finish()
 
     def finish(self) -> list[StagedFile]:
-        """Write the buffered rows, close every file, and return all files."""
         self._split()
         for gathered in self._gathered.values():
             self._flush(gathered)
@@ -204,10 +186,7 @@ class TableWriter:
                     self._io.delete(staged.path)
 
     def _min_write_bytes(self) -> float:
-        """Return the minimum number of buffered Arrow bytes at which a partition is written.
-
-        This is the size of a row group or, with a sort order, of a whole file.
-        """
+        """Return the size of a row group or, with a sort order, of a whole file, in Arrow bytes."""
         file_bytes = self._target_bytes * self._expansion
         if self._layout.order.is_unsorted:
             return min(self._layout.row_group_bytes, file_bytes)
@@ -219,9 +198,10 @@ class TableWriter:
         rows = sort_rows(pa.concat_tables(gathered.rows), self._layout.schema, self._layout.order)
         if gathered.file is None:
             path = f"{self._folder}/{self._file_name()}"
-            gathered.file = ParquetFile(
-                self._io, path, self._layout, gathered.values, encodings=self._encodings_for(rows)
-            )
+            if self._sampled < MAX_SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
+                self._sampled = rows.num_rows
+                self._encodings = choose_encodings(rows, modern=self._layout.allows_v2)
+            gathered.file = ParquetFile(self._io, path, self._layout, gathered.values, encodings=self._encodings)
         before = gathered.file.bytes
         gathered.file.write(rows)
         self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
@@ -235,18 +215,8 @@ class TableWriter:
             assert oldest.file
             self._close(oldest, oldest.file)
 
-    def _encodings_for(self, rows: pa.Table) -> Encodings:
-        """Return the encodings for a file that begins with these rows.
-
-        They are chosen again for later files, until a file has begun with enough rows for a reliable choice.
-        """
-        if self._sampled < MAX_SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
-            self._sampled = rows.num_rows
-            self._encodings = choose_encodings(rows, modern=self._layout.allows_v2)
-        return self._encodings
-
     def _set_retained(self, gathered: _Partition, size: int) -> None:
-        """Store the number of bytes that the partition's open file keeps in memory; 0 if it has no open file."""
+        """Store the bytes that the partition's open file keeps in memory; 0 if it has no open file."""
         self._retained += size - gathered.retained
         gathered.retained = size
         self._open.pop(id(gathered), None)
@@ -260,8 +230,5 @@ class TableWriter:
 
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:
-    """Return a function that creates file names: `<task>-<attempt>-<uuid>.parquet`.
-
-    An attempt's files can be found by this name.
-    """
+    """Return a function that creates file names: `<task>-<attempt>-<uuid>.parquet`."""
     return lambda: f"{task:05d}-{attempt}-{uuid.uuid4()}.parquet"

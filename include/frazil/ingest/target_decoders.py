@@ -1,7 +1,5 @@
-"""Decodes each record of a routed stream with the columns of its table.
-
-Tables of one route may have different columns, because each gets columns for the new fields of its own records. A first
-pass decodes only the column that selects the table, with the type that it has in the default table.
+"""Decodes each record of a routed stream with the columns of its table, which may differ between tables. A first pass
+decodes only the column that selects the table, with the default table's type.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from frazil.spec.formats import envelope_of, parse_format
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
 
 FIRST_PASS: Target = ".first-pass"
-"""The target of chunks that are decoded only to find out to which tables their records go."""
+"""The target of chunks that are decoded only to find their records' tables."""
 
 
 def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
     """Map each target to a target with the same columns, so that their records share a decoder.
 
-    Returns None if one decoder is enough for all records, as with a transform. The map is empty if tables may evolve,
-    because a decoder reports new fields for one table only.
+    Returns None if one decoder is enough for all, as with a transform. The map is empty if tables may evolve, because a
+    decoder reports new fields for one table only.
     """
     routed = [target for target in context.targets if is_routed(target)]
     if (
@@ -54,7 +52,7 @@ def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
 
 
 def context_for_target(context: StageContext, target: Target) -> StageContext:
-    """Return the context for decoding a target's records, with the column names of the target's table."""
+    """Return the context with the column names of the target's table."""
     if target == FIRST_PASS:
         return _first_pass_context(context)
     if not is_routed(target):
@@ -94,10 +92,7 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
 
 
 def _first_pass_context(context: StageContext) -> StageContext:
-    """Return the context for decoding only the column that selects the table.
-
-    For an upsert stream, the key and the columns that an envelope fills are decoded, too.
-    """
+    """Keep only the columns that select the table: for an upsert stream, also its key and its envelope's columns."""
     assert context.destinations is not None
     envelope, changes = envelope_of(parse_format(context.record_format)), context.changes
     names = {context.destinations.name, *(changes.key if changes else ()), *(envelope.metadata if envelope else ())}
@@ -119,8 +114,6 @@ def _first_pass_context(context: StageContext) -> StageContext:
 
 
 class TargetDecoder:
-    """Decodes each chunk with the columns of the chunk's target."""
-
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self._made: dict[Target, Decoder] = {}
@@ -135,5 +128,4 @@ class TargetDecoder:
 
 
 def _decode_without_columns(chunk: Chunk) -> DecodedChunk:
-    """Return a row without columns for each record, whose key or header selects its table."""
     return DecodedChunk(pa.table({}), np.arange(len(chunk)))

@@ -1,12 +1,10 @@
-"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of a chunk's records.
-
-One query transforms all records of the chunk. If an expression fails for any record, further queries find all such
-records. These become dead letters, and the others are transformed again. A record's result does not depend on other
-records: DuckDB's optimizer is off, and all queries evaluate the same expressions in the same order.
+"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of a chunk's records. If an
+expression fails for any record, further queries find all such records, which become dead letters.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -39,7 +37,6 @@ from frazil.ingest.transform_sql import (
 )
 
 FAILED = "TransformFailed"
-"""Error class of a record for which an expression of the transform fails."""
 MAX_QUOTED_CHARACTERS = 80
 _FAILS_PREFIX = "_frazil_fails_"
 
@@ -83,22 +80,15 @@ class TransformedDecoder:
         made = None if self._wary else self._transform_all(numbered)
         if made is None:
             failed, made = self._transform_valid(numbered)
-        places = made.column(ROW).to_numpy()
-        kept = fields.kept[places]
         wrong = [Rejection(int(fields.kept[row]), FAILED, failed[row]) for row in sorted(failed)]
         rows, missing = self._fit_rows(made)
-        if missing:
-            good = np.ones(len(kept), np.bool_)
-            good[list(missing)] = False
-            wrong += [Rejection(int(kept[row]), *missing[row]) for row in sorted(missing)]
-            rows, kept = rows.filter(pa.array(good)), kept[good]
-        rejections = [*fields.rejections, *wrong]
+        kept = fields.kept[made.column(ROW).to_numpy()]
+        fitted = DecodedChunk(rows, kept, [*fields.rejections, *wrong], fields.drift).reject_rows(missing)
         dropped = np.zeros(len(chunk), np.bool_)
         dropped[fields.kept] = True
-        dropped[kept] = False
-        dropped[np.array([r.index for r in rejections], np.int64)] = False
-        rows = pa.Table.from_arrays(rows.columns, schema=self._columns)
-        return DecodedChunk(rows, kept, rejections, fields.drift, np.flatnonzero(dropped))
+        dropped &= fitted.no_result_mask(len(chunk))
+        rows = pa.Table.from_arrays(fitted.rows.columns, schema=self._columns)
+        return dataclasses.replace(fitted, rows=rows, dropped=np.flatnonzero(dropped))
 
     @cached_property
     def _connection(self) -> Any:
@@ -113,7 +103,7 @@ class TransformedDecoder:
             connection.unregister("records")
 
     def _transform_all(self, records: pa.Table) -> pa.Table | None:
-        """Transform the records with one query. Returns None if an expression fails for any record."""
+        """Return None if an expression fails for any record."""
         import duckdb  # as in open_connection
 
         try:
@@ -122,10 +112,8 @@ class TransformedDecoder:
             return None  # DuckDB may cut its message within a character
 
     def _transform_valid(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
-        """Find the records for which an expression fails, and transform the others.
-
-        Returns a map from a failing record's row to its error text, and the transformed rows. Usually all failing
-        records are in `_may_fail_mask`, and only these are searched. Sets `_wary`.
+        """Return failing rows with their error texts, and the other rows, transformed. Only `_may_fail_mask` is
+        searched first.
         """
         suspect = self._may_fail_mask(records)
         failed = self._find_failures(records.filter(pa.array(suspect)))
@@ -141,9 +129,7 @@ class TransformedDecoder:
         return failed, made
 
     def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
-        """Return a mask of the records for which an expression may fail. It has all records if it cannot be
-        computed.
-        """
+        """Return a mask of the records for which an expression may fail; of all if it cannot be computed."""
         import duckdb  # as in open_connection
 
         everything = np.ones(len(records), np.bool_)
@@ -158,7 +144,6 @@ class TransformedDecoder:
         return suspect
 
     def _find_failures(self, records: pa.Table) -> dict[int, str]:
-        """Map the index of each row for which an expression fails to its error text."""
         transform, failed = self._transform, dict[int, str]()
         if transform.where:
             source = (
@@ -190,9 +175,7 @@ class TransformedDecoder:
         return failed
 
     def _failure_texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
-        """Map the index of each of these rows to an error text. Unless `withheld`, it quotes the fields of the
-        expression.
-        """
+        """Map each of these rows to an error text, which quotes the expression's fields unless `withheld`."""
         failed = f"{name}: {expression} failed"
         if self._withheld or not reads:
             return dict.fromkeys(rows.column(ROW).to_pylist(), failed)
@@ -201,9 +184,7 @@ class TransformedDecoder:
         return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
 
     def _fit_rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
-        """Return the table's columns, and a map from the index of each row that does not fit them to its error class
-        and text.
-        """
+        """Return the table's columns, and the error class and text of each row that does not fit them."""
         arrays, wrong = [], dict[int, tuple[str, str]]()
         for field in self._columns:
             if field.name not in self._made:  # a column that another program added to the table

@@ -1,7 +1,5 @@
-"""Checks a declared `transform` and prepares it for executors: a SELECT that computes table columns from one record.
-
-DuckDB parses the statement and resolves names and types. Everything in its syntax tree that is not a pure function of
-one record is rejected. Unknown parts of the tree are rejected, too.
+"""Checks a declared `transform`, and prepares it for executors: a SELECT that computes columns from one record. DuckDB
+parses it; every part of its syntax tree that is not known as a pure function of one record is rejected.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ _REJECTED_CLAUSES = {
 }
 _REJECTED_MODIFIERS = {"LIMIT_MODIFIER": "LIMIT", "ORDER_MODIFIER": "ORDER BY", "DISTINCT_MODIFIER": "DISTINCT"}
 _UNSTABLE_FUNCTIONS = frozenset({"age", "current_localtime", "current_localtimestamp", "hash", "version"})
-"""Functions that DuckDB declares as stable, although they depend on the clock, the time zone or DuckDB's version."""
+"""Functions that DuckDB declares as stable, although clock, time zone or version change their result."""
 _AGGREGATES_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
 """Functions whose second argument is the name of an aggregate function for the elements of a list."""
 _LENGTH_ARGUMENTS = {
@@ -65,14 +63,14 @@ _LENGTH_ARGUMENTS = {
     "repeat": 1,
     "rpad": 1,
 }
-"""Map a function to the index of its first argument that sets the result's length. DuckDB's memory limit ignores it."""
+"""Index of a function's first argument that sets the result's length, which DuckDB's memory limit ignores."""
 MAX_RESULT_LENGTH = 100_000
 
 
 def open_connection() -> Any:
     """Return a DuckDB connection with one thread, limited memory, and no access to files or the network.
 
-    The optimizer is off, because it reorders expressions: a record's result would depend on the query plan. Raises
+    The optimizer is off: it reorders expressions, so a record's result would depend on the query plan. Raises
     MissingExtra.
     """
     with report_missing_extras():
@@ -102,7 +100,7 @@ def quote_name(name: str) -> str:
 
 
 def select_query(transform: Transform, columns: Sequence[str], *, source: str) -> str:
-    """Return a query that selects `columns` from `source`. The transform's alias of `records` refers to this source."""
+    """Return a query of `columns` from `source`, to which the transform's alias of `records` refers."""
     return f"SELECT {', '.join(columns)} FROM ({source}) AS {quote_name(transform.alias)}"
 
 
@@ -112,9 +110,8 @@ def try_expression(expression: str) -> str:
 
 
 def kept_records_query(transform: Transform) -> str:
-    """Return a query for the records that meet the WHERE conditions.
-
-    Conditions joined by AND are evaluated from left to right. A condition is evaluated only if all before it are true.
+    """Return a query for the records that meet the WHERE conditions: each is evaluated only if those before it are
+    true.
     """
     if not transform.where:
         return "SELECT * FROM records"
@@ -142,27 +139,28 @@ def full_query(transform: Transform) -> str:
 
 
 class CheckedTransform(NamedTuple):
-    """A checked transform. `types` maps each of its columns to the column's type, in Iceberg's notation."""
+    """A checked transform, and the type of each column in Iceberg's notation."""
 
     transform: Transform
     types: Mapping[str, str]
 
 
 def check_transform(spec: StreamSpec) -> CheckedTransform:
-    """Check the stream's transform, and prepare it for executors. It must compute exactly the columns of `schema`.
+    """Check the stream's transform, which must compute exactly the columns of `schema`.
 
     Raises SpecError with one line for each problem, and MissingExtra without DuckDB.
     """
     assert spec.transform is not None
-    return _check_sql(spec.transform, spec.may_unnest, records_schema(spec).model_dump_json(), _declared_types(spec))
-
-
-def _declared_types(spec: StreamSpec) -> tuple[tuple[str, str], ...]:
     from frazil.spec.iceberg import table_schema  # next to its only use
 
     names = {column.name for column in spec.columns}
     arrow = schema_to_pyarrow(table_schema(spec))
-    return tuple((field.name, type_text(field.type)) for field in arrow if field.name in names)
+    return _check_sql(
+        spec.transform,
+        spec.may_unnest,
+        records_schema(spec).model_dump_json(),
+        tuple((field.name, type_text(field.type)) for field in arrow if field.name in names),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -201,7 +199,7 @@ def _check_sql(sql: str, unnests: bool, records_json: str, declared: tuple[tuple
 
 
 def _bind_types(connection: Any, found: Transform) -> dict[str, str]:
-    """Return the type of each column. Each expression is bound separately, so that an error can name its column."""
+    """Bind each expression separately, so that an error can name its column."""
     import duckdb  # as in open_connection
 
     def bound(where: str, query: str) -> Any:
@@ -226,8 +224,6 @@ def _first_line(error: Exception) -> str:
 
 
 class _Checker:
-    """Checks the syntax tree of one statement."""
-
     def __init__(self, connection: Any, fields: Sequence[str]) -> None:
         self._connection = connection
         self._fields = {name.lower(): name for name in fields}
@@ -313,9 +309,7 @@ class _Checker:
                 yield name, instead.get(lower, field)
 
     def _failure_condition(self, expression: _Node) -> str:
-        """Return an SQL condition that is true if the expression fails. It avoids an exception for each record if
-        possible.
-        """
+        """Return an SQL condition that is true if the expression fails, where possible without an exception."""
         if expression["class"] in {"COLUMN_REF", "CONSTANT"}:
             return "false"
         kind = expression.get("type_expr")
@@ -332,7 +326,7 @@ class _Checker:
         return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
 
     def _collect_may_fail(self, part: Any) -> None:
-        """Collect conditions that are true for records for which a cast or division in this expression may fail."""
+        """Collect conditions that are true for records for which a cast or division here may fail."""
         if isinstance(part, list):
             for inner in part:
                 self._collect_may_fail(inner)
@@ -376,7 +370,6 @@ class _Checker:
         return str(rows[0][0]).removeprefix("SELECT ").strip()
 
     def _fields_of(self, expression: Any) -> tuple[str, ...]:
-        """Return the fields of `records` that an expression uses. The error messages of dead letters quote them."""
         found = {
             self._fields[name.lower()]
             for node in _find_nodes(expression)
@@ -387,7 +380,7 @@ class _Checker:
         return tuple(sorted(found))
 
     def _replace_unnest(self, expression: Any) -> Any:
-        """Return the expression with each UNNEST replaced by a column, which an inner query computes."""
+        """Replace each UNNEST by a column, which an inner query computes."""
         if isinstance(expression, list):
             return [self._replace_unnest(part) for part in expression]
         if not isinstance(expression, dict):
@@ -403,7 +396,7 @@ class _Checker:
         return {key: self._replace_unnest(value) for key, value in expression.items()}
 
     def _check_expression(self, part: Any, names: Collection[str]) -> None:
-        """Check an expression. `names` are the parameters of the lambdas and macros that enclose it."""
+        """`names` are the parameters of the lambdas and macros that enclose the expression."""
         if isinstance(part, list):
             for inner in part:
                 self._check_expression(inner, names)
@@ -439,7 +432,7 @@ class _Checker:
         raise SpecError(f"transform: {'.'.join(path)} is not a field of records (fields: {known})")
 
     def _lambda_parameters(self, part: _Node) -> list[str]:
-        """Return the parameters of a lambda. DuckDB also parses `a -> '$.b'`, which reads JSON, as a lambda."""
+        """DuckDB also parses `a -> '$.b'`, which reads JSON, as a lambda."""
         single = part["syntax_type"] == "SINGLE_ARROW"
         columns = [node["column_names"] for node in _find_nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
         if single and not all(path[0].lower() in {*self._fields, self._alias.lower()} for path in columns):
@@ -485,7 +478,6 @@ _DIVISIONS = frozenset({"/", "//", "%", "divide", "mod"})
 
 
 def _use_try_casts(part: Any) -> Any:
-    """Return an expression with all casts replaced by TRY_CAST, which returns null instead of failing."""
     if isinstance(part, list):
         return [_use_try_casts(inner) for inner in part]
     if not isinstance(part, dict):
@@ -498,9 +490,7 @@ _COLUMN: _Node = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": ""}
 
 
 def _is_small(argument: _Node) -> bool:
-    """Return whether an argument is a constant that limits the result's length: a text, or a number up to the
-    maximum.
-    """
+    """Return whether an argument is a constant that limits the result's length."""
     literal = argument["expression"].get("literal", {})
     if argument["expression"]["class"] != "CONSTANT" or literal.get("kind") == "STRING":
         return bool(argument["expression"]["class"] == "CONSTANT")
@@ -509,10 +499,7 @@ def _is_small(argument: _Node) -> bool:
 
 
 def _max_length(part: Any) -> int:
-    """Return the maximum length of a result; at least 1.
-
-    It is the product of the constants in nested calls of functions in `_LENGTH_ARGUMENTS`.
-    """
+    """Return the product of the constants in nested calls of functions in `_LENGTH_ARGUMENTS`; at least 1."""
     if isinstance(part, list):
         return max(map(_max_length, part), default=1)
     if not isinstance(part, dict):
@@ -530,7 +517,6 @@ def _max_length(part: Any) -> int:
 
 
 def _constant_value(expression: _Node) -> int:
-    """Return the value of an integer constant; 1 for any other expression."""
     text = str(expression.get("literal", {}).get("text", ""))
     return max(1, int(text)) if expression["class"] == "CONSTANT" and text.isdecimal() else 1
 
@@ -550,7 +536,7 @@ def _is_repeatable(call: _Node) -> bool:
 
 @lru_cache(maxsize=1)
 def _load_functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
-    """Return the names of stable functions, and a map from each scalar macro to its parameters and definition."""
+    """Return the names of stable functions, and each scalar macro's parameters and definition."""
     query = (
         "SELECT lower(function_name), function_type, stability, parameters, macro_definition FROM duckdb_functions()"
     )
@@ -577,7 +563,6 @@ def _load_functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str
 
 
 def _find_nodes(part: Any) -> Iterator[_Node]:
-    """Yield all expressions in a part of a syntax tree, at any depth."""
     if isinstance(part, list):
         for inner in part:
             yield from _find_nodes(inner)
@@ -614,10 +599,7 @@ _TYPE_NAMES: dict[pa.DataType, str] = {
 
 
 def type_text(kind: pa.DataType) -> str:  # noqa: PLR0911 - a case for each kind of type
-    """Return an Arrow type in Iceberg's notation; for types that Iceberg does not have, Arrow's name.
-
-    `fixed` types become `binary`, as DuckDB returns them.
-    """
+    """Return an Arrow type in Iceberg's notation, or else Arrow's name. `fixed` becomes `binary`, as in DuckDB."""
     if kind in _TYPE_NAMES:
         return _TYPE_NAMES[kind]
     if isinstance(kind, pa.UuidType):

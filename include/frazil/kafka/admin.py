@@ -20,17 +20,16 @@ from frazil.kafka.fetch import find_diverged
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.topics import TopicPattern
+from frazil.spec.source import TopicPattern
 
 TIMEOUT_S = 10.0
-"""Default timeout (s) of a request."""
 ERROR_POLL_INTERVAL_S = 0.1
-"""Interval (s) at which connection errors are checked while a request waits for its response."""
+"""Interval at which connection errors are checked while a request waits for its response."""
 INTERACTIVE_TIMEOUT_S = 5.0
-"""Timeout (s) of a request for an interactive command, which does not retry."""
+"""Timeout for an interactive command, which does not retry."""
 MAX_NAMED_PARTITIONS = 5
 MAX_TOPICS = 1000
-"""Maximum number of topics that may match a pattern. Each commit stores the offsets of all of them."""
+"""Topics that may match a pattern. Each commit stores the offsets of all of them."""
 LEADER_ERRORS = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -42,23 +41,19 @@ LEADER_ERRORS = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
-"""Error codes of a partition whose leader is moving or does not serve the partition yet. A retry usually succeeds
-soon.
-"""
+"""Errors of a partition whose leader is moving or not ready, where a retry usually succeeds soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Ids and partitions of the topics that a stream reads, as Kafka currently describes them."""
-
     identity: SourceIdentity
     partitions: tuple[TopicPartition, ...]
 
 
 class KafkaAdmin:
-    """An admin client with the requests that frazil needs. Each method sends one batched request per broker.
+    """An admin client with the requests that frazil needs: one batched request per broker.
 
-    If `stream` is given, error messages name it. `client` creates the underlying client, or returns a shared one.
+    Error messages name the `stream`. `client` creates the underlying client, or returns a shared one.
     """
 
     def __init__(
@@ -86,10 +81,9 @@ class KafkaAdmin:
         del self._admin
 
     def describe(self) -> Topics:
-        """Fetch the cluster id, the topic ids and all partitions. For a pattern, includes the topics that match now.
+        """Fetch the cluster id, and the ids and partitions of the topics that exist now.
 
-        Raises TopicMissing if a topic listed in `source.topics` does not exist, and SpecError if too many topics match
-        the pattern.
+        Raises TopicMissing for a topic of `source.topics`, and SpecError if too many topics match the pattern.
         """
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
@@ -108,11 +102,9 @@ class KafkaAdmin:
         )
 
     def check_not_hidden(self, topics: Collection[str]) -> None:
-        """Raise AccessDenied if one of these topics exists, but is hidden from the principal.
+        """Raise AccessDenied if one of these topics, missing from Kafka's list, exists but is hidden.
 
-        `topics` are missing from Kafka's list of topics. The list omits topics that the principal may not describe, as
-        if they were deleted. A request by name distinguishes the two cases: Kafka refuses it for a hidden topic, and
-        reports a deleted topic as unknown.
+        The list omits topics that the principal may not describe. A request by name distinguishes the two cases.
         """
         hidden = []
         for name, answer in sorted(self._describe_topics(topics).items()):
@@ -127,13 +119,11 @@ class KafkaAdmin:
         if hidden:
             raise AccessDenied(
                 f"{describe_source(self._stream, self._servers)}: Kafka does not let the stream describe topics that "
-                "it has "
-                f"read: {', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant Describe on "
-                "their names, so that Kafka can report this"
+                f"it has read: {', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant "
+                "Describe on their names, so that Kafka can report this"
             )
 
     def _matching_topics(self, pattern: TopicPattern) -> list[str]:
-        """Return the topics that match the pattern now. Raises SpecError if there are too many."""
         found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
         if len(found) > MAX_TOPICS:
             raise SpecError(
@@ -150,9 +140,7 @@ class KafkaAdmin:
         return futures
 
     def _descriptions(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return Kafka's description of each topic. Missing topics are omitted for a pattern; otherwise raises
-        TopicMissing.
-        """
+        """Missing topics are omitted for a pattern; otherwise raises TopicMissing."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -168,18 +156,15 @@ class KafkaAdmin:
         return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset that Kafka still has, by topic-partition."""
+        """Return the first offset that Kafka still has."""
         return self._list_committed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the last stable offset by topic-partition: the end of the log for a `read_committed` reader."""
+        """Return the last stable offset: the end of the log for a `read_committed` reader."""
         return self._list_committed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Return the log's end by topic-partition: last stable offset, high watermark and leader epoch.
-
-        Sends two concurrent requests.
-        """
+        """Return the log's end with two concurrent requests: last stable offset, high watermark, leader epoch."""
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         stable, high = self._list_offsets(
@@ -188,11 +173,9 @@ class KafkaAdmin:
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Return the offset at which each truncated log was truncated.
+        """Return the offset at which each log was truncated below its position: an offset, and its leader epoch.
 
-        Each position is an offset that was read, and its leader epoch. Logs that were not truncated below their
-        position are omitted. The offsets are found by bisection, because Kafka can only tell whether a given offset
-        still belongs to the log.
+        Found by bisection, because Kafka only tells whether an offset still belongs to the log.
         """
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
@@ -205,10 +188,7 @@ class KafkaAdmin:
         return {tp: at for tp, (at, _) in spans.items()}
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset with a timestamp at or after `when`, by topic-partition.
-
-        If all records are older, this is the end of the log.
-        """
+        """Return the first offset with a timestamp at or after `when`, or else the end of the log."""
         tps = list(partitions)
         found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
         missing = [tp for tp, offset in found.items() if offset < 0]
@@ -217,24 +197,21 @@ class KafkaAdmin:
     def starts(
         self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the first offset for the declared `source.start`, by topic-partition."""
+        """Return the first offset for the declared `source.start`."""
         if start == "earliest":
             return self.earliest(partitions)
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
 
     def _list_committed(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
-        """Return the offsets that a `read_committed` reader sees."""
         (answers,) = self._list_offsets(partitions, (which, IsolationLevel.READ_COMMITTED))
         return {tp: answer.offset for tp, answer in answers.items()}
 
     def _list_offsets(
         self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
     ) -> list[dict[TopicPartition, Any]]:
-        """Send concurrent requests for offsets, and return the responses to each. Repeats them while a leader is
-        moving.
+        """Send concurrent requests, and repeat them while a leader is moving.
 
-        librdkafka sends each request to the leader that it knows. Kafka returns an error if the leader has moved, or if
-        the broker does not serve a new topic yet. Only then does librdkafka look for the new leader.
+        librdkafka asks the leader that it knows, and looks for a new one only after Kafka's error.
         """
         tps = list(partitions)
         deadline = time.monotonic() + self._timeout_s
@@ -265,10 +242,9 @@ class KafkaAdmin:
         return answers
 
     def _wait_for(self, answer: Future[Any]) -> Any:
-        """Wait for a response and return its result.
+        """Return the response's result. Raises KafkaException, TimeoutError, and AccessDenied.
 
-        Raises KafkaException, TimeoutError, and AccessDenied if the broker refuses access. librdkafka reconnects
-        forever, even after a refusal. A refusal is therefore detected from the client's connection errors.
+        librdkafka reconnects forever, even after a refusal, which is therefore detected from connection errors.
         """
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], ERROR_POLL_INTERVAL_S).done:
@@ -282,11 +258,10 @@ class KafkaAdmin:
         return found
 
     def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
-        """Return AccessDenied if the error is a refusal of `what`; otherwise None."""
         return to_access_denied(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
 
     def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
-        """Return frazil's error for an error of a request. `doing` is what the request did, such as "describing"."""
+        """Return frazil's error for an error of a request. `doing` is what it did, such as "describing"."""
         code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
         topics = f"{doing} {self._topics_text}"
         if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
@@ -317,7 +292,6 @@ class KafkaAdmin:
 
 
 def is_timeout(error: BaseException | None) -> bool:
-    """Return whether the error is a timeout of a request to Kafka."""
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
     return isinstance(error, TimeoutError)

@@ -1,6 +1,4 @@
-"""Parts that clients of librdkafka share: checks of declared properties, errors for refused access, a safe admin
-client.
-"""
+"""Parts that clients of librdkafka share: checks of properties, errors for refused access, a safe admin client."""
 
 from __future__ import annotations
 
@@ -28,40 +26,31 @@ DENIED_CODES = frozenset(
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
 )
-"""Error codes for refused access."""
 
 _CERTIFICATE_ERROR = re.compile(r"certificate verify failed|SSL routines.*alert .*(certificate|unknown ca)")
-"""Matches errors about TLS certificates."""
 _TOKEN_ERROR = "Failed to acquire SASL OAUTHBEARER token"
-"""The beginning of librdkafka's error when it cannot fetch an OAuth token."""
 _TOKEN_REFUSED = re.compile(
     r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
 )
-"""Matches token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka. Others may be
-temporary.
-"""
+"""Token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka."""
 
 MAX_ERROR_AGE_S = 30.0
-"""Maximum age (s) of a connection error that is reported as the cause of a missing response. librdkafka repeats errors
-that persist.
+"""Age up to which a connection error is reported as the cause of a missing response: librdkafka repeats lasting
+ones.
 """
 
 _UNKNOWN_PROPERTY = ("No such configuration property", "Java ")
 """Beginnings of librdkafka's errors for properties that it does not have."""
 _INVALID_VALUE = "Invalid value"
-"""The beginning of librdkafka's error for an invalid value."""
 _UNCHECKED_PROPERTIES = frozenset({"plugin.library.paths", "debug"})
-"""Properties that are not checked, because setting them already has an effect."""
+"""Setting these already has an effect."""
 
 _unused_clients: deque[AdminClient] = deque()
 """Clients that were freed in one of librdkafka's threads, and that another thread must destroy."""
 
 
 def to_access_denied(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
-    """Return AccessDenied if a client's error is a permanent refusal; None for any other error.
-
-    `code` and `text` come from librdkafka. `what` is the refused request, such as "access to flights".
-    """
+    """Return AccessDenied if a client's error is a permanent refusal of `what`, such as "access to flights"."""
     if _CERTIFICATE_ERROR.search(text):
         problem = f"the TLS connection fails: {text}"
         check = (
@@ -88,11 +77,10 @@ def describe_source(stream: str | None, servers: str) -> str:
 
 
 class _ConnectionErrors:
-    """Collects the connection errors that `poll` delivers.
+    """Collects the errors that `poll` delivers, with the time of the previous poll.
 
-    An error may have occurred at any time since the previous poll, so it is stored with the time of that poll.
-    librdkafka's callback refers to this object instead of the client. Otherwise only the garbage collector could free
-    the client.
+    librdkafka's callback refers to this object: if it referred to the client, only the garbage collector could free
+    that.
     """
 
     def __init__(self) -> None:
@@ -103,7 +91,6 @@ class _ConnectionErrors:
         self.errors.append((self._polled_s, error))
 
     def get_recent(self) -> list[KafkaError]:
-        """Return the errors that are not too old."""
         self._polled_s = now_s = time.monotonic()
         return [error for at_s, error in self.errors.copy() if now_s - at_s < MAX_ERROR_AGE_S]
 
@@ -111,9 +98,8 @@ class _ConnectionErrors:
 class AdminClient(confluent_admin.AdminClient):
     """An admin client that is safe to garbage-collect while it waits for responses.
 
-    librdkafka aborts the process if a client is destroyed in one of the client's own threads. These threads run Python
-    code when a response arrives or times out, so the garbage collector may run in them. A client that is freed in such
-    a thread is kept alive until a Python thread creates another client.
+    librdkafka aborts the process if a client is destroyed in one of the client's own threads, where the garbage
+    collector may run. A client that is freed there is kept until a Python thread creates another.
     """
 
     def __init__(self, properties: Mapping[str, str | int]) -> None:
@@ -137,7 +123,6 @@ class AdminClient(confluent_admin.AdminClient):
 
 
 def _destroy_unused_clients() -> None:
-    """Destroy the clients that were freed in librdkafka's threads, unless this is such a thread."""
     if _is_foreign_thread():
         return
     for _ in range(len(_unused_clients)):
@@ -155,7 +140,7 @@ def _is_foreign_thread() -> bool:
 
 @contextmanager
 def translate_client_errors() -> Iterator[None]:
-    """Convert librdkafka's error to SpecError if it rejects the declared properties of a new client."""
+    """Raise SpecError if librdkafka rejects the declared properties of a new client."""
     try:
         yield
     except KafkaException as error:
@@ -163,9 +148,9 @@ def translate_client_errors() -> Iterator[None]:
 
 
 def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's error for each property with an invalid name or value; empty if all properties are valid.
+    """Return librdkafka's error for each property with an invalid name or value. Needs no broker.
 
-    Needs no broker. References and secrets are not checked, because only the writer's host knows their values.
+    References and secrets are not checked: only the writer's host knows their values.
     """
     problems = {}
     for key, value in properties.items():
@@ -182,7 +167,6 @@ def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _mechanism_problem(mechanism: str) -> str:
-    """Return why this librdkafka cannot log in with a SASL mechanism; empty if it can."""
     if mechanism == "AWS_MSK_IAM":
         return f"is a mechanism of the Java client: write OAUTHBEARER, and {tokens.METHOD}: {tokens.AWS_MSK}"
     credentials = {"sasl.username": "frazil", "sasl.password": "frazil"}
@@ -196,7 +180,6 @@ def _mechanism_problem(mechanism: str) -> str:
 
 
 def _property_error(properties: Mapping[str, str]) -> str:
-    """Return librdkafka's error for a property; empty if it is valid."""
     try:
         Consumer({"group.id": "frazil", "log_level": "0", **properties}).close()
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""Reads which offsets hold committed records in Kafka, with a plain consumer that shares no code with the writer."""
+"""Reads which offsets hold committed records in Kafka, with a consumer that shares no code with the writer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
 NO_MESSAGE_TIMEOUT_S = 60.0
-"""Maximum time (s) without a message from Kafka before reading fails."""
-MESSAGES_PER_CALL = 10_000
-"""Maximum number of messages that one call of the consumer returns."""
 
 _SETTINGS = {
     # Required by librdkafka but not used: the consumer does not commit offsets or join a group.
@@ -29,7 +26,6 @@ _SETTINGS = {
     "enable.partition.eof": True,
     "fetch.queue.backoff.ms": 5,
 }
-"""librdkafka properties of the consumer."""
 
 
 def read_offsets(
@@ -37,8 +33,7 @@ def read_offsets(
 ) -> dict[TopicPartition, OffsetTally]:
     """Return the offsets of committed records in each range `[start, end)`.
 
-    Raises KafkaUnavailable if the brokers send nothing for too long, or if retention deletes the beginning of a range
-    in the meantime.
+    Raises KafkaUnavailable if brokers send nothing for too long, or retention deletes the beginning of a range.
     """
     open_ranges = {tp: r for tp, r in ranges.items() if r[1] > r[0]}
     tallies = {tp: OffsetTally() for tp in ranges}
@@ -46,45 +41,32 @@ def read_offsets(
         return tallies
     with closing(create_client(Consumer, {**properties, **_SETTINGS})) as consumer:
         consumer.assign([KafkaTopicPartition(*tp, start) for tp, (start, _) in open_ranges.items()])
-        _drain(consumer, open_ranges, tallies)
+        last_message_at = time.monotonic()
+        while open_ranges:  # until the last offset, a later record, or the end of the partition was read
+            messages = consumer.consume(10_000, timeout=0.5)
+            if messages:
+                last_message_at = time.monotonic()
+            elif time.monotonic() - last_message_at > NO_MESSAGE_TIMEOUT_S:
+                raise KafkaUnavailable(
+                    f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s; check the brokers, then audit again"
+                )
+            pieces: dict[TopicPartition, list[int]] = {}
+            for message in messages:
+                at, offset, is_record = _parse_message(message)
+                if at not in open_ranges:
+                    continue
+                end = open_ranges[at][1]
+                if is_record and offset < end:
+                    pieces.setdefault(at, []).append(offset)
+                if offset >= (end - 1 if is_record else end):
+                    del open_ranges[at]
+                    consumer.incremental_unassign([KafkaTopicPartition(*at)])
+            for at, offsets in pieces.items():
+                tallies[at].add(np.array(offsets))
     return tallies
 
 
-def _drain(
-    consumer: Consumer, open_ranges: dict[TopicPartition, tuple[int, int]], tallies: dict[TopicPartition, OffsetTally]
-) -> None:
-    """Read until every open range is complete, and add the offsets of its records to its tally.
-
-    A range is complete when its last offset, a later record, or the end of the partition has been read.
-    """
-    last_message_at = time.monotonic()
-    while open_ranges:
-        messages = consumer.consume(MESSAGES_PER_CALL, timeout=0.5)
-        if messages:
-            last_message_at = time.monotonic()
-        elif time.monotonic() - last_message_at > NO_MESSAGE_TIMEOUT_S:
-            raise KafkaUnavailable(
-                f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s; check the brokers, then audit again"
-            )
-        pieces: dict[TopicPartition, list[int]] = {}
-        for message in messages:
-            tp, offset, is_record = _parse_message(message)
-            if tp not in open_ranges:
-                continue
-            end = open_ranges[tp][1]
-            if is_record and offset < end:
-                pieces.setdefault(tp, []).append(offset)
-            if offset >= (end - 1 if is_record else end):
-                del open_ranges[tp]
-                consumer.incremental_unassign([KafkaTopicPartition(*tp)])
-        for tp, offsets in pieces.items():
-            tallies[tp].add(np.array(offsets))
-
-
 def _parse_message(message: Message) -> tuple[TopicPartition, int, bool]:
-    """Return a message's topic-partition and offset, and whether it is a record. The end of a partition is not a
-    record.
-    """
     error = message.error()
     tp = (message.topic() or "", message.partition() or 0)
     if error is None:

@@ -1,7 +1,5 @@
-"""Fetches one message from each topic-partition to find out what only a fetch can show.
-
-A broker may allow describing a topic, but not reading it. A leader reports only to a consumer whether its log still
-contains an offset of a leader epoch. These consumers do not join a group or commit offsets.
+"""Fetches one message from each topic-partition. Only this shows whether a client may read a topic that it may
+describe. Also, a leader tells only consumers whether its log still contains an offset of a leader epoch.
 """
 
 from __future__ import annotations
@@ -19,10 +17,7 @@ from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 
 RESPONSE_TIMEOUT_S = 20.0
-"""Timeout (s) for the responses of all topic-partitions."""
-_MESSAGES_PER_CALL = 100
 _MAX_NAMES = 5
-"""Maximum number of names in a message."""
 _SETTINGS = {
     "group.id": "frazil",  # never joined
     "enable.auto.commit": False,
@@ -35,7 +30,6 @@ _SETTINGS = {
     "fetch.wait.max.ms": 5,
     "fetch.queue.backoff.ms": 5,
 }
-"""librdkafka properties of the consumers."""
 
 
 def find_diverged(
@@ -43,7 +37,7 @@ def find_diverged(
 ) -> frozenset[TopicPartition]:
     """Return the topic-partitions whose log no longer contains their position: an offset and its leader epoch.
 
-    Includes positions that retention deleted. Raises KafkaUnavailable if a response is missing after the timeout.
+    Includes positions that retention deleted. Raises KafkaUnavailable if a response is missing.
     """
     if not positions:
         return frozenset()
@@ -71,9 +65,9 @@ def find_diverged(
 def check_readable(
     properties: Mapping[str, str], partitions: Collection[TopicPartition], *, stream: str, within_s: float
 ) -> None:
-    """Check that the stream may read each topic, by fetching from the end of one partition. This transfers no records.
+    """Check that the stream may read each topic, by fetching from the end of one partition.
 
-    Raises AccessDenied if the broker refuses some topics, and KafkaUnavailable if a topic gets no response in time.
+    Raises AccessDenied for refused topics, and KafkaUnavailable if a topic gets no response in time.
     """
     waiting = dict(sorted(partitions, reverse=True))
     refused: list[str] = []
@@ -98,16 +92,14 @@ def check_readable(
 def _fetch_answers(
     consumer: Consumer, waiting: Collection[object], *, within_s: float
 ) -> Iterator[tuple[TopicPartition, int | None]]:
-    """Yield each message's topic-partition and error code, until the caller has emptied `waiting` or the time is up."""
     deadline = time.monotonic() + within_s
     while waiting and time.monotonic() < deadline:
-        for message in consumer.consume(_MESSAGES_PER_CALL, timeout=0.05):
+        for message in consumer.consume(100, timeout=0.05):
             error = message.error()
             yield (message.topic() or "", message.partition() or 0), error.code() if error else None
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Return a list of the names as text, shortened to a maximum number of names."""
     names = sorted(names)
     more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
     return f"{', '.join(names[:_MAX_NAMES])}{more}"

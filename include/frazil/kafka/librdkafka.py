@@ -1,10 +1,5 @@
-"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each.
-
-The library is the one with which confluent-kafka's extension is linked, whether it comes from a wheel, conda or the
-system. Looking up a function in the extension also finds the functions of its linked libraries.
-
-The structs in librdkafka's public header are stable. Nevertheless, each process checks them once: `librdkafka` creates
-a message and compares every field. The check takes a few milliseconds and needs no broker.
+"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Looking up a
+function in confluent-kafka's extension also finds those of the librdkafka that it is linked with.
 """
 
 from __future__ import annotations
@@ -34,19 +29,12 @@ from frazil.kafka.tokens import TokenFunction
 
 EVENT_DR, EVENT_LOG = 0x1, 0x4
 _PRODUCER, _CONSUMER = 0, 1
-_COPY_FLAG = 0x2
-"""Flag of `produce`: copy the value."""
-_PURGE_QUEUE_FLAG = 0x1
-"""Flag of `purge`: remove messages from the producer's queue."""
 _INVALID_OFFSET = -1001
-"""The offset of a message that has none (RD_KAFKA_OFFSET_INVALID)."""
+"""RD_KAFKA_OFFSET_INVALID."""
 _ERROR_BUFFER_BYTES = 512
-"""Size of the buffers for error texts."""
 
 ErrorCallback = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
-"""The C type of librdkafka's callback for errors."""
 ThrottleCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_int32, c_int, c_void_p)
-"""The C type of librdkafka's callback for throttling by a broker."""
 TokenCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -102,7 +90,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "produce": (c_int, [c_void_p, c_int32, c_int, c_char_p, c_size_t, c_char_p, c_size_t, c_void_p]),
     "purge": (c_int, [c_void_p, c_int]),
 }
-"""Maps each function that is called (without the prefix `rd_kafka_`) to its result type and argument types."""
+"""Result type and argument types of each function, without the prefix `rd_kafka_`."""
 
 
 class Message(Structure):
@@ -144,9 +132,9 @@ class Librdkafka:
         raise AttributeError(name)
 
     def new_configuration(self, properties: Mapping[str, str]) -> int:
-        """Create a configuration and return its address. Raises KafkaException.
+        """Return the address of a configuration. Raises KafkaException.
 
-        The caller must pass the configuration to a client or destroy it.
+        The caller must pass it to a client or destroy it.
         """
         conf = int(self.conf_new())
         problem = ctypes.create_string_buffer(_ERROR_BUFFER_BYTES)
@@ -160,8 +148,7 @@ class Librdkafka:
     def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any, on_token: Any = None) -> int:
         """Create a consumer. Raises KafkaException.
 
-        While the consumer is polled, it calls `on_error` (an `ErrorCallback`) for errors and `on_throttle` (a
-        `ThrottleCallback`) for throttle times. `on_token` (a `TokenCallback`) sets login tokens, in a thread of
+        While it is polled, it calls `on_error` and `on_throttle`. `on_token` sets login tokens, in a thread of
         librdkafka. The callbacks must outlive the consumer. Log lines are kept until `set_log_queue` sets a queue for
         them.
         """
@@ -209,9 +196,7 @@ class Librdkafka:
         return int(client)
 
     def partitions(self, places: Iterable[tuple[str, int, int | None]]) -> int:
-        """Create a C list of topics, partitions and offsets, and return its address. The caller must destroy the
-        list.
-        """
+        """Return the address of a C list of topics, partitions and offsets. The caller must destroy it."""
         positions = [(topic.encode(), partition, offset) for topic, partition, offset in places]
         partitions = int(self.topic_partition_list_new(len(positions)))
         for topic, partition, offset in positions:
@@ -226,7 +211,7 @@ class Librdkafka:
             raise KafkaException(KafkaError(code))
 
     def check_error(self, error: int | None) -> None:
-        """Raise KafkaException for an error object, and free the object. Does nothing for None."""
+        """Raise KafkaException for an error object, which is freed."""
         if error:
             kafka_error = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
             self.error_destroy(error)
@@ -242,7 +227,7 @@ class Librdkafka:
 
 @cache
 def librdkafka() -> Librdkafka:
-    """Return the process's librdkafka. The first call loads and checks it. Raises LibraryUnusable."""
+    """Return the process's librdkafka, loaded and checked by the first call. Raises LibraryUnusable."""
     library = Librdkafka()
     if (version := library.version()) != (expected := confluent_kafka.libversion()[1]):
         raise LibraryUnusable(f"its version is {version:#x}, but confluent-kafka uses {expected:#x}")
@@ -251,10 +236,7 @@ def librdkafka() -> Librdkafka:
 
 
 def _check_message_layout(library: Librdkafka) -> None:
-    """Check the layout of the message struct with a message that is purged from a producer's queue.
-
-    Raises LibraryUnusable if a field does not have the expected value.
-    """
+    """Check the message struct with a message that is purged from a producer's queue."""
     conf = library.new_configuration({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)
     producer = library._new_client(_PRODUCER, conf)
@@ -262,8 +244,8 @@ def _check_message_layout(library: Librdkafka) -> None:
     queue = library.queue_get_main(producer)
     event = None
     try:
-        library.produce(topic, 7, _COPY_FLAG, b"value", 5, b"the key", 7, 11)
-        library.purge(producer, _PURGE_QUEUE_FLAG)
+        library.produce(topic, 7, 0x2, b"value", 5, b"the key", 7, 11)  # 0x2: copy the value
+        library.purge(producer, 0x1)  # the messages in the queue
         event = library.queue_poll(queue, 10_000)
         address = library.event_message_next(event) if event else None
         if not address:

@@ -1,14 +1,6 @@
-"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
-
-An unclean leader election, a disk that lost its newest segments, or a broker that was restored from a backup can
-truncate a log. New records then reuse the lost offsets. Two signs reveal a truncation.
-
-First, a leader reports an end before an offset that was readable. A healthy leader never does this: a new leader
-returns `OFFSET_NOT_AVAILABLE` until its high watermark has passed its predecessor's. Only a broker that has not noticed
-that it was replaced may report an older end, and its response has an older leader epoch.
-
-Second, the leader knows the end offset of each leader epoch, however much the log has grown since. librdkafka requests
-this offset (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
+"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed. A log
+was truncated if its leader, unless it was replaced (older epoch), reports an end before an offset that was readable. It
+was also truncated if it ended earlier at the epoch of the stream's position (`OffsetForLeaderEpoch`).
 """
 
 from __future__ import annotations
@@ -23,23 +15,20 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 MIN_SHORT_POLLS = 3
-"""Number of consecutive polls with a log end before the position that prove a truncation. Used without leader
-epochs.
-"""
+"""Consecutive polls with a log end before the position that prove a truncation, without leader epochs."""
 MAX_OUTDATED_POLLS = 60
-"""Number of consecutive outdated responses, from a broker that was replaced, after which reading fails."""
+"""Consecutive outdated responses, from a replaced broker, after which reading fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of a topic-partition's log, as the partition's leader reports it."""
+    """The end of a topic-partition's log, as its leader reports it."""
 
     stable: int
     """The last stable offset: the log's end for a `read_committed` reader."""
     high: int
     """The high watermark, which includes the records of open transactions."""
     leader_epoch: int | None = None
-    """The epoch of the leader that responded; None if the broker does not report it."""
 
 
 class LeaderAnswer(Enum):
@@ -52,7 +41,6 @@ class LeaderAnswer(Enum):
 
 
 def classify_answer(offset: int, end: LogEnd, *, known_epoch: int | None) -> LeaderAnswer:
-    """Return what a leader's response means for an offset that was readable when the leader had `known_epoch`."""
     if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
         return LeaderAnswer.OUTDATED
     if end.stable < offset:
@@ -62,8 +50,6 @@ def classify_answer(offset: int, end: LogEnd, *, known_epoch: int | None) -> Lea
 
 
 class LogSource(Protocol):
-    """The requests to Kafka that `LogWatch` needs."""
-
     def log_ends(self, partitions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, LogEnd]: ...
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, int]: ...
@@ -71,13 +57,9 @@ class LogSource(Protocol):
 
 @dataclass(slots=True)
 class LogWatch:
-    """The last log ends that the partition leaders reported, by topic-partition.
-
-    An end moves back only if a new leader reports a lower end. A lower end from a lagging broker is ignored.
-    """
+    """The last log ends that the leaders reported. Only a new leader can move an end back."""
 
     stable: dict[TopicPartition, int] = field(default_factory=dict)
-    """The last stable offset."""
     high: dict[TopicPartition, int] = field(default_factory=dict)
     """The high watermark, which includes the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
@@ -90,18 +72,25 @@ class LogWatch:
     def poll(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Poll the ends of the logs. Returns the offset at which each truncated log was truncated.
+        """Poll the ends of the logs, and return the offset at which each log was truncated below its position.
 
-        A log counts as truncated only if it was truncated below the stream's position (`offsets`). The stored ends of
-        all other logs are updated. `epochs` are the leader epochs of the records at the positions. Raises the errors of
-        `kafka`, and KafkaUnavailable after too many consecutive outdated responses.
+        `offsets` are the positions, and `epochs` their leader epochs. The ends of all other logs are updated. Raises
+        the errors of `kafka`, and KafkaUnavailable after too many consecutive outdated responses.
         """
         ends = kafka.log_ends(offsets)
         answers = {
             tp: classify_answer(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
             for tp, end in ends.items()
         }
-        self._check_outdated(answers)
+        outdated = [tp for tp, answer in answers.items() if answer is LeaderAnswer.OUTDATED]
+        self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
+        stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= MAX_OUTDATED_POLLS)
+        if stuck:
+            raise KafkaUnavailable(
+                f"{MAX_OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
+                "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
+                "metadata was restored from a backup. Check the brokers"
+            )
         self.short = {tp: self.short.get(tp, 0) + 1 for tp, answer in answers.items() if answer is LeaderAnswer.SHORT}
         cut = {tp: ends[tp].stable for tp, polls in self.short.items() if polls >= MIN_SHORT_POLLS}
         doubtful = [tp for tp, answer in answers.items() if answer in {LeaderAnswer.SHORT, LeaderAnswer.ANOTHER_LEADER}]
@@ -117,34 +106,15 @@ class LogWatch:
         return cut
 
     def has_no_more_records(self, tp: TopicPartition, offset: int) -> bool:
-        """Return whether the log has no record at or after the offset, not even one of an open transaction.
-
-        Returns True if the log's end is unknown.
-        """
+        """Return whether the log has no record from the offset on, not even in an open transaction, or is unknown."""
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def count_in_transactions(self) -> dict[TopicPartition, int]:
-        """Return the number of offsets that open transactions hold back, for each topic-partition that has any."""
+        """Return how many offsets open transactions hold back, by topic-partition."""
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
 
-    def _check_outdated(self, answers: Mapping[TopicPartition, LeaderAnswer]) -> None:
-        """Raise KafkaUnavailable after too many consecutive outdated responses.
-
-        A few are normal during a leader election. If they continued unnoticed, the stream would silently stop reading.
-        """
-        outdated = [tp for tp, answer in answers.items() if answer is LeaderAnswer.OUTDATED]
-        self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
-        stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= MAX_OUTDATED_POLLS)
-        if stuck:
-            raise KafkaUnavailable(
-                f"{MAX_OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
-                "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
-                "metadata was restored from a backup. Check the brokers"
-            )
-
     def _update_ends(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
-        """Store the new ends of a log and the epoch of its leader."""
         self.stable[tp], self.high[tp] = stable, high
         if end.leader_epoch is not None:
             self.leader_epochs[tp] = end.leader_epoch
@@ -159,7 +129,7 @@ def find_truncations(
 ) -> Mapping[TopicPartition, int]:
     """Return the offset at which each log was truncated below its position in `offsets`.
 
-    A log that seems too short is polled again after `pause`, because only repeated polls prove a truncation.
+    Only repeated polls, with a `pause`, prove that a log is too short.
     """
     watch = LogWatch()
     while True:
@@ -170,11 +140,7 @@ def find_truncations(
 
 
 def describe_lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """Return the offset ranges that retention deleted, as text: from each wanted position to the first available
-    offset.
-
-    Empty if nothing was deleted.
-    """
+    """Return the offsets that retention deleted between each wanted and the first available one, as text."""
     return _describe_ranges({tp: (start, available.get(tp, start)) for tp, start in wanted.items()})
 
 
@@ -191,22 +157,17 @@ def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicP
 def check_not_truncated(
     wanted: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, stream: str
 ) -> None:
-    """Raise OffsetGap if a log was truncated below the stream's position in `wanted`.
-
-    `ends` contains the offset at which each truncated log was truncated.
-    """
+    """Raise OffsetGap if a log was truncated, at its offset in `ends`, below the position in `wanted`."""
     if lost := _describe_ranges({tp: (end, wanted.get(tp, end)) for tp, end in ends.items()}):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had already read, and reuses their offsets for new ones: "
-            f"{lost}. "
-            "The log was truncated (unclean leader election, lost disk, or restored backup). The table "
-            f"keeps its rows. `frazil reset {stream} --to marker` continues where the log was truncated, and new "
-            "records are added to the old rows. With `source.on-gap: skip`, a writer does this automatically"
+            f"{lost}. The log was truncated (unclean leader election, lost disk, or restored backup). The table keeps "
+            f"its rows. `frazil reset {stream} --to marker` continues where the log was truncated, and new records are "
+            "added to the old rows. With `source.on-gap: skip`, a writer does this automatically"
         )
 
 
 def _describe_ranges(ranges: Mapping[TopicPartition, tuple[int, int]]) -> str:
-    """Return the ranges `[start, end)` as text, without empty ones."""
     return "; ".join(
         f"{topic}-{partition} offsets {start} to {end - 1}"
         for (topic, partition), (start, end) in sorted(ranges.items())

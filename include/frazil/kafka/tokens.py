@@ -1,8 +1,6 @@
-"""Login tokens (SASL/OAUTHBEARER) that a Python function makes, for every client of Kafka.
-
-`sasl.oauthbearer.method` names the function: `aws-msk`, or `package.module:function` for one of the user. The function
-takes the text of `sasl.oauthbearer.config`, and returns a token and its expiry in seconds since 1970, as for
-confluent-kafka's `oauth_cb`. librdkafka calls it again before the token expires. Tokens are never stored or logged.
+"""Login tokens (SASL/OAUTHBEARER) from a Python function: `sasl.oauthbearer.method` is `aws-msk`, or
+`package.module:function`. It takes the text of `sasl.oauthbearer.config`, and returns a token and its expiry (s since
+1970), like confluent-kafka's `oauth_cb`. Tokens are never stored or logged.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ def is_function(method: str) -> bool:
 
 
 def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], TokenFunction | None]:
-    """Return the properties for librdkafka, and the function that makes tokens; None if librdkafka needs none.
+    """Return the properties for librdkafka, and the function that makes tokens, if it needs one.
 
     Raises SpecError if the function cannot be imported, and MissingExtra without the extra `msk`.
     """
@@ -42,10 +40,9 @@ def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], Tok
 
 
 def create_client(client: Callable[[dict[str, Any]], Client], properties: Mapping[str, Any]) -> Client:
-    """Create a client of confluent-kafka. Its first token is made before: if a constructor of confluent-kafka gets no
-    token, it leaves an error behind that ends the process later.
-
-    Raises KafkaUnavailable with the function's error if there is no token, and the errors of `split_properties`.
+    """Create a client of confluent-kafka, after its first token: a constructor that gets none leaves an error behind
+    that ends the process later. Raises KafkaUnavailable with the function's error, and the errors of
+    `split_properties`.
     """
     settings, make_token = split_properties(properties)
     if make_token is None:
@@ -77,7 +74,7 @@ def _load(method: str) -> TokenFunction:
 
 
 def _checked(function: TokenFunction, method: str, config: str) -> tuple[Any, ...]:
-    """Call the user's function. Raises ValueError, without the token, if its answer has another form."""
+    """Raises ValueError, without the token, if the user's function answers in another form."""
     answer = function(config)
     if not (isinstance(answer, tuple) and len(answer) >= 2 and isinstance(answer[0], str)):
         raise ValueError(f"{method} must return a token and its expiry in seconds since 1970")
@@ -85,7 +82,7 @@ def _checked(function: TokenFunction, method: str, config: str) -> tuple[Any, ..
 
 
 def _make_msk_token(config: str) -> tuple[str, float]:
-    """Sign a login for Amazon MSK, with the usual AWS credentials; `region=…` and `role=…` (an ARN) are optional."""
+    """Sign a login with the usual AWS credentials; `region=…` and `role=…` (an ARN) are optional."""
     from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
 
     options = dict(part.partition("=")[::2] for part in re.split(r"[,\s]+", config) if part)

@@ -1,8 +1,4 @@
-"""Creates and sends events with OpenLineage's own client, which needs the extra `lineage`.
-
-The client's environment variables declare the transport: `OPENLINEAGE_URL`, `OPENLINEAGE_CONFIG`, or
-`OPENLINEAGE__TRANSPORT__...`.
-"""
+"""Creates and sends events with OpenLineage's client, which its own environment variables configure."""
 
 from __future__ import annotations
 

@@ -18,17 +18,13 @@ INTERVAL_VARIABLE = "FRAZIL_LINEAGE_EVERY"
 """Environment variable with the time between RUNNING events of a writer."""
 DEFAULT_INTERVAL = "15m"
 PARENT_VARIABLE = "OPENLINEAGE_PARENT_ID"
-"""Environment variable with the parent run, `<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects
-it.
-"""
+"""Environment variable with the parent run, `<namespace>/<job>/<run id>`."""
 NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
 """Environment variable with the namespace of the jobs."""
 _PARENT = re.compile(r"(?P<namespace>[^/]+)/(?P<job>.+)/(?P<run>[0-9a-fA-F-]{36})")
 
 
 class LineageState(StrEnum):
-    """A run's states in OpenLineage."""
-
     START = "START"
     RUNNING = "RUNNING"
     COMPLETE = "COMPLETE"
@@ -74,13 +70,10 @@ class RunFacts:
     day: date | None = None
     """The UTC day that an aggregation reads, which is also the partition that it writes."""
     actions: tuple[Mapping[str, Any], ...] = ()
-    """The results of maintenance actions."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineageSettings:
-    """Lineage settings from the environment."""
-
     on: bool = False
     every_ms: int = 900_000
     """Milliseconds between RUNNING events. An event for each batch would flood a backend."""

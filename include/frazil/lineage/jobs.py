@@ -1,7 +1,5 @@
-"""Reports runs of batch jobs, such as one day's aggregation. Each run has two events: START, then COMPLETE or FAIL.
-
-A thread sends the events. Only the end of the process waits for the thread, for up to two seconds. If the backend is
-down, START is sent together with the run's end event, or both are lost.
+"""Reports runs of batch jobs to OpenLineage: START, then COMPLETE or FAIL. A thread sends the events, and only the end
+of the process waits for it. If the backend is down, START is sent with the run's end event, or both are lost.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ class JobRun:
         """The client, used by the sending thread."""
 
     def started(self, at_ms: int, facts: RunFacts) -> None:
-        """Queue the event that the run started."""
         self._put(_Event(self, LineageState.START, at_ms, facts))
 
     def ended(self, at_ms: int, facts: RunFacts) -> None:
@@ -64,8 +61,6 @@ class JobRun:
 
 
 class JobReporter:
-    """Sends the events of one process's runs."""
-
     def __init__(self, settings: LineageSettings, *, connect: Connect = connect) -> None:
         self._settings, self._connect = settings, connect
         self._events: queue.Queue[_Event | None] = queue.Queue(MAX_QUEUED_EVENTS)

@@ -1,7 +1,6 @@
-"""Reports a writer as a streaming run: START when it takes over, RUNNING at intervals, COMPLETE or FAIL at its end.
-
-A shared thread sends the events, and the writer never waits for it. If the backend is down, START and the newest totals
-are sent once it is up again.
+"""Reports a writer as a streaming run: START when it takes over, RUNNING at intervals, COMPLETE or FAIL at its end. A
+thread of `frazil.history.recording_threads` sends the events. If the backend is down, START and the newest totals are
+sent once it is up again.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ class Sender(Protocol):
 
 
 class StreamLineage:
-    """Event sink that reports a stream's writer as a lineage run.
-
-    A thread of `frazil.history.recording_threads` sends the events. `connect` creates the client in that thread.
-    """
+    """Event sink that reports a stream's writer; `connect` creates the client in the sending thread."""
 
     def __init__(
         self,
@@ -89,9 +85,7 @@ class StreamLineage:
             self._ended = (LineageState.COMPLETE if error is None else LineageState.FAIL, at_ms, error)
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether an event must be sent now. After an error of the backend, sending waits for
-        `RETRY_INTERVAL_MS`.
-        """
+        """Return whether an event must be sent now, which waits after an error of the backend."""
         if self._began_ms is None or self._load is None:
             return False
         if self._failed_ms is not None and abs(now_ms - self._failed_ms) < RETRY_INTERVAL_MS:

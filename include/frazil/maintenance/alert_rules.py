@@ -1,4 +1,4 @@
-"""Alert rules of a table. Each rule compares a measured value with a threshold, and describes the remedy. Pure."""
+"""Alert rules of a table. Each compares a measured value with a threshold, and describes the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -12,52 +12,41 @@ from frazil.spec.units import format_rounded_bytes
 from frazil.status.freshness import freshness_ms, late_sentence
 from frazil.timetext import format_utc
 
-RUNBOOK_VARIABLE = "FRAZIL_RUNBOOK"
-"""Environment variable with the location of a team's runbook: a URL or a path."""
 DEFAULT_RUNBOOK = "docs/runbook.md"
 CLEAR_RATIO = 0.8
-"""An alert ends when its value falls to this share of the threshold. The gap to the threshold keeps the alert from
-flapping.
-"""
+"""An alert ends at this share of its threshold. The gap keeps it from flapping."""
 
 MIN_FILE_DIVISOR = 256
-"""The bytes of a manifest list are divided by at least this many data files, because each list begins with 4 KiB of
-Avro schema.
-
-With the default threshold, a manifest list below 256 KiB never fires an alert.
-"""
+"""Least number of data files by which a manifest list is divided, because it begins with 4 KiB of schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The value of one rule in one measurement."""
-
     rule: str
-    """The rule's name, such as `manifests`; a rule of one stream also names the stream: `freshness:<stream>`."""
+    """Such as `manifests`; a rule of one stream also names it: `freshness:<stream>`."""
     value: float | None
     threshold: float
     shown: str
-    """The value as text for the user."""
     sentence: str
-    """Text of the alert: what is wrong if the value is beyond the threshold, and what to do now."""
+    """What is wrong if the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
-    """Time that the value must stay beyond the threshold before the alert fires; None for `maintenance.alerts.hold`."""
+    """How long the value must stay beyond the threshold; None for `maintenance.alerts.hold`."""
     unread: bool = False
-    """Whether the value's source could not be read. The values of rules `<rule>:<subject>` are then unknown too."""
+    """Whether the value's source, also that of rules `<rule>:<subject>`, could not be read."""
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the value is above the threshold; False if it is unknown."""
+        """Whether the value is known and above the threshold."""
         return self.value is not None and self.value > self.threshold
 
     @property
     def is_clear(self) -> bool:
-        """Whether the value is low enough to end the alert; False if it is unknown."""
+        """Whether the value is known and low enough to end the alert."""
         return self.value is not None and self.value <= CLEAR_RATIO * self.threshold
 
 
 def evaluate_table_rules(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
-    """Return the readings of all rules that apply to the table; empty if the table's alerts are switched off."""
+    """Return the readings of all rules of the table, unless its alerts are off."""
     if not settings.alerts.enabled:
         return ()
     return (
@@ -95,8 +84,7 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
     sentence = (
         f"{table} has {health.data_files:,} data files of {average} on average; the target is "
         f"{format_rounded_bytes(health.target_file_bytes)}, and queries open each file. {compact}. If each partition "
-        "has few "
-        "bytes, declare a coarser partition-by"
+        "has few bytes, declare a coarser partition-by"
     )
     shown = f"{health.data_files:,} data files of {average} on average"
     yield Reading("small-files", _count_small_files(health, limits.small_files), limits.small_files, shown, sentence)
@@ -111,11 +99,8 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
 
 
 def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
-    table, beyond, whose = (
-        health.table,
-        health.delete_files,
-        "frazil writes no delete files, so another engine wrote them",
-    )
+    table, beyond = health.table, health.delete_files
+    whose = "frazil writes no delete files, so another engine wrote them"
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
         whose = "merges leave at most one per data file, so others belong to removed data files or another engine"
@@ -132,11 +117,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if the average file is small, else 0; None if the file sizes are unknown.
-
-    If the average is only slightly above the limit, return at most the threshold, so that the alert neither fires nor
-    ends.
-    """
+    """Return the number of data files if the average one is small, else 0; None if sizes are unknown."""
     if health.data_files and not health.data_bytes:
         return None
     share = health.average_file_bytes / (health.target_file_bytes / 10)
@@ -156,7 +137,8 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
             f"stream {stream.name} of {health.table} is late: {shown}{_why_unknown(stream)}. {status} shows whether "
             "its writer is paused, and what holds it back"
         )
-        stale_s = _staleness_s(stream, age_ms, threshold_s)
+        unread = stream.lag is None and stream.lag_problem is None
+        stale_s = None if age_ms is None or (unread and age_ms > threshold_s * 1000) else age_ms / 1000
         yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, shown, sentence, hold_ms=0)
         if settings.alerts.lag is not None:
             sentence = (
@@ -172,19 +154,10 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
 
 
 def unread_reading(subject: str, what: str, problem: str | None) -> Reading:
-    """Return the reading of the rule `unmeasured` for one value. `problem` is why it could not be read."""
+    """Return the reading of the rule `unmeasured` for a value that could not be read because of `problem`."""
     shown = f"the {what} was read" if problem is None else f"the {what} is unknown"
     sentence = f"the {what} cannot be read, so no alert about it fires: {problem}"
     return Reading(f"unmeasured:{subject}", int(problem is not None), 0, shown, sentence)
-
-
-def _staleness_s(stream: StreamHealth, age_ms: int | None, threshold_s: float) -> float | None:
-    """Return the age in seconds of the oldest waiting record; None if it is unknown.
-
-    A failed attempt to read the lag counts as if records waited; without an attempt, an old stream is unknown.
-    """
-    unread = stream.lag is None and stream.lag_problem is None
-    return None if age_ms is None or (unread and age_ms > threshold_s * 1000) else age_ms / 1000
 
 
 def _why_unknown(stream: StreamHealth) -> str:
@@ -204,4 +177,4 @@ def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
 
 
 def runbook_link(rule: str) -> str:
-    return f"{os.environ.get(RUNBOOK_VARIABLE) or DEFAULT_RUNBOOK}#{rule.partition(':')[0]}"
+    return f"{os.environ.get('FRAZIL_RUNBOOK') or DEFAULT_RUNBOOK}#{rule.partition(':')[0]}"

@@ -1,15 +1,6 @@
-"""Fires and resolves alerts: a value must be beyond its threshold for the hold time, and well below it to resolve.
-
-Pure. Each measurement gets the state of the previous one as a small JSON value (`AlertStates`), so any process can run
-the next measurement. For each rule, the first case that matches applies:
-
-  1. The rule no longer applies (alerts were switched off, or the stream or table no longer exists): the alert resolves.
-  2. The value is unknown: nothing changes.
-  3. The alert is active: it stays active until the value is at most 80 % of the threshold.
-  4. The value is not beyond the threshold: the hold time restarts.
-  5. No value was beyond the threshold for the longer of the hold time and three measurement intervals: the hold time
-  restarts.
-  6. The value has been beyond the threshold for the hold time: the alert fires.
+"""Fires and resolves alerts: a value must be beyond its threshold for the hold time, and at most 80 % of it to resolve.
+Pure. Each measurement gets the previous one's `AlertStates`, a small JSON value, so any process can run it. Unknown
+values change nothing; the hold time restarts after a pause of itself or three measurement intervals.
 """
 
 from __future__ import annotations
@@ -24,69 +15,65 @@ from frazil.maintenance.health import TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 
 MAX_GAPS = 3
-"""Number of measurement intervals after which the hold time restarts."""
+"""Measurement intervals after which the hold time restarts."""
 DEFAULT_GAP_MS = 300_000
-"""Minimum measurement interval, in milliseconds. Assumed until two measurements show the real interval."""
+"""The assumed measurement interval, and its minimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert of one rule about one subject, such as a table or a stream."""
+    """One rule's alert about one subject, such as a table or a stream."""
 
     rule: str
     table: str
     value: str
     """The last measured value, as text."""
     since_ms: int
-    """Time at which the value was first beyond the threshold."""
+    """When the value was first beyond the threshold."""
     sentence: str
-    """What is wrong and what to do now; for a resolved alert, that the alert is over."""
+    """What is wrong and what to do now; for a resolved alert, that it is over."""
     alone: bool = True
-    """Whether this alert opens a separate incident; False for alerts that are reported together
-    (`mark_reported_together`).
-    """
+    """Whether this alert opens a separate incident (see `mark_reported_together`)."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON, and add the link to the runbook's section about the rule."""
+        """Convert to JSON, with a link to the runbook's section about the rule."""
         return {**asdict(self), "runbook": runbook_link(self.rule)}
 
 
 @dataclass(frozen=True, slots=True)
 class AlertState:
-    """State of a rule, from the time its value passes the threshold until its alert resolves."""
+    """A rule's state, from the time its value passes the threshold until its alert resolves."""
 
     since_ms: int
     active: bool
     """Whether the alert has fired and has not resolved yet."""
     seen_ms: int | None = None
-    """Last time at which the value was beyond the threshold before the alert fired; None in an older stored state."""
+    """When the value was last beyond the threshold before the alert fired."""
     gap_ms: int = 0
-    """Time between the last two measurements in which the value was beyond the threshold."""
+    """Between the last two measurements beyond the threshold."""
     alone: bool = True
-    """Copy of `Alert.alone`, so that an alert that was reported alone also ends alone."""
+    """Of `Alert.alone`, so that an alert that was reported alone also ends alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """Alert states of one subject, by rule. A rule has no state while its value is fine."""
+    """One subject's states by rule; none while a value is fine."""
 
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. States of alerts that are reported alone keep the previous version's format, which it can
-        read after a rollback.
-        """
+        """Convert to JSON. States of alerts reported alone keep the format that the previous version reads."""
         written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
         return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
-        """Parse stored states. Values that are not valid states are dropped."""
+        """Parse stored states, dropping invalid ones."""
         return cls({rule: AlertState(*kept) for rule, kept in (value or {}).items() if _is_state(kept)})
 
 
 def _is_state(kept: object) -> bool:
-    """Return whether a stored value has two to five elements of the expected types; `to_json` writes four or five."""
+    """Return whether a stored value has two to five elements of the expected types."""
     if not isinstance(kept, list) or not 2 <= len(kept) <= 5:
         return False
     kinds = ((int,), (bool,), (int, type(None)), (int,), (bool,))  # exact types, because True is an int
@@ -95,10 +82,7 @@ def _is_state(kept: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """Result of one measurement: the new alert states, and the alerts that fired, that resolved, and that are active.
-
-    `active` includes `fired`.
-    """
+    """One measurement's new states, and the alerts that fired, resolved and are active (`fired` included)."""
 
     states: AlertStates
     fired: tuple[Alert, ...]
@@ -107,9 +91,7 @@ class AlertStep:
 
 
 def evaluate_alerts(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
-    """Evaluate a table's rules on one more measurement, and return the new alert states with the alerts that
-    changed.
-    """
+    """Evaluate a table's rules on one more measurement."""
     seen = evaluate_table_rules(health, settings, now_ms=now_ms)
     return evaluate_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
@@ -117,7 +99,7 @@ def evaluate_alerts(previous: AlertStates, health: TableHealth, settings: Mainte
 def evaluate_readings(
     previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
 ) -> AlertStep:
-    """Return the step of any subject, such as a stream, from the readings of one measurement."""
+    """Return the step of any subject from one measurement's readings."""
     found = {r.rule: r for r in seen}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
@@ -133,12 +115,15 @@ def evaluate_readings(
             active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence, after.alone))
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
-            resolved.append(_resolved_alert(before, rule, reading, subject))
+            now = reading.shown if reading is not None else "no longer watched"
+            resolved.append(
+                Alert(rule, subject, now, before.since_ms, f"{subject}: the alert {rule} is over: {now}", before.alone)
+            )
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
 def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
-    """Return an unknown reading for `<rule>:<subject>` if the source of `<rule>` could not be read; else None."""
+    """Return an unknown reading for `<rule>:<subject>` if the source of `<rule>` could not be read."""
     whole = found.get(rule.partition(":")[0])
     if whole is None or not whole.unread:
         return None
@@ -147,10 +132,7 @@ def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
 
 
 def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
-    """Return the steps with `alone` set to False for alerts that fire after the first `limit` alerts of a measurement.
-
-    `steps` maps each subject to its step.
-    """
+    """Return the steps, by subject, with `alone` False for alerts that fire after the first `limit`."""
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
     together = set(fired[limit:])
 
@@ -169,7 +151,7 @@ def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[s
 
 
 def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
-    """Return the state of one rule after a measurement; None if the rule needs no state."""
+    """Return one rule's state after a measurement, if it needs one."""
     if reading is None:
         return None
     if reading.value is None:
@@ -186,21 +168,11 @@ def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: 
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
 
 
-def _resolved_alert(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
-    now = reading.shown if reading is not None else "no longer watched"
-    return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}", before.alone)
-
-
 UNMEASURED_RULE = "unmeasured"
-"""Name of the rule that fires while a table cannot be measured."""
 
 
 def evaluate_unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
-    """Return the step of a table that cannot be measured: active alerts stay active, because it is unknown whether they
-    are over.
-
-    The alert `unmeasured` fires after the hold time.
-    """
+    """Return the step of a table that cannot be measured: active alerts stay, and `unmeasured` may fire."""
     if not settings.enabled:
         return AlertStep(AlertStates(), (), (), ())
     standing = [

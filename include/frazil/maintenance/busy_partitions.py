@@ -1,8 +1,5 @@
-"""Finds busy partitions: partitions into which upsert streams are merging batches.
-
-A compaction of a busy partition usually conflicts with the next batch, which must then merge again. The partitions are
-found in two places: the changes of each stream's newest batches, and the journals of batches that are staged but not
-merged yet.
+"""Finds the partitions into which upsert streams are merging batches: compacting one usually conflicts with the next
+batch, which must then merge again. They are in the newest batches' changes, and in journals of unmerged batches.
 """
 
 from __future__ import annotations
@@ -30,19 +27,18 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 BUSY_INTERVALS = 2
-"""How long a changed partition counts as busy, in multiples of the stream's longest commit interval."""
+"""How long a changed partition is busy, in longest commit intervals of its stream."""
 MAX_BATCHES = 12
-"""Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
+"""Merged ones, and unmerged ones, that are read for each stream."""
 
 
 def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
-    """Return the keys of the busy partitions; empty if no stream merges into the table."""
     upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.sinks.mode.replaces_rows]
     return frozenset(key for spec in upserts for key in _busy_in_stream(table, spec, now_ms=now_ms))
 
 
 def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
-    """Yield the partitions that one stream changed recently, or will change with its unmerged batches."""
+    """Yield the partitions that a stream changed recently, or will with its unmerged batches."""
     busy_ms = BUSY_INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
     newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
     recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)
@@ -57,7 +53,7 @@ def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[
 
 
 def _changed_partitions(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
-    """Yield the partitions to which a merge added files. Partitions from which it only removed files are left out."""
+    """Yield the partitions to which a merge added files."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id and manifest.has_added_files():
             for entry in manifest.fetch_manifest_entry(table.io):

@@ -1,8 +1,6 @@
-"""Decides which partitions a compaction rewrites, which it leaves, and why.
-
-Pure. Needs file counts per partition (`measure` with `deep=True`). Complete partitions come first. Among these, and
-then among the others, a rewrite that removes more files per byte comes first. A rewrite must at least halve a
-partition's small files; otherwise later runs would repeat it forever.
+"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Complete partitions come first, then
+rewrites that remove more files per byte. A rewrite must halve a partition's small files; otherwise later runs would
+repeat it forever.
 """
 
 from __future__ import annotations
@@ -18,54 +16,46 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import format_count
 
 MIN_DELETES_PER_FILE = 0.1
-"""Number of shared delete files per data file from which the whole partition is rewritten.
-
-A delete file that applies to only one data file does not count here. Whether that data file is rewritten depends on its
-share of deleted rows.
-"""
+"""Shared delete files per data file from which a whole partition is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A rewrite of one partition, or of some of its files."""
+    """The rewrite of a partition, or of some of its files."""
 
     partition: PartitionFiles
     files: int
     bytes: int
     removed: int
-    """Expected decrease in the partition's number of files."""
+    """Expected decrease in the partition's files."""
     reason: str
     applies_deletes: bool = False
-    """Whether all files of the partition are rewritten, so that no delete file of the partition is left."""
+    """Whether all files are rewritten, so that no delete file is left."""
     below_bytes: int | None = None
-    """Only files below this size are rewritten; None if all small files are."""
+    """If set, only files below this size are rewritten."""
     old_spec_files: int = 0
-    """Number of files of older partition specs that Iceberg rewrites too, because they may have rows of the
-    partition.
-    """
+    """Files of older specs that Iceberg rewrites too, because they may have rows of the partition."""
     old_spec_bytes: int = 0
     deleted_percent: int | None = None
-    """Data files with at least this percentage of deleted rows are rewritten; None if no file has as many."""
+    """Data files with at least this percentage of deleted rows are rewritten, if there are any."""
     small: bool = True
-    """Whether the partition's small files are rewritten."""
+    """Whether small files are rewritten."""
     largest_bytes: int | None = None
-    """Size of the largest data file to rewrite, if only some files with many deleted rows are rewritten; else None."""
+    """The largest file to rewrite, if only some files with many deleted rows are."""
     busy: bool = False
     """Whether batches are being merged into the partition. The rewrite then comes last, and is retried."""
 
     @property
     def is_partial(self) -> bool:
-        """Whether only some of the partition's files are rewritten, because all of them would exceed the budget."""
+        """Whether only some files are rewritten, because all would exceed the budget."""
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
 MAX_BUSY_PIECES = 8
-"""Maximum number of rewrites of busy partitions in one run."""
+"""Rewrites of busy partitions in one run."""
 
 
 class LeftReason(StrEnum):
-    """Why a partition is left."""
-
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
     OLD_SPEC = "an older partition spec"
@@ -85,13 +75,11 @@ class LeftPartition:
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What one compaction run rewrites, and what it leaves."""
-
     rewrites: tuple[Rewrite, ...]
     left: tuple[LeftPartition, ...]
     sentence: str
     dangling: tuple[str, ...] = ()
-    """Paths of delete files to drop from the table, because their data files are gone."""
+    """Delete files to drop, because their data files are gone."""
 
     @property
     def files(self) -> int:
@@ -110,17 +98,10 @@ def plan_compaction(
     spec_id: int,
     busy: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
-    """Choose the partitions that one run rewrites. `health` must be a deep measurement.
-
-    Partitions whose time range ends by `complete_before_us` (microseconds since 1970) get no more rows; None if
-    unknown.
-
-    `spec_id` is the default partition spec. Partitions of older specs are not rewritten, because Iceberg would spread
-    their rows over many partitions. If their time range overlaps a chosen partition, Iceberg rewrites their small files
-    anyway, and they count against the budget.
-
-    `busy` are the partitions into which batches are being merged. They come last, in a few small rewrites, because each
-    rewrite may force a batch to merge again.
+    """Choose the partitions that one run rewrites, from a deep measurement. Those that end by `complete_before_us`
+    (since 1970) get no more rows. Those of other specs than `spec_id` are left, but Iceberg also rewrites their small
+    files that overlap a chosen partition, which count against the budget. Rewrites of `busy` ones come last, few and
+    small: each may force a batch to merge again.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -150,17 +131,13 @@ def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bo
 
 
 def removed_files_per_byte(rewrite: Rewrite) -> float:
-    """Return the number of files that the rewrite removes per rewritten byte."""
     return rewrite.removed / max(rewrite.bytes, 1)
 
 
 def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | LeftPartition | None:
-    """Return the rewrite that one partition needs, or why its small files are left; None if it needs none.
-
-    Ignores the budget.
-    """
+    """Return the rewrite that a partition needs, or why its small files are left. Ignores the budget."""
     # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
         partition.deletes.shared >= MIN_DELETES_PER_FILE * partition.files
@@ -185,14 +162,15 @@ def _evaluate_small(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool
 ) -> Rewrite | LeftPartition:
     min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still being written")
-    count, removed = partition.small_files, _removed_files(partition.small_files, partition.small_bytes, target)
+    count = partition.small_files
+    removed = count - _files_after_rewrite(partition.small_bytes, target)
     if count < min_count:
         return LeftPartition(
             partition,
             LeftReason.FEW,
             f"it is {state}, and {format_count(count, 'small file', 'is|are')} fewer than {min_count:,}",
         )
-    if not removed:
+    if count < 2 or 2 * removed < count:
         return LeftPartition(
             partition, LeftReason.MARGINAL, f"a rewrite would not halve its {format_count(count, 'small file')}"
         )
@@ -201,9 +179,7 @@ def _evaluate_small(
 
 
 def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
-    """Return a rewrite of the files with many deleted rows. `small` is the rewrite of the small files, which is added;
-    None if there is none.
-    """
+    """Return a rewrite of the files with many deleted rows, together with `small`, that of the small files."""
     due = partition.deletes
     why = f"{percent} % or more of the rows of {format_count(due.due_files, 'file')} are deleted"
     if small is None:
@@ -220,11 +196,7 @@ def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent:
 
 
 def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[LeftPartition]]:
-    """Split the rewrites of busy partitions into at most `MAX_BUSY_PIECES` pieces.
-
-    Return the pieces, and the partitions that are left for a later run. Each piece has at most the bytes of one target
-    file, so that it finishes between two batches.
-    """
+    """Split busy partitions' rewrites into pieces that finish between two batches. Returns also what is left."""
     pieces: list[Rewrite] = []
     left: list[LeftPartition] = []
     each = max(MAX_BUSY_PIECES // max(len(busy), 1), 1)
@@ -241,12 +213,6 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
     return pieces, left
 
 
-def _removed_files(files: int, size: int, target: int) -> int:
-    """Return the number of small files that a rewrite removes; 0 if the rewrite would not halve their number."""
-    removed = files - _files_after_rewrite(size, target)
-    return removed if files > 1 and 2 * removed >= files else 0
-
-
 def _files_after_rewrite(size: int, target: int) -> int:
     return max(-(-size // target), 1)
 
@@ -254,13 +220,10 @@ def _files_after_rewrite(size: int, target: int) -> int:
 def _select_within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[LeftPartition]]:
-    """Return the best rewrites within the budget, and the partitions that are left.
-
-    Rewrites are taken in order while they fit. The first one that does not fit is taken in part, and ends the run, so
-    that no partition waits forever. A partition with shared delete files is taken whole or not at all. If such a
-    partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone. A rewrite that exceeds
-    the whole budget together with the files of `old` specs is skipped. So is one without a part that is certain to be
-    halved.
+    """Return the best rewrites within the budget, and what is left. The first that does not fit is taken in part, and
+    ends the run, so that no partition waits forever; one with shared delete files is taken whole, even if it alone
+    exceeds the budget. One that exceeds it with files of `old` specs, or without a part that is surely halved, is
+    skipped.
     """
     taken: list[Rewrite] = []
     left: list[LeftPartition] = []
@@ -294,7 +257,7 @@ def _select_within_budget(
 
 
 def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
-    """Return False only if the time ranges of both partitions are known and do not overlap."""
+    """Return False only if both time ranges are known and do not overlap."""
     begin, end = one.window_begin_us, one.window_end_us
     other_begin, other_end = other.window_begin_us, other.window_end_us
     if begin is None or end is None or other_begin is None or other_end is None:
@@ -303,7 +266,7 @@ def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
 
 
 def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -> Rewrite:
-    """Return the rewrite with the files of older specs that Iceberg may rewrite together with the partition."""
+    """Return the rewrite with the files of older specs that Iceberg may rewrite too."""
     if not overlapping:
         return rewrite
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
@@ -315,12 +278,9 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
 
 
 def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Return a rewrite of as many files as fit into `rest` bytes, which halves their number; None if fewer than two
-    files fit.
-
-    Iceberg rewrites all files below a size. At most `bytes / below` files are as large as `below` (Markov's
-    inequality). Rewriting an even number of files below half the target size halves their number. If the rewrite
-    includes files with many deleted rows, it is limited to those files.
+    """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number. Iceberg rewrites all files
+    below a size, and at most `bytes / below` are as large (Markov's inequality): an even number below half the target
+    is halved.
     """
     if rewrite.deleted_percent is not None:
         return _plan_due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
@@ -337,7 +297,7 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
 
 
 def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """Return a rewrite of up to `files` data files with many deleted rows; None if `files` is 0."""
+    """Return a rewrite of up to `files` data files with many deleted rows."""
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:

@@ -1,7 +1,5 @@
-"""Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests.
-
-If an action may be worth running, a PySpark application starts. It counts the files of each partition and decides
-again. Both decisions use `plan_manifests`. Pure; does not load PyIceberg.
+"""Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests. If one
+may be, a PySpark application counts the files of each partition and decides again. Pure; does not load PyIceberg.
 """
 
 from __future__ import annotations
@@ -18,24 +16,20 @@ from frazil.spec.units import format_count, format_duration
 from frazil.timetext import format_elapsed
 
 DEFAULT_MANIFEST_BYTES = 8 * 2**20
-"""Iceberg's default of `commit.manifest.target-size-bytes`."""
 MANIFEST_BYTES_PROPERTY = "commit.manifest.target-size-bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestPlan:
     spec_ids: tuple[int, ...]
-    """Ids of the partition specs whose manifests are rewritten; Iceberg rewrites one spec at a time."""
+    """Whose manifests are rewritten; Iceberg rewrites one spec at a time."""
     sentence: str
 
 
 def plan_manifests(
     manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """Plan a rewrite of manifests if there are too many, and if the rewrite at least halves their number.
-
-    `manifests` maps the id of each partition spec to the number and total bytes of its manifests.
-    """
+    """Plan a rewrite of too many manifests, if it halves them. `manifests` has number and bytes by spec."""
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:
         return ManifestPlan((), f"{format_count(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
@@ -49,11 +43,11 @@ def plan_manifests(
 
 
 FULL_CHECK_INTERVAL = timedelta(days=1)
-"""Interval of the full check, which finds problems that a measurement from metadata alone does not show."""
+"""The full check finds what metadata alone does not show."""
 
 
 class Action(StrEnum):
-    """Maintenance actions, in the order in which they run: each action leaves less work for the next."""
+    """In the order in which they run: each leaves less work for the next."""
 
     COMPACTION = "compaction"
     MANIFESTS = "manifests"
@@ -67,8 +61,6 @@ def is_enabled(settings: Maintenance, action: Action) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DueCheck:
-    """Whether an action is due, and the reason."""
-
     due: bool
     reason: str
 
@@ -76,12 +68,10 @@ class DueCheck:
 def find_due_actions(
     health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None
 ) -> Mapping[Action, DueCheck]:
-    """Return for each action whether it is due, and why. `health` is a measurement from metadata alone.
-
-    With `full_check_at`, compaction and manifests are also due in the first run at or after that time of each UTC day.
-    The table must have enough files or manifests.
-    """
-    again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
+    """Return whether each action is due, and why; `full_check_at` is the time of the daily full check."""
+    again = full_check_at is not None and (
+        (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
+    )
     checks = {
         Action.COMPACTION: _check_compaction(health, settings.compaction, again=again),
         Action.MANIFESTS: _check_manifests(health, settings.manifests, again=again),
@@ -89,13 +79,6 @@ def find_due_actions(
     }
     off = DueCheck(False, "it is switched off")
     return {action: check if is_enabled(settings, action) else off for action, check in checks.items()}
-
-
-def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
-    """Return whether this is the first run after the daily check time. Uses only the time and the interval between
-    runs.
-    """
-    return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
 
 
 def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool) -> DueCheck:
@@ -119,17 +102,13 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
 
 
 def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
-    """Return whether many rows are deleted, or delete files have lost their data files.
-
-    A table into which a stream merges always has some delete files. While the whole table is below half of
-    `deleted-rows` percent, few files can need a rewrite, and the daily check finds them.
-    """
+    """Return whether many rows are deleted, or delete files have lost their data files."""
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -> DueCheck:
-    """Check the manifests of all partition specs together. Only the daily check looks at each spec."""
+    """Check the manifests of all specs together; the daily check looks at each."""
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
         return DueCheck(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
@@ -137,9 +116,7 @@ def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -
 
 
 def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
-    """Check only main's history. Older snapshots exist only because a marker or tag refers to them, and are kept
-    anyway.
-    """
+    """Check main's history. Markers or tags keep the older snapshots anyway."""
     if health.snapshots > settings.at_most:
         return DueCheck(True, f"{format_count(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:

@@ -1,8 +1,6 @@
-"""Decides from metadata alone which snapshots of a table expire, which are kept beyond the retention, and why.
-
-Main's history is kept without gaps from its head back to one snapshot, because readers and frazil follow parent links.
-An older snapshot is kept only if something refers to it. A plan stays safe if the metadata changes before it runs:
-writers only move their marker and their branch forward, and Iceberg refuses to expire the head of a branch.
+"""Decides from metadata alone which snapshots of a table expire, which are kept longer, and why. Main's history is kept
+without gaps back to one snapshot, because readers follow parent links. Older snapshots are kept if something refers to
+them. A plan stays safe: writers only move forward, and Iceberg refuses to expire a branch's head.
 """
 
 from __future__ import annotations
@@ -36,43 +34,41 @@ from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.tables import may_delete_files
 
 READER_TAG_PREFIX = "frazil-reader-"
-"""Prefix of the tags of incremental readers. The tagged snapshot and all newer ones are kept."""
+"""Of incremental readers' tags. The tagged snapshot and all newer ones are kept."""
 MAX_UNREAD_AGE = timedelta(days=7)
-"""Commits whose windows have no signal yet, for example because the watermark is stalled, are kept up to this age."""
+"""Of commits that are kept because their windows have no signal yet."""
 MAX_AUDIT_AGE = timedelta(days=1)
-"""Snapshots are kept for the audit of a backfill until the backfill's last commit has this age."""
+"""Of a backfill's last commit while snapshots are kept for its audit."""
 AUDIT_RETENTION = timedelta(hours=6)
-"""Snapshots that hourly audits need are kept at least this long, even if the declared retention is shorter."""
+"""At least, for snapshots that hourly audits need."""
 MAX_RECENT_SIGNALS = 500
-"""Maximum number of newest signals whose snapshots are kept."""
+"""Whose snapshots are kept."""
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
-"""Table properties that limit the number of `metadata.json` versions."""
+"""They limit the versions of `metadata.json`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Snapshots and history that other components need, although the table's metadata does not show it."""
+    """What other components need, although the table's metadata does not show it."""
 
     cursor: Cursor | None = None
-    """Position up to which the signals have counted late rows and dead letters."""
+    """How far the signals have counted late rows and dead letters."""
     signalled: frozenset[int] = frozenset()
-    """Ids of snapshots named in recent signals; downstream jobs read exactly these snapshots."""
+    """The snapshots of recent signals, which downstream jobs read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """The snapshots that expire, and those that are kept longer."""
-
     expire: tuple[int, ...]
     kept: Mapping[int, str]
-    """Ids of snapshots kept beyond the retention, with the reason for each."""
+    """Snapshots kept beyond the retention, with the reasons."""
     sentence: str
     refused: bool = False
     """Whether nothing may expire until an operator acts; `sentence` has the reason."""
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read which snapshots the table's signals still need. Raises MarkerUnreadable, and any error of the catalog."""
+    """Read which snapshots the table's signals need. Raises MarkerUnreadable, and any error of the catalog."""
     seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
@@ -84,9 +80,12 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
-    """Decide which snapshots expire, from the table's current metadata and the result of `read_pins`."""
+    """Decide which snapshots expire, from current metadata and `read_pins`."""
     try:
-        markers = _valid_markers(metadata, table=table)
+        markers = list(read_markers(metadata.properties).values())
+        for marker in markers:
+            check_ancestry(metadata, marker, table=table)
+            check_open_branch(metadata, marker, table=table)
         branches = (branch_name(backfill.stream) for backfill in open_backfills(metadata.properties))
         backfills = [head for branch in branches if (head := head_of(metadata, branch))]
     except (MarkerUnreadable, RolledBack) as error:
@@ -95,7 +94,8 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
         return ExpiryPlan((), {}, own, refused=True)
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
-    plain = max(min(_count_readable(main, horizon_ms), settings.at_most), settings.at_least)
+    readable = next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
+    plain = max(min(readable, settings.at_most), settings.at_least)
     unread = [] if pins.cursor is None else _uncounted_commits(main, pins.cursor)
     holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
@@ -114,16 +114,12 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
-    """Return the default values of the `METADATA_PROPERTIES` that the table does not set."""
+    """Return the defaults of the `METADATA_PROPERTIES` that the table does not set."""
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
 
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the total bytes of the `files` data and delete files that were removed with expired snapshots.
-
-    The summaries of the children of expired snapshots count removed files. If a kept snapshot still has some of these
-    files, the others are assumed to have the average size.
-    """
+    """Estimate the bytes of the `files` files removed with expired snapshots, from their children's summaries."""
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
     removed = sum(
@@ -133,17 +129,7 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
     return size * files // removed if removed else 0
 
 
-def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
-    """Return the markers of all streams, declared or not. Raises MarkerUnreadable or RolledBack."""
-    markers = list(read_markers(metadata.properties).values())
-    for marker in markers:
-        check_ancestry(metadata, marker, table=table)
-        check_open_branch(metadata, marker, table=table)
-    return markers
-
-
 def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
-    """Return which table setting forbids expiry, as a sentence; None if none does."""
     if not may_delete_files(metadata.properties):
         return "no snapshot expires: the table has `gc.enabled=false`, so another table may share its files"
     main = metadata.refs.get(MAIN)
@@ -155,13 +141,8 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
     return None
 
 
-def _count_readable(main: Sequence[Snapshot], horizon_ms: int) -> int:
-    """Return the number of main's newest snapshots that a reader may still use, if it started after `horizon_ms`."""
-    return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
-
-
 def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the indexes in `main` of commits whose late rows or dead letters may not be counted in a signal yet."""
+    """Return the indexes in `main` of commits whose late rows or dead letters no signal may have counted."""
     return [
         at
         for at, snapshot in enumerate(main)
@@ -174,7 +155,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 def _held_positions(
     metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
 ) -> dict[int, str]:
-    """Return indexes in `main`, each with its reason. All snapshots from the head up to such an index must be kept."""
+    """Return indexes in `main`, with reasons: all snapshots from the head to there must be kept."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
@@ -186,11 +167,7 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index of main's oldest snapshot that the audit of an open backfill may need, with its reason.
-
-    Publishing a backfill walks main back to the snapshot that its audit read. The oldest possible one was main's head
-    when the run took over the backfill branch; the branch's last commit shows it.
-    """
+    """Return the index of the oldest snapshot that an open backfill's audit may need."""
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
@@ -208,10 +185,12 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Return the snapshots outside main's kept history to which something refers, with the reasons."""
+    """Return the snapshots outside main's kept history to which something refers, with reasons."""
     ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
     reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
-    kept = _audited_snapshots(metadata, now_ms=now_ms)
+    oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
+    young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
+    kept = [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
     reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
     reasons |= dict.fromkeys(pins.signalled, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
@@ -223,20 +202,10 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     return {found: why for found, why in reasons.items() if found in present}
 
 
-def _audited_snapshots(metadata: TableMetadata, *, now_ms: int) -> list[int]:
-    """Return the ids of recent snapshots whose summaries the hourly audit needs."""
-    oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
-    young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
-    return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
-
-
 def _branch_snapshots(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield the snapshots that branches of other users keep, each with the reason.
-
-    These are snapshots outside main, and snapshots of main that the branch's own retention keeps.
-    """
+    """Yield the snapshots that other users' branches keep, outside main or by their own retention."""
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue

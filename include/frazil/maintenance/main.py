@@ -1,4 +1,4 @@
-"""Runs one maintenance process over some tables: its Spark session, log, report and exit code."""
+"""Runs one maintenance process over some tables: Spark session, log, report and exit code."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger("frazil")
 
 MAX_LISTED = 3
-"""Maximum number of tables in the name of the Spark application."""
+"""Tables in the Spark application's name."""
 
 
 def run_maintenance(
     identifiers: Sequence[str], *, streams: Path, actions: Collection[Action], report: Path | None = None
 ) -> int:
-    """Maintain the tables one after another in one Spark session, and write the outcomes to `report` as a JSON list.
-
-    Returns the process's exit code: 0, or the code of the first failure.
-    """
+    """Maintain the tables in one Spark session, and write the outcomes to `report` as JSON. Returns the exit code."""
     log_to_stderr()
     try:
         specs, problems = load_valid_streams(streams)

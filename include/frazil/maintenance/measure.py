@@ -1,8 +1,6 @@
-"""Measures a table's health cheaply: the cost grows with snapshots and manifests, not with rows or files.
-
-Reads the table's `metadata.json`, the newest snapshot's manifest list, each stream's newest 12 commit records, and the
-heartbeats of this host's writers. Opens no data files. Of the manifests, it opens only those that the newest 12 merges
-of an upsert stream added. A deep measurement also reads all manifests (`frazil.maintenance.deep`).
+"""Measures a table's health from metadata, the newest manifest list, each stream's newest 12 commit records, and this
+host's heartbeats: the cost does not grow with rows or files. Opens only manifests of an upsert stream's newest 12
+merges, unless the measurement is deep (`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
@@ -27,14 +25,13 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_file_bytes
-from frazil.errors import FrazilError, MarkerUnreadable, RolledBack
+from frazil.errors import FrazilError, MarkerUnreadable, RolledBack, SpecError
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
-from frazil.maintenance.load import load_maintained
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
@@ -48,18 +45,33 @@ from frazil.table.tables import state_location
 logger = logging.getLogger(__name__)
 
 MAX_COMMIT_RECORDS = 12
-"""Maximum number of commit records read per stream."""
+"""Read per stream."""
+
+
+class NotMadeByRoute(SpecError):
+    """The table's name matches a route's template, but the route did not create it."""
+
+
+def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
+    """Load the table. Raises NoSuchTableError, NotMadeByRoute, and any error of the catalog."""
+    table = catalog.load_table(maintained.identifier)
+    if maintained.kind is not TableKind.ROUTED:
+        return table
+    if any(spec.sinks.owns(maintained.identifier, table.properties) for spec in maintained.streams):
+        return table
+    raise NotMadeByRoute(
+        f"table {maintained.identifier} has a name like the tables of stream {maintained.streams[0].name!r}'s route, "
+        "but the route did not create it, so maintenance skips it. Add it to route.tables if the stream should write "
+        "to it"
+    )
 
 
 def measure(
     catalog: Catalog, maintained: MaintainedTable, *, now_ms: int, deep: bool = False, ask_kafka: bool = False
 ) -> TableHealth | None:
-    """Return the table's current health; None if the table does not exist yet. With `deep`, also count the files of
-    each partition.
-
-    With `ask_kafka`, ask Kafka for the lag of streams without a writer on this host, if an alert needs it. The alert
-    `lag` does, and `freshness` after an old commit. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and any
-    error of the storage.
+    """Return the table's health, if it exists; with `deep`, also the files of each partition. With `ask_kafka`, asks
+    Kafka for the lag of streams without a writer here, if an alert needs it. Raises AccessDenied, CommitUnavailable,
+    NotMadeByRoute, and any error of the storage.
     """
     with translate_catalog_errors(catalog.name):
         try:
@@ -111,7 +123,7 @@ def _measure_table(
 
 
 def _summary_count(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
-    """Return a number from the snapshot's summary; `otherwise` if the summary does not have it."""
+    """Return a number from the snapshot's summary, or `otherwise`."""
     text = snapshot.summary[name] if snapshot and snapshot.summary else None
     return otherwise if text is None else int(text)
 
@@ -125,7 +137,6 @@ def _live_rows(manifests: Sequence[ManifestFile]) -> int:
 
 
 def _metadata_bytes(table: Table) -> int:
-    """Return the uncompressed size of the current `metadata.json`."""
     file = table.io.new_input(table.metadata_location)
     if not table.metadata_location.endswith(".gz.metadata.json"):
         return len(file)
@@ -135,12 +146,7 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """Return the time of the last rewrite of data files (ms; None if never), and by how many files and bytes main has
-    grown since.
-
-    A rewrite is a `replace` snapshot that changed data files. Rewrites of manifests or of delete files report no
-    changed data files (Iceberg 1.12). Files that replace other files, as in merges, do not count as growth.
-    """
+    """Return when data files were last rewritten (ms), and by how many files and bytes main has grown since."""
     files = size = 0
     for snapshot in ancestors(metadata):
         added = _summary_count(snapshot, "added-data-files")
@@ -154,10 +160,7 @@ def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, 
 
 
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Return the files that the newest batches added to this table; None if no file is known.
-
-    Returns None for tables of a route: reading the batches' records for thousands of tables would take too long.
-    """
+    """Return the files that the newest batches added, except for a route's tables, which may be thousands."""
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
     batches = [files for spec in maintained.streams for files in _files_by_batch(table, spec, maintained.kind)]
@@ -177,15 +180,10 @@ def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | No
 class _AddedFile:
     bytes: int
     partition: object
-    """The id of the file's partition spec, and the partition's values."""
 
 
 def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_AddedFile]]:
-    """Return the data files that each of a stream's newest batches added to the table.
-
-    The commit record of a merged batch lists only change files, so its data files are read from its snapshot's
-    manifests.
-    """
+    """Return the data files that each of a stream's newest batches added."""
     newest = islice(commit_records(table.metadata, spec.name), MAX_COMMIT_RECORDS)
     if kind is TableKind.MAIN and spec.sinks.mode.replaces_rows:
         return [_files_added_by(snapshot, table) for snapshot, _ in newest]
@@ -236,16 +234,13 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Return the time (ms) of the marker's snapshot, which never expires; None without a marker.
-
-    After a take-over, this snapshot belongs to no batch.
-    """
+    """Return the time (ms) of the marker's snapshot, which never expires."""
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
 
 
 def observe_writer(stream: str) -> Observation | None:
-    """Observe this host's writer of the stream; None if its run folder cannot be read."""
+    """Observe this host's writer of the stream, if its run folder can be read."""
     try:
         return open_launcher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -254,10 +249,7 @@ def observe_writer(stream: str) -> Observation | None:
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
-    """Return the number of offsets between the marker and the end of Kafka's log, or why it is unknown.
-
-    It is unknown if Kafka does not answer in time, or if its cluster or topic is not the one in the marker.
-    """
+    """Return the offsets between the marker and Kafka's ends, or why they are unknown."""
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
             found = kafka.describe()

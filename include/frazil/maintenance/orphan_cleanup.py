@@ -13,7 +13,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
-from frazil.maintenance.load import load_maintained
+from frazil.maintenance.measure import load_maintained
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
@@ -51,41 +51,36 @@ from frazil.table.tables import may_delete_files, state_location
 log = logging.getLogger(__name__)
 
 FILES_PER_DELETION = 1_000
-"""Number of files that are deleted before the table's metadata is loaded again."""
+"""After which the table's metadata is loaded again."""
 MAX_READ_ATTEMPTS = 3
-"""Maximum number of attempts to read the metadata. An attempt fails if an expiry deletes metadata files at the same
-time.
-"""
+"""To read metadata, whose files an expiry may delete at the same time."""
 MAX_EXAMPLES = 20
-"""Maximum number of paths in a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanReport:
-    """The result of a cleanup. Each listed file counts as referenced, registered, young or a candidate."""
+    """A cleanup's result. Each listed file is referenced, registered, young or a candidate."""
 
     table: str
     dry_run: bool
     listed: int = 0
     referenced: int = 0
     registered: int = 0
-    """Number of files that a writer or a backfill may still commit."""
+    """Files that a writer or a backfill may still commit."""
     young: int = 0
     candidates: int = 0
-    """Number of orphan files that are old enough to be deleted."""
+    """Orphans that are old enough to be deleted."""
     candidate_bytes: int = 0
     waiting: int = 0
-    """Number of candidates that are kept until a later run, or until the table's next commit."""
+    """Candidates kept for a later run, or for the table's next commit."""
     deleted: int = 0
     deleted_bytes: int = 0
     examples: tuple[str, ...] = ()
-    """Paths of some candidates."""
     refused: str | None = None
-    """Why the cleanup stopped before it deleted all orphan files; None if it did not stop."""
+    """Why the cleanup stopped before all orphans were deleted."""
 
     @property
     def sentence(self) -> str:
-        """The whole report as text."""
         found = (
             f"{format_count(self.listed, 'file')} listed: {self.referenced:,} referenced, {self.registered:,} that may "
             f"still be committed, {self.young:,} too young, {format_count(self.candidates, 'orphan')} of "
@@ -104,8 +99,6 @@ class _CleanupRefused(Exception):
 
 @dataclass(slots=True)
 class _DeletedFiles:
-    """The files that this run deleted."""
-
     paths: list[str] = field(default_factory=list)
     bytes: int = 0
 
@@ -124,13 +117,10 @@ def clean_orphans(
     dry_run: bool = False,
     neighbours: Sequence[TableFolders] | None = None,
 ) -> OrphanReport:
-    """Delete the orphan files of a table that an earlier run found too. A dry run deletes and stores nothing.
-
-    `neighbours` is a result of `load_all_folders` that is at most an hour old; None loads every table. A file that
-    another table added since then is safe, because no earlier run can have found it.
-
-    If files must not be deleted, the report's `refused` has the reason. Raises SpecError if the table does not exist,
-    TableLost if only its files do, NotMadeByRoute, and any error before the first deletion.
+    """Delete the orphan files that an earlier run found too; a dry run changes nothing. `neighbours`, a result of
+    `load_all_folders`, may be an hour old: no earlier run can have found files that other tables added since. Raises
+    SpecError if the table does not exist, TableLost if only its files do, NotMadeByRoute, and any error before the
+    first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     with translate_catalog_errors(catalog.name):
@@ -153,7 +143,7 @@ def clean_orphans(
 
 
 def load_all_folders(catalog: Catalog, place: Resolver | None = None) -> list[TableFolders]:
-    """Return the folders of each table in the catalog. Loads every table."""
+    """Return the folders of each table in the catalog, by loading every table."""
     place = place or Resolver()
     with translate_catalog_errors(catalog.name):
         return [table_folders(table, place) for table in load_all_tables(catalog)]
@@ -161,8 +151,6 @@ def load_all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Ta
 
 @dataclass(slots=True)
 class _Cleanup:
-    """One cleanup run of one table."""
-
     catalog: Catalog
     settings: Orphans
     before: Table
@@ -194,7 +182,7 @@ class _Cleanup:
         return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
 
     def _evaluate(self) -> tuple[Table, References, Evaluation]:
-        """Return the table (loaded after the listing), its references, and the classification of the listed files."""
+        """Return the table (loaded after the listing), its references, and the classified files."""
         others, roots = self._load_other_folders(), self._find_roots()
         listing = self._list_files(roots)
         table, references = self._load_references()
@@ -219,7 +207,7 @@ class _Cleanup:
         return open_store(location, self.before.io.properties)
 
     def _check_clock(self, store: ObjectStore, path: str) -> None:
-        """Refuse to delete if this host's clock differs too much from the storage's clock. Writes one object."""
+        """Refuse to delete if this host's clock differs too much from the storage's. Writes one object."""
         store.put(path, store.get(path) or OrphanMemory(str(self.before.metadata.table_uuid)).to_bytes())
         folder = path.rsplit("/", 1)[0]
         at_ms = next(file.modified_ms for file in store.list_files(folder) if file.path == path)
@@ -230,9 +218,7 @@ class _Cleanup:
             )
 
     def _load_other_folders(self) -> list[TableFolders]:
-        """Return the folders of all other tables. Refuses the cleanup if one of them shares a folder with this
-        table.
-        """
+        """Return all other tables' folders. Refuses the cleanup if one is shared with this table."""
         own = ".".join(self.before.name())
         others = load_all_folders(self.catalog, self.place) if self.neighbours is None else self.neighbours
         others = [folders for folders in others if folders.identifier != own]
@@ -241,10 +227,7 @@ class _Cleanup:
         return others
 
     def _find_roots(self) -> dict[Place, str]:
-        """Return the folders to list: the table's location, and its data and metadata folders if they are elsewhere.
-
-        The values are the paths as the table spells them.
-        """
+        """Return the folders to list, as the table spells them: location, and data and metadata if elsewhere."""
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
@@ -253,7 +236,7 @@ class _Cleanup:
         return roots
 
     def _list_files(self, roots: dict[Place, str]) -> list[ListedFile]:
-        """List the files in these folders. Refuses the cleanup if there are more than `max-listed`."""
+        """List the files in these folders, up to `max-listed`."""
         listing: list[ListedFile] = []
         for root in roots.values():
             listing += [ListedFile(file, self.place(file.path)) for file in self._store(root).list_files(root)]
@@ -278,7 +261,7 @@ class _Cleanup:
         raise _CleanupRefused("snapshots expired while the table was read: the next run tries again")
 
     def _reload(self) -> Table:
-        """Load the table again. Refuses the cleanup if the table was recreated."""
+        """Load the table again. Refuses the cleanup if it was recreated."""
         with translate_catalog_errors(self.catalog.name):
             table = self.catalog.load_table(self.before.name())
         if table.metadata.table_uuid != self.before.metadata.table_uuid:
@@ -287,7 +270,7 @@ class _Cleanup:
         return table
 
     def _delete(self, ready: Sequence[ListedFile], references: References) -> tuple[_DeletedFiles, str | None]:
-        """Delete the files in batches, each after a reload. Returns the deleted files, and why the deletion stopped."""
+        """Delete the files in batches, each after a reload. Returns those deleted, and why it stopped."""
         done = _DeletedFiles()
         for _, group in groupby(ready, key=lambda file: file.place.store):
             files = list(group)
@@ -313,7 +296,6 @@ def _error_text(error: Exception) -> str:
 
 
 def _check_own_files(table: Table) -> None:
-    """Refuse the cleanup if another table may share this table's files."""
     if not may_delete_files(table.properties):
         raise _CleanupRefused("the table has `gc.enabled=false`, so another table may share its files")
 

@@ -1,7 +1,5 @@
-"""Stores the orphan files that earlier cleanups of a table found. A cleanup only deletes files that were found before.
-
-The object is `<location>/_frazil/_maintenance/orphans.json.gz`. No stream's name begins with an underscore, so the
-folder is not a stream's.
+"""The orphan files that earlier cleanups of a table found, in `<location>/_frazil/_maintenance/orphans.json.gz`. A
+cleanup only deletes files that were found before.
 """
 
 from __future__ import annotations
@@ -19,13 +17,11 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILES = 100_000
-"""Maximum number of files that are remembered. Later runs handle the rest."""
+"""That are remembered. Later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The table's current snapshot and next sequence number at one time."""
-
     snapshot_id: int | None
     sequence_number: int
 
@@ -34,7 +30,7 @@ class Progress:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
     def is_superseded_by(self, now: Progress) -> bool:
-        """Return whether the table has changed by the time `now`, so that a commit prepared before would be refused."""
+        """Return whether a commit prepared before would be refused by the time `now`."""
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
 
 
@@ -44,14 +40,13 @@ class OrphanRun:
 
     at_ms: int
     standing: Progress
-    """The table's progress after the run's listing."""
+    """After the run's listing."""
     paths: tuple[str, ...]
-    """Paths of the files, as the storage listed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanMemory:
-    """Earlier cleanup runs; each file is stored with the run that found it first."""
+    """Earlier runs; each file is with the run that found it first."""
 
     table_uuid: str
     runs: tuple[OrphanRun, ...] = ()
@@ -75,9 +70,7 @@ class OrphanMemory:
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """Return the memory after one more run: files that it found for the first time are added, files that it did not
-        find are removed.
-        """
+        """Return the memory with the files that one more run found first, without those that it did not find."""
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))

@@ -1,4 +1,4 @@
-"""Finds the files that a table references, and other tables inside its folders. Uses PyIceberg, not a JVM."""
+"""Finds the files that a table references, and other tables inside its folders, without a JVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 @dataclass(slots=True)
 class Resolver:
-    """Normalises paths to `Place`. Resolves the symbolic links of local paths, once per folder."""
+    """Normalises paths to `Place`, resolving local symbolic links once per folder."""
 
     folders: dict[str, str] = field(default_factory=dict)
 
@@ -65,11 +65,7 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 
 
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
-    """Return all files that the table's metadata references.
-
-    In the result, `live` has the files of the newest snapshot of `before`; it is empty if that snapshot has expired.
-    Raises FileNotFoundError if an expiry deletes a file while it is read.
-    """
+    """Return all files that the table references; `live` are those of the newest snapshot of `before`."""
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
     manifests = {manifest.manifest_path: manifest for found in lists for manifest in found}
@@ -106,10 +102,7 @@ def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
 
 
 def read_new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
-    """Return the normalised paths of the table's metadata files, and of files that are referenced but not in `known`.
-
-    Reads only manifests that are not in `known`.
-    """
+    """Return the paths of metadata files, and of referenced files that are not in `known`, from new manifests."""
     found = {place(path).path for path in _metadata_files(table)}
     for snapshot in table.metadata.snapshots:
         if (listed := place(snapshot.manifest_list).path) in known.paths:
@@ -123,7 +116,7 @@ def read_new_references(table: Table, known: References, place: Callable[[str], 
 
 
 def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, undecided: UndecidedFiles) -> set[str]:
-    """Return the paths of the candidates that are manifests of files that may still be committed."""
+    """Return the candidates that are manifests of files that may still be committed."""
     avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
 
     def names_undecided(path: str) -> bool:
@@ -140,26 +133,21 @@ def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, und
 
 
 def _bare_manifest(path: str) -> ManifestFile:
-    """Return a manifest object with only the fields that are needed to read its entries."""
     names = ("manifest_length", "partition_spec_id", "sequence_number", "min_sequence_number", "added_snapshot_id")
     zeros: dict[str, Any] = dict.fromkeys(names, 0)
     return ManifestFile.from_args(manifest_path=path, content=ManifestContent.DATA, **zeros)
 
 
 def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callable[[str], Place]) -> str | None:
-    """Return the path of a `metadata.json` in a folder that never held this table's metadata; None if none exists.
-
-    Such a file belongs to another table, of this or another catalog.
-    """
-    own = {place(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)} | {
-        table_folders(table, place).metadata.path
-    }
+    """Return a `metadata.json` in a folder that never held this table's metadata, and so is another table's."""
+    own = {place(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
+    own.add(table_folders(table, place).metadata.path)
     found = (f for f in files if METADATA_SUFFIX in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
     return next((file.info.path for file in found), None)
 
 
 def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
-    """Return the path of a candidate that is a `metadata.json` with another table's UUID; None if none exists."""
+    """Return a candidate that is a `metadata.json` with another table's UUID."""
     paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))
@@ -167,7 +155,6 @@ def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str
 
 
 def _table_uuid(path: str, io: FileIO) -> str | None:
-    """Return the table UUID in a metadata file; None if the file is missing or incomplete, as after a crash."""
     try:
         data = _read(path, io)
         match = _UUID.search(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)

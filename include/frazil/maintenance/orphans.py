@@ -1,27 +1,14 @@
-"""Finds orphan files below a table's location: from a listing, the table's metadata, and earlier runs. Pure.
+"""Finds orphan files below a table's location: from a listing, the table's metadata, and earlier runs. Pure. Five rules
+ensure that no snapshot will ever reference a deleted file:
 
-A file may be deleted only if no snapshot will ever reference it, whatever the order of commits by writers, backfills,
-compaction and expiry. Five rules ensure this:
-
-1. *Listing, then metadata.* The table is loaded after the listing. So a file that was committed in between is
-   referenced, or was not listed. The table is loaded again before each batch of deletions.
-2. *Staged files are undecided until the marker has passed their batch.* A stream's files are in
-   `<stream>/<epoch>/<batch>/`. A take-over is committed before its epoch stages a file, so the table has a marker for
-   every listed file. Batches commit in order. Each batch up to the marker's `settled` is in the table or never will be,
-   so its unreferenced files are orphans. Files of later batches are kept, with or without a journal. This includes
-   files of streams that are no longer declared. All files of a backfill are kept while its branch is open. A forgotten
-   stream has no marker and can commit nothing, so its files are not kept. The same rule holds for
-   `<stream>/waited/<epoch>/<batch>/`, which has rows for a routed table that did not exist yet.
-3. *A manifest is undecided while a file in it is undecided*, because a retried commit reuses the manifest.
-4. *Another commit has succeeded since the file was first found.* A commit that was in progress then (with a manifest
-   list, a `metadata.json`, or an append to `frazil.signals`) is based on older metadata. Every catalog now refuses it;
-   its retry writes new files.
-5. *Two age checks.* Files that a Spark rewrite writes are registered nowhere until the rewrite commits. A file is
-   deleted only if it is older than `older-than` by the storage's clock, and if a run at least an hour earlier found it
-   too. No rewrite takes days. A host whose clock is off by more than a third of `older-than` deletes nothing.
-
-The clock alone never decides whether a file is deleted: for files of streams and backfills, rule 2 holds whatever the
-clocks show.
+1. The table is loaded after the listing, and again before each batch of deletions.
+2. Staged files (`<stream>/<epoch>/<batch>/`, `<stream>/waited/<epoch>/<batch>/`) are kept until the marker's `settled`
+   has passed their batch, also those of undeclared streams; a backfill's while its branch is open. A forgotten stream
+   can commit nothing.
+3. A manifest is kept while a file in it is: a retried commit reuses the manifest.
+4. Another commit has succeeded since the file was first found, so a commit in progress then is refused.
+5. A file is older than `older-than` by the storage's clock, and an earlier run found it an hour ago: files that Spark
+   rewrites are registered nowhere. A host whose clock is off by a third of `older-than` deletes nothing.
 """
 
 from __future__ import annotations
@@ -43,34 +30,33 @@ from frazil.spec.units import format_count
 from frazil.table.object_store import FileInfo
 
 _FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
-"""The kind of storage by URI scheme. A scheme that is not listed is its own kind."""
+"""The kind of storage by URI scheme, if it is not the scheme."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
 class Place(NamedTuple):
-    """Location of a file or folder. Files are compared by `path` alone, because one bucket may have many names."""
+    """A file's or folder's location. Files are compared by `path` alone: one bucket may have many names."""
 
     store: str
-    """The kind of storage, with its bucket or host: `s3:bucket`, `file:`."""
+    """With its bucket or host: `s3:bucket`, `file:`."""
     path: str
-    """Path from the root, URL-decoded, without repeated or trailing slashes."""
+    """From the root, URL-decoded, without repeated or trailing slashes."""
 
     @property
     def name(self) -> str:
         return self.path.rsplit("/", 1)[-1]
 
     def is_inside(self, folder: Place) -> bool:
-        """Return whether this path is the folder itself or is inside it."""
         return self.store == folder.store and below(self.path, folder.path)
 
 
 def below(path: str, folder: str) -> bool:
-    """Return whether a path is the folder itself or is inside it."""
+    """Return whether a path is the folder or inside it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def normalise_path(path: str) -> Place:
-    """Normalise a path. `s3a://b//t/x` equals `s3://b/t/x/`; `file:/t/x` and `file:///t/x` equal `/t/x`."""
+    """Normalise a path: `s3a://b//t/x` equals `s3://b/t/x/`, and `file:/t/x` equals `/t/x`."""
     match = _SCHEME.match(path)
     scheme = match[1].lower() if match else ""
     family, rest = _FAMILY.get(scheme, scheme), path[match.end() :] if match else path
@@ -88,12 +74,12 @@ def _clean_path(path: str) -> str:
 
 
 MIN_RUN_DISTANCE_MS = 3_600_000
-"""Minimum time in milliseconds between the run that finds a file and the run that deletes it."""
+"""Between the run that finds a file and the run that deletes it."""
 MAX_LISTED = 3
-"""Maximum number of files that a message lists."""
+"""Files in a message."""
 
 _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\d{8,})/(\d{8,})/")
-"""Matches the folder of a staged file: stream, backfill id, epoch, batch."""
+"""A staged file's folder: stream, backfill id, epoch, batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +87,20 @@ class UndecidedFiles:
     """The files that may still be committed, according to the table's properties."""
 
     settled: Mapping[str, BatchKey | None]
-    """The last settled batch of each stream; None for a new marker without a settled batch."""
+    """Each stream's last settled batch, if any."""
     backfills: Mapping[str, str]
     """The id of each stream's open backfill."""
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
-        """Read from a table's properties which staged files may still be committed. Raises MarkerUnreadable."""
+        """Read a table's properties. Raises MarkerUnreadable."""
         return cls(
             {stream: marker.settled for stream, marker in read_markers(properties).items()},
             {backfill.stream: backfill.id for backfill in open_backfills(properties)},
         )
 
     def holds(self, path: str) -> bool:
-        """Return whether a staged file may still be committed; False for a file outside of batch folders."""
+        """Return whether a staged file may still be committed; False outside of batch folders."""
         for stream, backfill, epoch, batch in _STAGED.findall(path):
             if backfill:
                 if self.backfills.get(stream) == backfill:
@@ -128,8 +114,6 @@ class UndecidedFiles:
 
 @dataclass(frozen=True, slots=True)
 class TableFolders:
-    """The folders of one table's files."""
-
     identifier: str
     location: Place
     data: Place
@@ -141,7 +125,7 @@ class TableFolders:
 
 
 def find_shared_folder(own: TableFolders, others: Iterable[TableFolders]) -> str | None:
-    """Return why a table's folders may also hold files of other tables; None if they do not."""
+    """Return why a table's folders may also hold other tables' files, if so."""
     for folder in own.all:
         if folder.path == "/" or (folder != own.location and own.location.is_inside(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
@@ -154,33 +138,29 @@ def find_shared_folder(own: TableFolders, others: Iterable[TableFolders]) -> str
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One listed file below the table's folders, and its normalised path."""
-
     info: FileInfo
     place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Normalised paths of the files that the table's metadata references. The metadata was loaded after the listing."""
+    """Files that the metadata, loaded after the listing, references."""
 
     paths: Set[str]
     live: Collection[Place]
-    """Data files, manifests and manifest list of the snapshot that was the newest one before the listing."""
+    """Of the snapshot that was the newest before the listing."""
     manifests: Set[str]
-    """Paths of the manifests that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The classification of one listing. Each file is either referenced, registered, young or a candidate."""
+    """One listing's files: each is referenced, registered, young or a candidate."""
 
     listed: int
     referenced: int
     registered: int
     young: int
     candidates: tuple[ListedFile, ...]
-    """Orphan files that are old enough to be deleted."""
     refused: str | None = None
 
     @property
@@ -188,7 +168,7 @@ class Evaluation:
         return sum(file.info.bytes for file in self.candidates)
 
     def without(self, undecided: Set[str]) -> Self:
-        """Return the evaluation with these candidates counted as registered. `undecided` has their listed paths."""
+        """Return the evaluation with these candidates counted as registered."""
         left = tuple(file for file in self.candidates if file.info.path not in undecided)
         registered = self.registered + len(self.candidates) - len(left)
         return replace(self, registered=registered, candidates=left)
@@ -197,9 +177,7 @@ class Evaluation:
 def select_own_files(
     listing: Iterable[ListedFile], *, roots: Iterable[Place], others: Iterable[TableFolders]
 ) -> list[ListedFile]:
-    """Return the listed files without hidden files (such as those below `_frazil`) and files in other tables'
-    folders.
-    """
+    """Return the listed files without hidden ones (as below `_frazil`) and those in other tables' folders."""
     starts = [root.path for root in roots]
     inside = [p.path for other in others for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]
@@ -219,7 +197,7 @@ def _is_hidden(path: str, start: str) -> bool:
 def classify_files(
     files: Collection[ListedFile], references: References, undecided: UndecidedFiles, *, settings: Orphans, now_ms: int
 ) -> Evaluation:
-    """Classify the table's own files as files to keep or as candidates for deletion."""
+    """Classify the table's own files as kept, or as candidates for deletion."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
     candidates = []
@@ -242,10 +220,7 @@ def classify_files(
 
 
 def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Return why the listing cannot be complete; None if it looks complete.
-
-    A complete listing has every live file that lies below the table's folders, and at least half of all live files.
-    """
+    """Return why the listing cannot be complete: it lacks a live file below the folders, or half of all."""
     lost = [p.path for p in references.live if p.path not in present and any(p.is_inside(root) for root in roots)]
     if lost:
         return (
@@ -262,10 +237,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
 
 
 def _find_similar_paths(candidates: Iterable[ListedFile], references: References) -> str | None:
-    """Return why candidates with the name of a referenced file must not be deleted; None if none has one.
-
-    File names are unique, so such a candidate is the referenced file under another path, or a copy of it.
-    """
+    """Return why candidates named like a referenced file, and so the same file or a copy, must be kept."""
     names = {path.rsplit("/", 1)[-1] for path in references.paths}
     alike = [file.info.path for file in candidates if file.place.name in names]
     if not alike:
@@ -277,7 +249,7 @@ def _find_similar_paths(candidates: Iterable[ListedFile], references: References
 
 
 def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
-    """Return why these orphans are too many to delete; None if their share is within the limit."""
+    """Return why these orphans are too many to delete, if so."""
     count, size = len(found.candidates), found.candidate_bytes
     if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None
@@ -290,7 +262,7 @@ def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | 
 def find_deletable(
     candidates: Iterable[ListedFile], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
 ) -> list[ListedFile]:
-    """Return the candidates that an earlier run found at least an hour ago, with a later commit to the table since."""
+    """Return the candidates that a run found at least an hour ago, before a later commit to the table."""
     known = {
         path
         for run in runs

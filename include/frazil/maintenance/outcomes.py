@@ -1,7 +1,5 @@
-"""Results of maintenance actions. The newest ones are stored for operators, and reported to OpenLineage.
-
-The object `<location>/_frazil/_maintenance/past.json` is read, extended and written back. If two processes write at the
-same time, one result may be lost; nothing depends on it.
+"""Results of maintenance actions, stored in `<location>/_frazil/_maintenance/past.json` for operators, and reported to
+OpenLineage. If two processes write at once, a result may be lost.
 """
 
 from __future__ import annotations
@@ -28,30 +26,26 @@ from frazil.table.tables import state_location
 
 
 class Ending(StrEnum):
-    """How an action ended."""
-
     DONE = "done"
     SKIPPED = "skipped"
-    """The action had no useful work, or is switched off."""
+    """No useful work, or switched off."""
     GAVE_UP = "gave up"
     """Another commit won the race; the next run tries again."""
     REFUSED = "refused"
-    """The action would be unsafe, or the table's settings forbid it: an operator must check."""
+    """Unsafe, or forbidden by the table's settings: an operator must check."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one action on one table."""
-
     table: str
     action: Action
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Measured numbers of the action, by name in kebab-case, such as `mb-per-second`."""
+    """By name in kebab-case, such as `mb-per-second`."""
     exit_code: int = 0
-    """Exit code of a failure or a refusal, as in `frazil.errors`; else 0."""
+    """Of a failure or a refusal, as in `frazil.errors`."""
 
     def __str__(self) -> str:
         return f"{self.table}: {self.action} {self.ending}: {self.sentence}"
@@ -60,24 +54,22 @@ class Outcome:
 log = logging.getLogger(__name__)
 
 MAINTENANCE_FOLDER = "_maintenance"
-"""Name of the folder for maintenance's own files, next to the folders of streams. Stream names never begin with `_`."""
+"""Next to the folders of streams, whose names never begin with `_`."""
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
-"""Maximum number of stored results per action and ending, so that many failures do not hide earlier work."""
+"""Stored results per action and ending, so that failures do not hide earlier work."""
 MAX_AGE_MS = 90 * 24 * 3_600_000
-"""Age in milliseconds after which an outcome is removed from the history."""
+"""After which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHAN_CLEANUP = "orphans"
-"""Name of the orphan cleanup in stored outcomes. It is not one of the `Action` values."""
+"""In stored outcomes; not one of the `Action` values."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastOutcome:
-    """Result and time of one past action."""
-
     at_ms: int
     action: str
-    """A value of `frazil.maintenance.due.Action`, or `orphans`."""
+    """An `Action`, or `orphans`."""
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -100,7 +92,7 @@ def store_outcomes(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int
 
 
 def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
-    """Load the table, and add the results to its stored history as `store_outcomes` does. Never raises."""
+    """Load the table, and store the results as `store_outcomes` does. Never raises."""
     made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
     try:
         if made:
@@ -110,10 +102,7 @@ def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterabl
 
 
 def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
-    """Return the stored results, oldest first. Raises any error of the storage.
-
-    Empty if the object is missing or damaged, has a newer format, or belongs to another table.
-    """
+    """Return the stored results of this table, oldest first. Raises any error of the storage."""
     data = open_store(_path(table), table.io.properties).get(_path(table))
     if data is None:
         return ()
@@ -125,9 +114,7 @@ def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
 
 
 def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """Return the object to store: the newest results of each action and ending, without old ones and times far in the
-    future.
-    """
+    """Return the object to store: the newest results of each action and ending, without old and future ones."""
     seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
@@ -159,9 +146,7 @@ def _path(table: Table) -> str:
 def report_maintenance(
     jobs: JobReporter | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
 ) -> None:
-    """Report a finished maintenance run, with its start, to OpenLineage if an action did work or failed. Never
-    raises.
-    """
+    """Report a finished run to OpenLineage if an action did work or failed. Never raises."""
     worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
     if jobs is None or not worth:
         return

@@ -1,7 +1,5 @@
-"""Builds filters of Iceberg's Java API that select exactly the files of given partitions.
-
-The predicates use the terms of the partition spec, such as `day(ts) = 16070`. SQL cannot express `bucket` and
-`truncate`, and a range of column values would also select neighbouring partitions.
+"""Builds filters of Iceberg's Java API that select exactly the files of given partitions, by terms of the spec such as
+`day(ts) = 16070`. SQL cannot express `bucket` and `truncate`, and a range of values would select neighbours.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _TEXT_TYPES = (DecimalType, UUIDType)
 def build_partition_filter(
     jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema
 ) -> Any:
-    """Build a Java `Expression` that selects partitions of one spec by their values, as stored in manifests."""
+    """Build a Java `Expression` that selects partitions of one spec by their values in manifests."""
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     each = (
         reduce(
@@ -39,7 +37,6 @@ def build_partition_filter(
 
 
 def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> Any:
-    """Build the expression that compares one partition field with its value."""
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     column, transform = expressions.ref(schema.find_column_name(field.source_id)), field.transform
     if isinstance(transform, VoidTransform):
@@ -59,10 +56,7 @@ def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> An
 
 
 def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
-    """Build the expression for a truncated value, which is compared as a prefix.
-
-    Iceberg 1.12 would compare a truncated term with the full bounds of a file.
-    """
+    """Compare a truncated value as a prefix: Iceberg 1.12 would compare it with a file's full bounds."""
     if len(value) < width:  # a shorter value was not truncated
         return expressions.equal(column, value)
     if isinstance(value, str):
@@ -74,9 +68,7 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
 
 
 def to_literal(value: Any, kind: IcebergType) -> object:
-    """Convert a value to one that Iceberg's literals accept. Times become text: py4j would send a time near 1970 as an
-    `Integer`.
-    """
+    """Convert a value for Iceberg's literals. Times become text: py4j would send one near 1970 as an `Integer`."""
     if isinstance(kind, TimestampType | TimestamptzType) and isinstance(value, int):
         moment = EPOCH + timedelta(microseconds=value)
         return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()

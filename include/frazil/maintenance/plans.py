@@ -1,6 +1,5 @@
-"""Plans what each action would do now on the current table. Changes nothing, and starts no JVM.
-
-`frazil maintain --dry-run` shows these plans; the PySpark application executes them.
+"""Plans what each action would do now. Changes nothing, and starts no JVM. `frazil maintain --dry-run` shows these
+plans; the PySpark application executes them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from frazil.maintenance.busy_partitions import find_busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
-from frazil.maintenance.load import load_maintained
-from frazil.maintenance.measure import measure
+from frazil.maintenance.measure import load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
 from frazil.signals.completion import find_feeds
@@ -27,16 +25,14 @@ from frazil.table.catalogs import translate_catalog_errors
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""Time in microseconds after which an ended partition counts as complete, if its times come from this host's clock."""
+"""After which an ended partition is complete, if its times come from this host's clock."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""Time in microseconds after which an ended partition counts as complete, if no watermark is known."""
+"""After which an ended partition is complete, if no watermark is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans the actions on one table. Each method loads the table. Raises NoSuchTableError, and any error of the
-    catalog.
-    """
+    """Plans the actions on one table, which each loads. Raises NoSuchTableError, and any error of the catalog."""
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -86,7 +82,7 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Return a time in microseconds since 1970. Partitions that end before it are complete: they get only late rows."""
+    """Return a time (us since 1970): partitions that end before it get only late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:

@@ -1,4 +1,4 @@
-"""Finds the tables of routes in the catalog: tables that a route lists, and tables that its template created."""
+"""Finds the tables of routes in the catalog: those that a route lists, and those that its template created."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from frazil.table.made_tables import list_matching_names
 
 
 def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """Return the tables that are maintained as part of this stream's route, sorted by name.
-
-    Includes all tables whose name matches the route's template; `load_maintained` later refuses tables that the route
-    did not create. Raises any error of the catalog.
-    """
+    """Return the maintained tables of this stream's route, by name, with all that match its template."""
     declared = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED and t.streams[0].name == spec.name]
     return sorted([*declared, *find_template_tables(catalog, spec, specs)], key=lambda table: table.name)
 
@@ -37,27 +33,22 @@ def find_template_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[Str
 
 @dataclass(frozen=True, slots=True)
 class DueTable:
-    """A table with its due maintenance actions, and the measurement from metadata that shows them."""
+    """A table with its due actions, and the measurement that shows them."""
 
     table: MaintainedTable
     health: TableHealth
     reasons: dict[Action, str]
-    """The reason for each due action."""
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """Sort key: the number of new files, which slow down readers, then the number of snapshots, which slow down
-        commits.
-        """
+        """Sort key: new files, which slow down readers, then snapshots, which slow down commits."""
         return self.health.files_since_compaction, self.health.snapshots
 
 
 def measure_due_table(
     catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int
 ) -> DueTable | None:
-    """Measure a route's table, and return it with its due actions; None if it does not exist. Raises the errors of
-    `measure`.
-    """
+    """Measure a route's table, and return it with its due actions, if it exists. Raises the errors of `measure`."""
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None

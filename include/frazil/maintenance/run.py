@@ -1,7 +1,5 @@
-"""Maintains one table: compaction, then manifests, then expiry.
-
-Each action is planned from the table's current metadata. Writers may commit at any time, and their commits always win.
-A failed action does not stop the next one.
+"""Maintains one table: compaction, then manifests, then expiry. Each is planned from current metadata; writers' commits
+always win; a failed action does not stop the next.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled
 from frazil.maintenance.expiry import estimate_bytes, find_missing_defaults
-from frazil.maintenance.load import load_maintained
+from frazil.maintenance.measure import load_maintained
 from frazil.maintenance.outcomes import Ending, Outcome, load_and_store_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import LostRace, RewriteResult, SparkFailed, SparkTable
@@ -46,11 +44,7 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Run the given actions that have useful work, in the order of `Action`.
-
-    `spark` returns a session in which the catalog has its own name; it is called only if an action has work to do.
-    Failures are returned as outcomes. Raises only EnvironmentUnusable, from `spark`.
-    """
+    """Run the given actions that have useful work. Failures are outcomes; raises only EnvironmentUnusable."""
     run = _ActionRunner(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
     load_and_store_outcomes(catalog, maintained.identifier, made, now_ms=now_ms)
@@ -59,15 +53,13 @@ def maintain(
 
 @dataclass(frozen=True, slots=True)
 class _ActionRunner:
-    """Runs the actions on one table."""
-
     spark: Callable[[], SparkSession]
     catalog: Catalog
     maintained: MaintainedTable
     now_ms: int
 
     def outcome(self, action: Action) -> Outcome:
-        """Run one action if it has useful work, and return its outcome. Raises only EnvironmentUnusable."""
+        """Run one action if it has useful work. Raises only EnvironmentUnusable."""
         do = {
             Action.COMPACTION: self._compact,
             Action.MANIFESTS: self._rewrite_manifests,
@@ -118,13 +110,17 @@ class _ActionRunner:
         done = self._open(table).rewrite(plan.rewrites, sort=sort)
         seconds = time.monotonic() - began
         missing = plan.files - done.removed
+        with translate_catalog_errors(self.catalog.name):
+            now = load_maintained(self.catalog, self.maintained).metadata
+        newer = takewhile(lambda s: s.snapshot_id != table.metadata.current_snapshot_id, ancestors(now))
+        summaries = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
         numbers = {
             "partitions": len(plan.rewrites),
             "files-removed": done.removed,
             "files-added": done.added,
             "files-missed": max(missing, 0),
             "bytes": done.bytes,
-            "bytes-added": self._bytes_added(table),
+            "bytes-added": sum(int(summary.get("added-files-size") or 0) for summary in summaries),
             "seconds": round(seconds, 3),
             "mb-per-second": round(done.bytes / 1e6 / seconds, 2),
         }
@@ -133,14 +129,6 @@ class _ActionRunner:
         sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
         sentence += growth_note(done.bytes, numbers["bytes-added"], table.properties)
         return self._make_outcome(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
-
-    def _bytes_added(self, before: Table) -> int:
-        """Return the bytes that compactions added after `before` was loaded; Iceberg's action does not report them."""
-        with translate_catalog_errors(self.catalog.name):
-            now = load_maintained(self.catalog, self.maintained).metadata
-        newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
-        summaries = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
-        return sum(int(summary.get("added-files-size") or 0) for summary in summaries)
 
     def _rewrite_manifests(self) -> Outcome:
         table, plan = self._planner.manifests()
@@ -210,9 +198,7 @@ def rewrite_ending(done: RewriteResult) -> tuple[Ending, str]:
 
 
 def growth_note(before: float, after: float, properties: Mapping[str, str]) -> str:
-    """Return a note if the rewritten files take at least twice the bytes that they took before; else an empty
-    string.
-    """
+    """Return a note if the rewritten files take at least twice the bytes, or ""."""
     if after < 2 * before or not before:
         return ""
     note = f"; they now take {after / before:.0f} times the bytes"

@@ -1,6 +1,5 @@
-"""Calls Iceberg's own actions on one table through its Java API, and returns their results as plain numbers.
-
-Makes no decisions: the plans do. If another commit makes an action impossible, the action raises `LostRace`.
+"""Calls Iceberg's own actions on one table through its Java API, as planned, and returns plain numbers. Raises
+`LostRace` if another commit makes an action impossible.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_PARTITIONS_PER_ACTION = 200
-"""Maximum number of partitions in one action. Iceberg's planning compares every file with each partition."""
+"""Iceberg's planning compares every file with each of them."""
 MAX_GROUP_FILES = 16
-"""Maximum size of one commit of an action, in multiples of the target file size. A failed commit loses only this much
-work.
-"""
+"""Target files in one commit of an action. A failed commit loses only these."""
 MAX_BUSY_ATTEMPTS = 3
-"""Maximum number of attempts to rewrite a busy partition."""
 _CONFLICT_TEXTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Parts of Iceberg's error messages that mean a conflict. The last one means that an expiring snapshot was tagged."""
+"""In Iceberg's messages about a conflict. The last: an expiring snapshot was tagged."""
 
 
 class LostRace(Exception):
@@ -39,23 +35,21 @@ class LostRace(Exception):
 
 
 class SparkFailed(Exception):
-    """Any other error in the JVM, with the JVM's message."""
+    """Any other error in the JVM."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    """The result of rewriting data files."""
-
     removed: int = 0
     added: int = 0
     bytes: int = 0
-    """Total size of the removed files."""
+    """Of the removed files."""
     failed: int = 0
-    """Number of files in jobs that failed before their commit."""
+    """Files in jobs that failed before their commit."""
     lost: tuple[str, ...] = ()
-    """Error messages of the parts that lost against another commit."""
+    """Messages of the parts that lost against another commit."""
     errors: tuple[str, ...] = ()
-    """Error messages of the parts that failed for another reason."""
+    """Messages of the parts that failed otherwise."""
 
     def __add__(self, other: RewriteResult) -> RewriteResult:
         return RewriteResult(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -63,7 +57,7 @@ class RewriteResult:
 
 @dataclass(frozen=True, slots=True)
 class SparkTable:
-    """A table as loaded in this session's JVM, with the PyIceberg metadata on which the plan is based."""
+    """A table in this session's JVM, with the metadata on which the plan is based."""
 
     spark: SparkSession
     table: Table
@@ -82,11 +76,7 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
-        """Rewrite files of partitions. Never raises; a failed action does not stop the others.
-
-        A rewrite runs in its own action if it is partial, applies deletes, or concerns a busy partition. The others
-        share actions.
-        """
+        """Rewrite files of partitions; a failed action does not stop the others, and none raises."""
         whole = [r for r in rewrites if not (r.is_partial or r.applies_deletes or r.busy)]
         batches = [
             alike[at : at + MAX_PARTITIONS_PER_ACTION]
@@ -98,9 +88,7 @@ class SparkTable:
         return sum((self._attempt(batch, sort=sort) for batch in batches), RewriteResult())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
-        """Run one action. If a merge into a busy partition commits first, retry, because the next batch has only just
-        begun.
-        """
+        """Run one action, again if a merge into a busy partition wins: the next batch has only just begun."""
         for left in reversed(range(MAX_BUSY_ATTEMPTS if batch[0].busy else 1)):
             try:
                 done = self._rewrite(batch, sort=sort)
@@ -132,16 +120,13 @@ class SparkTable:
         return RewriteResult(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
-        """Return whether the action had files to rewrite. With partial progress, Iceberg's result does not show failed
-        commits.
-        """
+        """Return whether the action had files: with partial progress, Iceberg does not report failed commits."""
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
         return bool(made.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
-        """Return Iceberg's options for one action. All rewrites of the batch are of the same kind."""
         target, rewrite = target_file_bytes(self.table), batch[0]
         percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {
@@ -173,10 +158,7 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files whose data files are gone. Return how many of them the table still had.
-
-        Iceberg's `remove-dangling-deletes` finds only those that are older than all data files of their partition.
-        """
+        """Remove delete files whose data files are gone, of which Iceberg misses some. Returns how many."""
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with convert_java_errors():
             self.java.refresh()
@@ -195,14 +177,14 @@ class SparkTable:
         return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
-        """Rewrite the manifests of a partition spec. Returns the numbers of removed and added manifests."""
+        """Rewrite a spec's manifests. Returns the numbers of removed and added ones."""
         with convert_java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
             done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
             return (_count_items(done.rewrittenManifests()), _count_items(done.addedManifests()))
 
     def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
-        """Expire these snapshots and the files that only they reference. Returns the number of files by kind."""
+        """Expire snapshots with the files that only they reference. Returns the number of files by kind."""
         with convert_java_errors():
             action = self._actions.expireSnapshots(self.java).expireOlderThan(0)  # no snapshot is older than 1970
             for each in snapshot_ids:
@@ -218,7 +200,7 @@ class SparkTable:
 
 @contextmanager
 def convert_java_errors() -> Iterator[None]:
-    """Convert errors of Spark or the JVM: to `LostRace` if another commit won, to `SparkFailed` otherwise."""
+    """Convert errors of Spark or the JVM to `LostRace` if another commit won, else to `SparkFailed`."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:

@@ -1,7 +1,5 @@
-"""Alert rules of a stream. The rules about the health of a stream's table are in `frazil.maintenance.alert_rules`.
-
-Pure, except `find_incomplete_window`. Rules about facts (an invalid file, held windows, failed runs) have no hold
-time. Their alerts fire as soon as the fact becomes true, and resolve as soon as it becomes false.
+"""Alert rules of a stream; those of its table are in `frazil.maintenance.alert_rules`. Pure, except
+`find_incomplete_window`. Rules about facts have no hold time: their alerts fire and resolve at once.
 """
 
 from __future__ import annotations
@@ -30,32 +28,30 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""Minimum number of bad records for a known percentage of fewer than `MIN_RECORDS` records."""
+"""For a known percentage of fewer than `MIN_RECORDS` records."""
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""Minimum threshold of a percentage of fewer than `MIN_RECORDS` records."""
+"""The threshold's minimum for fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
-"""Maximum number of windows or days that a message lists."""
+"""Windows or days in a message."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
-"""Rules whose values are read from the stream's table."""
 RULES_FROM_RUN_FOLDER = ("restarts", "registry", "stall")
-"""Rules whose values are read from the stream's run folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncompleteWindow:
-    """The first window of a table that is not complete yet. It is late only if it is also due."""
+    """A table's first window that is not complete. It is late only if it is also due."""
 
     window: str
     due_ms: int
-    """End of the window plus the largest lateness of the table's streams; may be in the future."""
+    """Its end plus the largest lateness of the table's streams."""
     waits_for: str
-    """What the window waits for, as text; empty if the window is not due yet."""
+    """As text; "" if the window is not due yet."""
     is_history: bool = False
-    """Whether the window ended before the table's oldest snapshot, for example because a stream read old records."""
+    """Whether it ended before the table's oldest snapshot, as when a stream reads old records."""
 
 
 def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
-    """Return the readings of all rules of a stream; empty if alerts are switched off."""
+    """Return the readings of all rules of a stream, unless alerts are off."""
     if not alerts.enabled:
         return ()
     unread = RULES_FROM_TABLE if state.table_exists is None else ()
@@ -110,8 +106,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     seen, within = flow.measured, "hour" if flow.measured_ms <= HOUR_MS else format_elapsed(flow.measured_ms)
     sentence = (
         f"{format_count(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not "
-        "committed to "
-        f"{state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
+        f"committed to {state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
     )
     shown = f"{format_count(waiting, 'batch', 'waits for its|wait for their')} commit"
     yield Reading("waiting-batches", state.waiting_batches, alerts.waiting_batches, shown, sentence)
@@ -139,7 +134,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
 
 
 def _share_and_threshold(count: int, records: int, limit: float) -> tuple[float | None, float]:
-    """Return a percentage of a stream's records (None for too few records), and the threshold that applies to it."""
+    """Return a percentage (None for too few records), and the threshold that applies to it."""
     share = 100 * count / max(records, 1)
     if records >= MIN_RECORDS or not count:
         return share, limit
@@ -147,12 +142,11 @@ def _share_and_threshold(count: int, records: int, limit: float) -> tuple[float 
 
 
 def _share_text(count: int, records: int) -> str:
-    """Return a percentage of the records as text."""
     return f"{100 * count / max(records, 1):.1f} % of {format_count(records, 'record')}"
 
 
 def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
-    """Yield one reading per error class. It has no hold time, because a rate is already an average over minutes."""
+    """Yield a reading per error class, without hold time: a rate is an average over minutes."""
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {format_count(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
@@ -212,10 +206,7 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
 
 
 def _down_time_s(state: StreamState, now_ms: int) -> float | None:
-    """Return the seconds without a writer: 0 if one runs or the stream is paused; None if the state is unknown.
-
-    Return infinity if the supervisor gave up, or if the end of the last writer is unknown.
-    """
+    """Return the seconds without a writer: 0 if the stream is paused, None if unknown, infinite if given up."""
     ended_at_ms = state.writer.ended_at_ms
     if state.alive or state.desired == "paused":
         return 0
@@ -227,15 +218,12 @@ def _down_time_s(state: StreamState, now_ms: int) -> float | None:
 
 
 def release_command(table: str, key: str) -> str:
-    """Return the command that releases a held window, so that it is signalled without a correction of its data."""
+    """Return the command that signals a held window without a correction of its data."""
     return f"frazil partitions {table} --release {key} --reason 'why'"
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of the rule `held`: windows that quality gates hold back, each with the gate's finding.
-
-    Return nothing if alerts are switched off.
-    """
+    """Return the reading of the rule `held`, for windows that quality gates hold back, unless alerts are off."""
     if not alerts.enabled:
         return ()
     windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more_text(len(held))
@@ -252,10 +240,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
 
 
 def audit_reading(name: str, found: str | None, last: str | None = None) -> Reading:
-    """Return the reading of the rule `audit`.
-
-    `found` describes the findings that no later audit has cleared. `last` describes the last audit.
-    """
+    """Return the reading of the rule `audit`. `found` describes uncleared findings, `last` the last audit."""
     sentence = (
         f"{(found or '').rstrip('.')}. Before you delete anything, find out whether rows are missing or duplicated: "
         f"`frazil audit {name} --source`"
@@ -265,7 +250,7 @@ def audit_reading(name: str, found: str | None, last: str | None = None) -> Read
 
 
 def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
-    """Return the reading of the rule `late-window`. `late` is None for a table without signals."""
+    """Return the reading of the rule `late-window`; `late` is None without signals."""
     late_s = max(now_ms - late.due_ms, 0) / 1000 if late else 0
     value = None if late and late.is_history else late_s
     what = (
@@ -275,15 +260,14 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
     )
     sentence = (
         f"{table}: {what}, but is not complete, so jobs that wait for it do not start: "
-        f"{late.waits_for if late else ''}. "
-        f"`frazil partitions {table}` shows the current state. A topic-partition without new records becomes idle "
-        "after `idle-timeout`; forget a stream that no longer runs"
+        f"{late.waits_for if late else ''}. `frazil partitions {table}` shows the current state. A topic-partition "
+        "without new records becomes idle after `idle-timeout`; forget a stream that no longer runs"
     )
     return Reading("late-window", value, alerts.late_window.total_seconds(), what, sentence)
 
 
 def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
-    """Return the reading of the rule `aggregation`: complete days that were not aggregated within the time `within`."""
+    """Return the reading of the rule `aggregation`: complete days not aggregated `within` the time."""
     days = ", ".join(
         f"{one.day} (complete since {format_utc(one.since_ms)})" for one in late[:MAX_LISTED]
     ) + _more_text(len(late))
@@ -297,10 +281,7 @@ def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], with
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
-    """Return the reading of the rule `runs`: a DAG's consecutive failed runs (None if unknown).
-
-    A paused DAG counts as beyond the threshold: like a DAG whose runs fail, it does no work.
-    """
+    """Return the reading of the rule `runs`: a DAG's consecutive failed runs. A paused DAG is beyond the threshold."""
     if paused and (failed or 0) <= limit:
         sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
         return Reading(f"runs:{dag_id}", limit + 1, limit, "the DAG is paused", sentence)
@@ -315,9 +296,7 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
 
 
 def fact_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """Return the reading of a fact: its alert fires as soon as the fact is true, and resolves as soon as it is
-    false.
-    """
+    """Return the reading of a fact, whose alert fires and resolves at once."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 
@@ -328,11 +307,7 @@ def _more_text(count: int) -> str:
 def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> IncompleteWindow | None:
-    """Return the table's first incomplete window, and what it waits for if it is due.
-
-    Returns None for a table without signals, and for a table that no longer exists. `specs` are all streams of the
-    table.
-    """
+    """Return the table's first incomplete window, and what it waits for if due. `specs` has all its streams."""
     cursor = signals.cursor
     if cursor is None:
         return None

@@ -1,7 +1,5 @@
-"""Lists the maintained tables: tables of declared streams, their dead-letter tables, and the signals tables.
-
-Tables that a route created are found in the catalog: see `frazil.maintenance.routed`. This module does not import
-PyIceberg, because Airflow's DAG processor calls it repeatedly.
+"""Lists the maintained tables: those of declared streams, their dead letters, and signals tables; a route's template
+tables are found by `frazil.maintenance.routed`. Does not import PyIceberg: Airflow's DAG processor calls it repeatedly.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
 
 SIGNALS = "frazil.signals"
-"""A copy of `frazil.signals.signal_table.SIGNALS_TABLE`. Importing that module would import PyIceberg."""
+"""As `frazil.signals.signal_table.SIGNALS_TABLE`, whose import would load PyIceberg."""
 
 
 class TableKind(StrEnum):
@@ -30,30 +28,23 @@ class TableKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MaintainedTable:
-    """One table, and the maintenance settings that its streams declare."""
-
     name: str
-    """The table's identifier, preceded by the catalog's name if another catalog has the same identifier."""
+    """The identifier, after the catalog's name if another catalog has it too."""
     identifier: str
     catalog: str | None
     kind: TableKind
     settings: Maintenance
     streams: tuple[StreamSpec, ...]
-    """Streams that write to the table, sorted by name; for a signals table, the streams whose windows are signalled."""
+    """Its writers, sorted by name; for a signals table, those whose windows are signalled."""
 
     @property
     def full_check_at(self) -> timedelta:
-        """Time of day (UTC) of the full check. A route may have thousands of tables; their checks are spread over the
-        day.
-        """
+        """Time of day (UTC) of the full check, spread over the day for a route's tables."""
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 
 
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
-    """Return every table that these streams declare, and one signals table per catalog, sorted by name.
-
-    `frazil.spec.conflicts` ensures that all streams of a table declare the same settings.
-    """
+    """Return every table that these streams declare, and one signals table per catalog, sorted by name."""
     writers: dict[tuple[str | None, str, TableKind], list[StreamSpec]] = {}
     for spec in sorted(specs, key=lambda s: s.name):
         catalog = spec.table.catalog
@@ -73,10 +64,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """Return the tables that one Spark session maintains, by the name of its main table or signals table.
-
-    Every table except tables of routes occurs once. A dead-letter table is in the group of its first stream's table.
-    """
+    """Return the tables, once each and without those of routes, that one Spark session maintains."""
     tables = maintained_tables(specs)
     together = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
     fed = {spec.name: table.name for table in tables if table.kind is TableKind.MAIN for spec in table.streams}
@@ -87,12 +75,12 @@ def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedT
 
 
 def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
-    """Map the maintenance name of each route, `route of <stream>`, to its stream. No table can have such a name."""
+    """Return each route's stream by its maintenance name, `route of <stream>`, which no table can have."""
     return {f"route of {spec.name}": spec for spec in specs if spec.sinks.can_follow}
 
 
 def template_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
-    """Return the description of a table that the template of a stream's route may have created, with a unique name."""
+    """Describe a table that a route's template may have created, with a unique name."""
     catalog = spec.table.catalog
     elsewhere = any(each.table.catalog != catalog and each.sinks.may_include(identifier) for each in specs)
     name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier
@@ -100,11 +88,7 @@ def template_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec
 
 
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
-    """Find a maintained table by name. Raises SpecError with the known tables if no stream uses the table.
-
-    `frazil.maintenance.load` later checks whether a route's template created the table. The SpecError also lists
-    `problems`, the errors of unreadable declarations.
-    """
+    """Find a maintained table by name. Raises SpecError with the known tables, and `problems` of declarations."""
     specs = tuple(specs)
     tables = maintained_tables(specs)
     for table in tables:

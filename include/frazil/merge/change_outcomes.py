@@ -30,10 +30,8 @@ from frazil.merge.contract import MergeRules
 
 
 def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> Mask:
-    """Return a mask of changes that are older than the row at the same index. A null order value is the oldest.
-
-    `deletes` are the last deletes without an order value (`NewestChanges.delete_coordinates`). If a row is older than
-    such a delete, its change is not stale.
+    """Return a mask of changes older than the row at the same index; a null order value is the oldest. A change is not
+    stale if its row is older than the delete in `deletes` (`NewestChanges.delete_coordinates`).
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
     old = _find_kept_rows(orders, changes, rows, rules)
@@ -54,17 +52,14 @@ def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows:
 
 
 def _is_below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
-    """Return a mask of order values in `new` that are below the old value; null is the lowest. See
-    `MergeRules.by_position`.
-    """
-    below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
-        to_mask(new.is_null()) & to_mask(old.is_valid())
-    )
+    """Return a mask of order values below the old value; null is the lowest. See `MergeRules.by_position`."""
+    below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False))
+    below = below | (to_mask(new.is_null()) & to_mask(old.is_valid()))
     return below & ~newer_log_mask(new, old) if rules.by_position else below
 
 
 def _find_earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules, *, unknown: bool = False) -> Mask:
-    """Return a mask of rows older than the record at the same index; `unknown` is used for rows without coordinates."""
+    """Return a mask of rows older than the record at the same index; `unknown` for rows without coordinates."""
     if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
         return np.full(rows.num_rows, unknown)
     same = pc.and_(
@@ -77,7 +72,7 @@ def _find_earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules,
 
 
 def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
-    """Return a mask of rows from records that their topic-partition no longer has; see `MergeRules.landed`."""
+    """Return a mask of rows from records that no longer exist; see `MergeRules.landed`."""
     if not rules.landed:
         return pa.array(np.zeros(rows.num_rows, np.bool_))
     names, ends = zip(*rules.landed, strict=True)
@@ -88,9 +83,7 @@ def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
 
 
 def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of upserts with the same values as their rows. Columns that an upsert leaves out must have been
-    filled.
-    """
+    """Return a mask of upserts, with left-out columns filled, that equal their rows."""
     same = np.ones(changes.num_rows, np.bool_)
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
@@ -100,23 +93,18 @@ def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) ->
 
 
 def find_renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of rows whose values do not change, but which take the coordinates of their changes."""
-    return (
-        _find_earlier_rows(rows, changes, rules)
-        if rules.traced and rules.ignored
-        else np.zeros(changes.num_rows, np.bool_)
-    )
+    """Return a mask of unchanged rows that take the coordinates of their changes."""
+    if rules.traced and rules.ignored:
+        return _find_earlier_rows(rows, changes, rules)
+    return np.zeros(changes.num_rows, np.bool_)
 
 
 def find_deletes(changes: pa.Table) -> Mask:
-    """Return a mask of the changes that are deletes."""
     return to_mask(pc.equal(column(changes, CHANGE), DELETE))
 
 
 def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
-    """Return the changes. Columns that a change leaves out have the row's values. `ids` are field ids by column
-    name.
-    """
+    """Return the changes, with the row's values in left-out columns. `ids` are field ids by name."""
     kept = column(changes, KEPT_COLUMNS)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
@@ -134,10 +122,7 @@ def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Return the changes, with the row's value where a value comes from an earlier change that is older than the row.
-
-    `indexes` selects the newest change of each row.
-    """
+    """Return the changes, with the row's value where it is newer. `indexes` has each row's newest change."""
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, coordinates = (
@@ -152,7 +137,7 @@ def keep_newer_row_values(
 
 
 def are_values_equal(one: pa.Array, other: pa.Array) -> Mask:
-    """Return a mask of equal values. Null equals null, NaN equals NaN, and -0.0 does not equal 0.0."""
+    """Return a mask of equal values: null equals null, NaN equals NaN, -0.0 is not 0.0."""
     one, other = unwrap_extension(one), unwrap_extension(other)
     kind: Any = one.type
     if pa.types.is_struct(kind):

@@ -17,7 +17,7 @@ from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
 NOT_DELETED = -1
-"""The index in `deleted_by` for a key without a delete."""
+"""In `deleted_by`, for a key without a delete."""
 
 Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -29,22 +29,20 @@ class NewestChanges:
 
     rows: pa.Table
     numbers: Numbers
-    """The index of each row's change among all changes."""
+    """Each row's change among all changes."""
     superseded: int
-    """Number of changes that lost to a newer change of the same key."""
+    """Changes that lost to a newer one of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """The index of the change that supplies each row's value, by column. Has only columns that an earlier change
-    fills.
-    """
+    """By column, the change that supplies each row's value, if an earlier change does."""
     orders: pa.Array | None = None
-    """The values that order the changes, for all changes of the batch."""
+    """The order values of all changes."""
     deleted_by: Numbers | None = None
-    """The index of each row's last delete without an order value, or `NOT_DELETED`; None without such deletes."""
+    """Each row's last delete without an order value, or `NOT_DELETED`."""
     coordinates: pa.Table | None = None
-    """The Kafka coordinates of all changes, for `MergeRules.replays` and deletes without an order value."""
+    """Of all changes, for `MergeRules.replays` and deletes without an order value."""
 
     def without(self, taken: Mask) -> NewestChanges:
-        """Return the changes, except those that the mask `taken` selects."""
+        """Return the changes that the mask does not select."""
         stays = ~taken
         filled_by = {name: numbers[stays] for name, numbers in self.filled_by.items()}
         deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
@@ -52,9 +50,7 @@ class NewestChanges:
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def delete_coordinates(self, rows: Numbers) -> pa.Table | None:
-        """Return the coordinates of the deletes in `deleted_by` for these rows; null for a row without such a
-        delete.
-        """
+        """Return the coordinates of the deletes in `deleted_by`; null for a row without one."""
         if self.deleted_by is None or self.coordinates is None:
             return None
         numbers = self.deleted_by[rows]
@@ -62,10 +58,7 @@ class NewestChanges:
 
 
 def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> NewestChanges:
-    """Return the newest change of each key, as defined by `MergeRules.order_by`. `ids` are field ids by column name.
-
-    Values that the newest change leaves out may come from an earlier change of the batch.
-    """
+    """Return each key's newest change by `MergeRules.order_by`, with left-out values from earlier changes."""
     count = changes.num_rows
     keys = encode_keys([column(changes, name) for name in rules.key], count)
     order = rank_values(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
@@ -101,11 +94,7 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return the order values, raised so that a newer log of a topic-partition comes after the log before it.
-
-    `newer_log_mask` defines when a log begins again: with a change that is later than all changes before it. A change
-    without a position gets the highest position before it in its log.
-    """
+    """Return the order values, raised so that a partition's newer log comes after the one before."""
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
@@ -113,9 +102,8 @@ def _order_across_logs(
     latest = known[_running_maximum(of_times[ordered], begins)]
     before = np.where(begins, 0, np.r_[0, latest[:-1]])
     later = latest > before
-    moved = _differs_from_last(completed.name, ordered, later, first) | _differs_from_last(
-        completed.server, ordered, later, first
-    )
+    moved = _differs_from_last(completed.name, ordered, later, first)
+    moved = moved | _differs_from_last(completed.server, ordered, later, first)
     begins_again = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     number, at = np.cumsum(begins_again), order[ordered]
     found = np.empty_like(order)
@@ -125,11 +113,7 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Return a mask of the changes in `later` whose part (name or server) differs from that of the previous one in
-    their group.
-
-    Empty parts do not count.
-    """
+    """Return a mask of the changes in `later` whose nonempty part differs from the previous one in their group."""
     codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
@@ -139,14 +123,14 @@ def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Nu
 
 
 def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
-    """Return the running maximum within each group; a group begins where `begins` is true."""
+    """Return the running maximum within each group, which begins where `begins` is true."""
     above = (np.cumsum(begins) - 1) * (1 + values.max())
     highest: Numbers = np.maximum.accumulate(values + above) - above
     return highest
 
 
 def find_unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
-    """Mask of deletes without an order value, such as tombstones. They take effect at their position in Kafka."""
+    """Return a mask of deletes without an order value, which take effect at their position in Kafka."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
     deletes = pc.equal(column(changes, CHANGE), DELETE)
@@ -156,10 +140,7 @@ def find_unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
 def _find_last_unordered_deletes(
     unordered: Mask, keys: Numbers, partitions: Numbers, offsets: Numbers, times: Numbers
 ) -> Numbers:
-    """Return, for each change, the index of the last unordered delete of the same key, or `NOT_DELETED`.
-
-    Within a topic-partition, the last delete has the highest offset; across topic-partitions, the latest time.
-    """
+    """Return the last unordered delete of each change's key, by offset or time, or `NOT_DELETED`."""
     last = np.flatnonzero(unordered)
     last = last[np.lexsort((offsets[last], partitions[last], keys[last]))]
     last = last[_run_ends(keys[last], partitions[last])]
@@ -171,7 +152,7 @@ def _find_last_unordered_deletes(
 
 
 def encode_partitions(changes: pa.Table) -> Numbers:
-    """Return a number for the topic-partition of each row, ordered by topic and partition. Used to break ties."""
+    """Return a number for each row's partition, in order, to break ties."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = rank_values(topics.dictionary)[topics.indices.to_numpy()]
     partitions: Numbers = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
@@ -179,7 +160,7 @@ def encode_partitions(changes: pa.Table) -> Numbers:
 
 
 def _run_ends(*groups: Numbers) -> Mask:
-    """Return a mask of the last element of each run. A run has equal values in each of the arrays."""
+    """Return a mask of the last element of each run of equal values."""
     ends = np.zeros(len(groups[0]), np.bool_)
     for values in groups:
         ends |= np.r_[values[1:] != values[:-1], True][: len(values)]
@@ -188,7 +169,7 @@ def _run_ends(*groups: Numbers) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class _ChangesByKey:
-    """All changes of a batch, ordered by key, topic-partition and order value."""
+    """All changes of a batch, ordered by key, partition and order value."""
 
     changes: pa.Table
     ordered: Numbers
@@ -196,7 +177,7 @@ class _ChangesByKey:
     partitions: Numbers
 
     def fill_missing(self, newest: NewestChanges, ids: Mapping[str, int]) -> NewestChanges:
-        """Return the newest changes, with the columns that they leave out filled from earlier changes."""
+        """Return the newest changes, with left-out columns filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT_COLUMNS).to_pylist() if rows.column(KEPT_COLUMNS).null_count < rows.num_rows else []
         incomplete = [row for row, missing in enumerate(kept) if missing]
@@ -214,9 +195,7 @@ class _ChangesByKey:
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
-        """Search backwards from `at` for missing values. Returns the field ids of columns that no earlier change
-        supplies.
-        """
+        """Search backwards from `at` for missing values. Returns the field ids that no earlier change supplies."""
         of = self.ordered[at]
         left = set(missing)
         while left and at > 0:
@@ -234,7 +213,7 @@ class _ChangesByKey:
 
 
 def column(rows: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array. UUIDs are returned as bytes."""
+    """Return a column as one array, with UUIDs as bytes."""
     array = rows.column(name).combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -242,7 +221,7 @@ def column(rows: pa.Table, name: str) -> pa.Array:
 
 
 def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
-    """Return a number for each row; rows with equal values in all columns get the same number. A null equals a null."""
+    """Return a number for each row: equal for equal values in all columns. Null equals null."""
     codes = np.zeros(count, np.int64)
     for array in columns:
         encoded = array.dictionary_encode(null_encoding="encode")
@@ -252,7 +231,7 @@ def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
 
 
 def rank_values(array: pa.Array) -> Numbers:
-    """Return the dense rank of each value; null has the lowest rank."""
+    """Return each value's dense rank; null has the lowest."""
     found: Numbers = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
     found[to_mask(array.is_null())] = 0
     return found
@@ -263,6 +242,5 @@ def replace_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
 
 
 def to_mask(array: pa.Array) -> Mask:
-    """Convert a Boolean array without nulls."""
     mask: Mask = array.to_numpy(zero_copy_only=False).astype(np.bool_)
     return mask

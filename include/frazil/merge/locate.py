@@ -20,19 +20,19 @@ CHANGE_ROW, ROW_INDEX = "_change", "_index"
 
 @dataclass(frozen=True, slots=True)
 class LocatedRows:
-    """The rows of one data file whose keys have changes. Has no rows that delete files delete."""
+    """A data file's live rows whose keys have changes."""
 
     file: TableFile
     positions: Numbers
-    """Positions of the rows in the file, in order."""
+    """In the file, in order."""
     changes: Numbers
-    """The index in `NewestChanges.rows` of the change with the same key, for each position."""
+    """The change in `NewestChanges.rows` for each position."""
     deleted: Numbers
-    """Positions in the file that are already deleted by delete files."""
+    """Positions that delete files already delete."""
 
 
 class KeyIndex:
-    """An index of the changes' keys, to look up many rows."""
+    """Looks up the changes' keys in many rows."""
 
     def __init__(self, newest: NewestChanges, key: tuple[str, ...]) -> None:
         self._key = key
@@ -41,17 +41,20 @@ class KeyIndex:
         self._first = max(key, key=lambda name: len(columns[name].unique())) if newest.rows.num_rows else key[0]
         self._values = columns[self._first].unique()
         self.bounds = {
-            name: _min_max(array) for name, array in columns.items() if len(array) and _is_ordered(array.type)
+            name: _min_max(array)
+            for name, array in columns.items()
+            if len(array)
+            and (pa.types.is_integer(array.type) or pa.types.is_string(array.type) or pa.types.is_date(array.type))
         }
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property
     def batch_rows(self) -> int:
-        """Number of rows to look up at once. The cost of a lookup grows with the number of keys."""
+        """Rows to look up at once. The cost of a lookup grows with the number of keys."""
         return max(2**18, int(self._keys.num_rows))
 
     def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
-        """Return the indexes of the rows that have one of the keys, in order, and the index of each row's change."""
+        """Return the rows that have one of the keys, in order, and each one's change."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
@@ -63,17 +66,12 @@ class KeyIndex:
             return likely, likely
         taken = {name: array.take(pa.array(likely)) for name, array in columns.items()}
         left = pa.table({**taken, ROW_INDEX: pa.array(likely)})
-        keys = self._keys.cast(
-            pa.schema([*(left.schema.field(name) for name in self._key), self._keys.schema.field(CHANGE_ROW)])
-        )
+        fields = [*(left.schema.field(name) for name in self._key), self._keys.schema.field(CHANGE_ROW)]
+        keys = self._keys.cast(pa.schema(fields))
         joined = left.join(keys, keys=list(self._key), join_type="inner", use_threads=False)
         indexes = column(joined, ROW_INDEX).to_numpy()
         order = np.argsort(indexes, kind="stable")
         return indexes[order], column(joined, CHANGE_ROW).to_numpy()[order]
-
-
-def _is_ordered(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
 
 
 def _min_max(array: pa.Array) -> tuple[Any, Any]:
@@ -84,7 +82,7 @@ def _min_max(array: pa.Array) -> tuple[Any, Any]:
 def locate_rows(
     reader: TableFileReader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema
 ) -> Iterator[LocatedRows]:
-    """Yield the rows with the changes' keys, file by file. `keys` is the schema of the key columns."""
+    """Yield the rows with the changes' keys, file by file. `keys` is the key columns' schema."""
     found: list[list[_Match]] = [[] for _ in files]
     pending: list[tuple[int, int, pa.Table]] = []
     yielded = 0
@@ -106,7 +104,7 @@ _Match = tuple[Numbers, Numbers]
 
 
 def _match_pending(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
-    """Look up the rows of several row groups at once, and assign the results to their files."""
+    """Look up the rows of several row groups at once."""
     if not pending:
         return
     indexes, of = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))

@@ -1,10 +1,6 @@
-"""Runs one task of a merge that drops repeats: rows whose key occurred before, close in event time.
-
-The rows of a batch are staged as data files. Tasks of the search phase look up their keys in some of the table's files.
-Tasks of the rewrite phase also find repeats within the batch, and rewrite those of their files that have repeats.
-
-A row is kept unless a kept row with its key is at most `within_us` away in event time. Rows of the table come first,
-then the batch's rows: within a topic-partition by offset, across topic-partitions by Kafka's timestamps.
+"""Runs one task of a merge that drops repeats. A row is kept unless a kept row with its key is at most `within_us` away
+in event time: rows of the table come first, then the batch's, by offset within a partition and by Kafka's timestamps
+across them.
 """
 
 from __future__ import annotations
@@ -39,32 +35,37 @@ from frazil.merge.table_files import TaskRun, rows_without
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The columns of a batch that identify repeats. Rows are numbered across the batch's files, in the task's order."""
+    """The columns that identify repeats, of all rows of the batch's files in the task's order."""
 
     keys: pa.Table
     codes: Numbers
-    """A number from 0 for each row's key; equal keys have equal numbers."""
+    """Each row's key, as a number from 0."""
     times: Numbers
-    """Event times in microseconds since 1970."""
+    """Event times (us since 1970)."""
     timed: Mask
-    """Mask of rows with an event time. A row without an event time is never a repeat."""
+    """Rows with an event time. Others are never repeats."""
     coordinates: pa.Table
-    """Kafka coordinates, which order the rows."""
+    """They order the rows."""
     starts: tuple[int, ...]
     """The number of each file's first row, followed by the total number of rows."""
 
 
 class RepeatsRun(TaskRun):
-    """One run of a task that drops repeats."""
-
     def result(self) -> MergeResult:
         batch = self._read_batch()
         if not self.task.inserts:
-            is_repeat = (
-                find_repeats_of_table(batch.codes, batch.times, *self._table_rows(batch), within_us=self._within_us)
-                & batch.timed
-            )
-            matched = BitMap64(np.flatnonzero(is_repeat).tolist()).serialize()
+            rules = self.context.rules
+            codes, first = np.unique(batch.codes, return_index=True)
+            index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
+            parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+            for rows in self._live_rows(index.batch_rows):
+                indexes, changes = index.find_rows(rows)
+                times = column(rows, self._event_time).take(pa.array(indexes))
+                known = to_mask(times.is_valid())
+                parts.append((codes[changes[known]], _to_microseconds(times.drop_null())))
+            of_table = np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
+            is_repeat = find_repeats_of_table(batch.codes, batch.times, *of_table, within_us=self._within_us)
+            matched = BitMap64(np.flatnonzero(is_repeat & batch.timed).tolist()).serialize()
             return MergeResult((), (), (), MergeCounts(), matched, bytes_read=self.reader.bytes_read)
         repeated = np.zeros(len(batch.codes), np.bool_)
         if self.task.matched:
@@ -99,21 +100,8 @@ class RepeatsRun(TaskRun):
         assert self.context.rules.event_time is not None
         return self.context.rules.event_time
 
-    def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
-        """Return the key numbers and event times of the table's rows that have a key of the batch."""
-        rules = self.context.rules
-        codes, first = np.unique(batch.codes, return_index=True)
-        index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
-        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for rows in self._live_rows(index.batch_rows):
-            indexes, changes = index.find_rows(rows)
-            times = column(rows, self._event_time).take(pa.array(indexes))
-            known = to_mask(times.is_valid())
-            parts.append((codes[changes[known]], _to_microseconds(times.drop_null())))
-        return np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
-
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
-        """Yield keys and event times of rows that are not deleted, in tables of about `together` rows."""
+        """Yield keys and event times of live rows, in tables of about `together` rows."""
         schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
         pending: list[pa.Table] = []
         for file in self.task.files:
@@ -128,7 +116,7 @@ class RepeatsRun(TaskRun):
             yield pa.concat_tables(pending)
 
     def _find_repeats(self, batch: _Batch, left: Numbers) -> Numbers:
-        """Return which of the rows `left` repeat another row of the batch. Sorts only rows whose key occurs again."""
+        """Return which of the rows `left` repeat another row of the batch."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
@@ -157,7 +145,7 @@ class RepeatsRun(TaskRun):
 def find_repeats_of_table(
     codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
 ) -> Mask:
-    """Return a mask of rows for which the table has a row with the same key number nearby in event time. Pure."""
+    """Return a mask of rows for which the table has a row of the key nearby in event time. Pure."""
     count = len(codes)
     keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))
@@ -176,7 +164,7 @@ def find_repeats_of_table(
 
 
 def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
-    """Return a mask of rows that repeat an earlier row that is kept. `order` is the rank of each row. Pure."""
+    """Return a mask of rows that repeat an earlier kept row, by their rank `order`. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
     keys, moments = codes[ordered], times[ordered]
@@ -195,7 +183,7 @@ def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, wit
 
 
 def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
-    """Return, for each of one key's event times in order, whether it repeats a kept time."""
+    """Return whether each of a key's event times, in order, repeats a kept one."""
     kept: list[int] = []
     dropped = []
     for time in times:
@@ -208,16 +196,13 @@ def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
 
 
 def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
-    """Return a mask of times that are at most `within_us` apart. Cannot overflow."""
+    """Return a mask of times at most `within_us` apart. Cannot overflow."""
     later, earlier = np.maximum(one, other).astype(np.uint64), np.minimum(one, other).astype(np.uint64)
     return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
 
 
 def _rank_rows(rows: pa.Table) -> Numbers:
-    """Return each row's rank: within its topic-partition by offset, across topic-partitions by Kafka timestamp.
-
-    Timestamps may go back, so each row counts with the highest timestamp so far in its topic-partition.
-    """
+    """Return each row's rank: by offset within its partition, by highest timestamp so far across them."""
     count = rows.num_rows
     places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
     stamps = rank_values(column(rows, TIMESTAMP))

@@ -23,17 +23,16 @@ from pyiceberg.types import ListType, LongType, MapType, PrimitiveType, StringTy
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
+from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.empty_tables import empty_table
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
 
-NAME_MAPPING_PROPERTY = "schema.name-mapping.default"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 """Field ids from the Iceberg specification, "Reserved Field IDs"."""
 COMPARABLE_TYPES = frozenset({int, str, date})
-"""Types for which PyArrow returns statistics as the same Python types as array values."""
+"""Whose statistics PyArrow returns as the same Python types as array values."""
 ColumnBounds = Mapping[str, tuple[Any, Any]]
 _DELETES_SCHEMA = pa.schema(
     [
@@ -45,12 +44,12 @@ _DELETES_SCHEMA = pa.schema(
 
 @dataclass(slots=True)
 class TableFileReader:
-    """Opens Parquet files of one storage, and counts the bytes and rows that are read."""
+    """Opens Parquet files of one storage, and counts the bytes and rows read."""
 
     io: FileIO
     properties: Mapping[str, str]
     on_progress: Callable[[int], None] = lambda _: None
-    """Called after each row group with the number of rows read so far."""
+    """Called after each row group with the rows read so far."""
     bytes_read: int = 0
     rows_read: int = 0
     _constants: dict[str, Mapping[int, str]] = field(default_factory=dict)
@@ -61,18 +60,15 @@ class TableFileReader:
         self._constants |= {file.path: dict(file.constants) for file in files if file.constants}
 
     def open(self, path: str) -> DataFileReader:
-        """Open a data file."""
         file = pq.ParquetFile(self.io.new_input(path).open(seekable=True), coerce_int96_timestamp_unit="us")
         return DataFileReader(self, path, file, self._constants.get(path, {}))
 
     def count_read_rows(self, rows: pa.Table) -> None:
-        """Count rows that were read."""
         self.bytes_read += rows.nbytes
         self.rows_read += rows.num_rows
         self.on_progress(self.rows_read)
 
     def read_rows(self, path: str, schema: Schema) -> pa.Table:
-        """Return all rows of a data file."""
         found = self.open(path)
         with found:
             return pa.concat_tables(
@@ -80,7 +76,7 @@ class TableFileReader:
             )
 
     def deleted_positions(self, file: TableFile) -> Numbers:
-        """Return the positions of a data file's rows that delete files delete, in order."""
+        """Return the sorted positions of a data file's rows that delete files delete."""
         found = [self._cached_deletes(delete).get(file.path) for delete in file.deletes]
         named = [positions for positions in found if positions is not None]
         return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
@@ -94,31 +90,26 @@ class TableFileReader:
         return by_path
 
     def deletes(self, path: str) -> dict[str, Numbers]:
-        """Return the positions that a position-delete file deletes, in order, by data file."""
+        """Return the sorted positions that a position-delete file deletes, by data file."""
         rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
         self.count_read_rows(rows)
-        return _group_by_path(rows)
-
-
-def _group_by_path(deletes: pa.Table) -> dict[str, Numbers]:
-    """Group the deleted positions by data file. One delete file may name thousands of data files."""
-    if not deletes.num_rows:
-        return {}
-    paths = column(deletes, "file_path").dictionary_encode()
-    codes = paths.indices.to_numpy()
-    ordered = column(deletes, "pos").to_numpy()[np.argsort(codes, kind="stable")]
-    ends = np.cumsum(np.bincount(codes, minlength=len(paths.dictionary)))
-    return dict(zip(paths.dictionary.to_pylist(), np.split(ordered, ends[:-1]), strict=True))
+        if not rows.num_rows:
+            return {}
+        paths = column(rows, "file_path").dictionary_encode()
+        codes = paths.indices.to_numpy()
+        ordered = column(rows, "pos").to_numpy()[np.argsort(codes, kind="stable")]
+        ends = np.cumsum(np.bincount(codes, minlength=len(paths.dictionary)))
+        return dict(zip(paths.dictionary.to_pylist(), np.split(ordered, ends[:-1]), strict=True))
 
 
 def nullable_arrow_schema(schema: Schema) -> pa.Schema:
-    """Return the Arrow schema for reading: all fields nullable, because other programs write files too."""
+    """Return the Arrow schema for reading: nullable, because other programs write files too."""
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
 @dataclass(slots=True)
 class DataFileReader:
-    """An open data file. Columns are found by field id, as Iceberg's schema evolution requires."""
+    """An open data file. Columns are found by field id."""
 
     reader: TableFileReader
     path: str
@@ -132,7 +123,7 @@ class DataFileReader:
         self.file.close()
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the first position and the rows of each row group, or of those in `wanted`."""
+        """Yield first position and rows of each row group, or of those in `wanted`."""
         physical, expected = self._file_schema(), nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -154,7 +145,7 @@ class DataFileReader:
             yield starts[group], found
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
-        """Return the rows at these positions, which must be sorted."""
+        """Return the rows at these sorted positions."""
         parts = [empty_table(nullable_arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
         for start, rows in self.row_groups(schema, groups):
@@ -163,7 +154,7 @@ class DataFileReader:
         return pa.concat_tables(parts)
 
     def may_hold(self, schema: Schema, bounds: ColumnBounds) -> list[int]:
-        """Return the row groups whose statistics do not rule out rows within the bounds of these columns."""
+        """Return the row groups that may have rows within these columns' bounds."""
         there, metadata = self._file_schema(), self.file.metadata
         names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
@@ -197,8 +188,7 @@ class DataFileReader:
         return Schema(*fields), values
 
     def _file_schema(self) -> Schema:
-        """Return the schema of the file itself."""
-        text = self.reader.properties.get(NAME_MAPPING_PROPERTY)
+        text = self.reader.properties.get("schema.name-mapping.default")
         mapping = parse_mapping_from_json(text) if text else None
         return pyarrow_to_schema(self.file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
 
@@ -211,7 +201,7 @@ class DataFileReader:
 
 @dataclass
 class TaskRun(ABC):
-    """One run of a task: reads the task's files, and writes new files of the table."""
+    """One run of a task: reads files, and writes new files of the table."""
 
     context: MergeContext
     task: MergeTask
@@ -229,7 +219,7 @@ class TaskRun(ABC):
         """Files that were not written by `writer`."""
 
     def run(self) -> MergeResult:
-        """Run the task. If it fails, the files that it wrote are removed if possible."""
+        """Run the task. If it fails, removes the files that it wrote, if possible."""
         try:
             return self.result()
         except BaseException:
@@ -249,7 +239,7 @@ class TaskRun(ABC):
         return rows
 
     def copy(self, path: str, leaving: Numbers) -> None:
-        """Write the rows of a file again, except the rows at the positions `leaving`."""
+        """Write a file's rows again, except those at the positions `leaving`."""
         with self.reader.open(path) as data:
             for start, rows in data.row_groups(self.schema):
                 stays = rows_without(rows, start, leaving)
@@ -257,36 +247,32 @@ class TaskRun(ABC):
                     self.write(stays)
 
     def count_windows(self, times: Numbers) -> None:
-        """Count rows by window. `times` are their event times in microseconds since 1970."""
+        """Count rows by window, by their event times (us since 1970)."""
         if window_us := self.context.rules.window_us:
             starts, counts = np.unique(times // window_us * window_us, return_counts=True)
             self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
 
 
 def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
-    """Return the rows of a row group that begins at position `start`, except those at the positions `leaving`."""
+    """Return a row group's rows, from position `start`, except those at the positions `leaving`."""
     stays = np.ones(rows.num_rows, np.bool_)
     stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
     return rows.filter(pa.array(stays))
 
 
 def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
-    """Return whether a column may have values between the ends; True for types that cannot be compared."""
+    """Return whether a column may have values between the ends; True if they cannot be compared."""
     if statistics is None or not statistics.has_min_max:
         return True
     lowest, greatest = statistics.min, statistics.max
-    if not all(
-        type(value) is type(end) and type(value) in COMPARABLE_TYPES for value in (lowest, greatest) for end in ends
-    ):
+    pairs = ((value, end) for value in (lowest, greatest) for end in ends)
+    if not all(type(value) is type(end) and type(value) in COMPARABLE_TYPES for value, end in pairs):
         return True
     return bool(lowest <= ends[1] and ends[0] <= greatest)
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, folder: str) -> StagedFile:
-    """Write a position-delete file for one data file, and return it.
-
-    Both bounds of its path column are the data file's path, so readers can skip it for other files.
-    """
+    """Write a position-delete file for one data file, which readers skip for other files."""
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES_SCHEMA)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from frazil.ingest.empty_tables import empty_table
+from frazil.ingest.arrow_values import empty_table
 from frazil.merge.change_outcomes import (
     fill_left_out_columns,
     find_deletes,
@@ -28,32 +28,23 @@ from frazil.merge.repeats import RepeatsRun
 from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_position_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
-"""Stands for a row without an event time."""
 
 
 def run_merge_task(
     context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> MergeResult:
-    """Run the task. Raises the storage's errors; the files of a failed task are removed if possible.
-
-    A task of a stream with dedupe is run by `frazil.merge.repeats`. `on_progress` is called repeatedly with the number
-    of rows read so far; it may raise an exception to end the task.
-    """
+    """Run the task. `on_progress` receives the rows read so far, and may raise to end the task."""
     kind = RepeatsRun if context.changes.content == "candidates" else _MergeRun
     return kind(context, task, on_progress).run()
 
 
 @dataclass(slots=True)
 class _RemovedRows:
-    """The rows that are removed from one data file."""
-
     located: LocatedRows
     positions: Numbers
 
 
 class _MergeRun(TaskRun):
-    """One run of a task of a stream with `mode: upsert`."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ids = {field.name: field.field_id for field in self.schema.fields}
@@ -84,10 +75,7 @@ class _MergeRun(TaskRun):
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
     def _match_files(self, newest: NewestChanges, matched: Mask) -> Iterator[_RemovedRows]:
-        """Write the new versions of rows, and yield the rows that each file loses.
-
-        Marks the changes that have a row in `matched`.
-        """
+        """Write new versions of rows, mark their changes in `matched`, and yield the rows that each file loses."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
@@ -101,7 +89,7 @@ class _MergeRun(TaskRun):
             yield _RemovedRows(located, leaves)
 
     def _apply_changes(self, newest: NewestChanges, located: LocatedRows, first: Mask) -> Numbers:
-        """Write the new versions of rows. Return the positions of the rows to remove: updated and deleted rows."""
+        """Write new versions of rows. Return the positions of updated and deleted rows."""
         rules = self.context.rules
         with self.reader.open(located.file.path) as data:
             rows = data.rows_at(self.schema, located.positions)
@@ -127,7 +115,7 @@ class _MergeRun(TaskRun):
         return located.positions[(gone | new | renews) & first | ~old & ~first]
 
     def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
-        """Return a mask of rows that move to another window. Both windows have then changed."""
+        """Return a mask of rows that move to another window, which changes both."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
@@ -139,7 +127,6 @@ class _MergeRun(TaskRun):
         return moved
 
     def _write_counted(self, rows: pa.Table) -> None:
-        """Write rows, and count them by window."""
         if rows.num_rows:
             self._count_rows(self.write(rows))
 
@@ -149,11 +136,14 @@ class _MergeRun(TaskRun):
             self.count_windows(column(rows, event_time).drop_null().cast(pa.int64()).to_numpy())
 
     def _remove_rows(self, leaving: list[_RemovedRows]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Rewrite data files, or write delete files. Returns the data files and delete files to remove."""
+        """Rewrite data files, or write delete files. Returns the data and delete files to remove."""
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated
-        for group in _group_by_partition(leaving):
+        groups: dict[tuple[object, ...], list[_RemovedRows]] = {}
+        for removed in leaving:
+            groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
+        for group in groups.values():
             leaving_rows = {
                 removed.located.file: len(removed.positions) + len(removed.located.deleted)
                 for removed in group
@@ -179,44 +169,27 @@ class _MergeRun(TaskRun):
         return tuple(replaced), tuple(dropped)
 
     def _count(self, **counts: int) -> None:
-        """Add to the counts of the task."""
         self.counts += dataclasses.replace(MergeCounts(), **counts)
 
 
-def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
-    groups: dict[tuple[object, ...], list[_RemovedRows]] = {}
-    for removed in leaving:
-        groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
-    return list(groups.values())
-
-
 MAX_DELETED_SHARE = 0.2
-"""Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
+"""Of a file's rows that delete files may remove before `auto` rewrites the file."""
 MAX_TIER_RATIO = 4
-"""Maximum size of a file that is rewritten together with new rows, as a multiple of the size of the new file.
-
-Files are rewritten only if at least `MIN_JOINED_FILES` are small enough. So a row is rewritten once per size tier.
-"""
+"""A file is rewritten with new rows if it is at most this many times as large as the new file."""
 MIN_JOINED_FILES = 4
-"""Minimum number of small files that are rewritten together."""
+"""That are rewritten together."""
 MIN_FILE_BYTES = 64 * 2**10
-"""Minimum size in bytes that is assumed for the new file: smaller files cost readers just as much."""
+"""Assumed for the new file: smaller ones cost readers just as much."""
 SMALL_FILE_BYTES = 2**20
-"""File size in bytes below which the maximum share of deleted rows shrinks in proportion.
-
-A small file is cheap to rewrite, but its delete file costs readers as much as any other.
-"""
+"""Below it, the allowed share of deleted rows shrinks: rewriting costs little, a delete file costs readers."""
 DEFAULT_ROW_BYTES = 50
-"""The assumed bytes per row if no file shows the actual size."""
+"""If no file shows the actual size."""
 
 
 def files_to_rewrite(
     how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
-    """Return the paths of one partition's data files to rewrite, if the partition gets `new_rows` rows.
-
-    `leaving` has the number of rows to remove from each file, including those that are already deleted by delete files.
-    """
+    """Return the data files to rewrite. `leaving` has each file's rows to remove, including deleted ones."""
     if how == "copy-on-write":
         return {file.path for file in leaving}
     if how == "merge-on-read":
@@ -232,7 +205,6 @@ def files_to_rewrite(
 def _files_to_join(
     files: Sequence[TableFile], rewritten: set[str], leaving: Mapping[TableFile, int], new_rows: int
 ) -> set[str]:
-    """Return the small files that are rewritten together with the new rows."""
     copied = sum(file.bytes * (1 - leaving[file] / file.records) for file in files if file.path in rewritten)
     size = max(MIN_FILE_BYTES, _estimate_bytes(files, new_rows) + copied)
     rest = sorted((file for file in files if file.path not in rewritten), key=lambda file: file.bytes)

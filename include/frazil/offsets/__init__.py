@@ -1,3 +1,1 @@
 """Calculations on the Kafka offsets of topic-partitions, as spans and as counts. No I/O."""
-
-from __future__ import annotations

@@ -9,23 +9,20 @@ from pyroaring import BitMap64
 
 TopicPartition = tuple[str, int]
 Span = tuple[int, int]
-"""The offsets from `start` up to, but not including, `end`: `(start, end)`."""
+"""`[start, end)`."""
 Spans = Mapping[TopicPartition, tuple[Span, ...]]
-"""Spans by topic-partition: sorted, non-empty and without overlaps."""
+"""Sorted, non-empty and without overlaps."""
 
 
 def count_unread(
     position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> int:
-    """Return the number of offsets from the position up to the ends. A partition without a position starts at
-    `first`.
-    """
+    """Return the number of offsets from the position, or from `first` without one, up to the ends."""
     starts = {**first, **position}
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
 
 
 def offset_bitmap(start: int, end: int) -> BitMap64:
-    """Return a bitmap of all offsets in `[start, end)`."""
     whole = BitMap64()
     if end > start:
         whole.add_range(start, end)
@@ -61,12 +58,12 @@ def spans_with_records(spans: Spans, records: Mapping[TopicPartition, BitMap64])
 
 
 def count_offsets(spans: Spans) -> int:
-    """Return the number of offsets in the spans. Kafka's logs have gaps, so the spans may contain fewer records."""
+    """Return the number of offsets. Kafka's logs have gaps, so the spans may contain fewer records."""
     return sum(end - start for of in spans.values() for start, end in of)
 
 
 def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
-    """Join the `[start, end)` pieces of each topic-partition that touch or overlap. Empty pieces are left out."""
+    """Join the pieces of each topic-partition that touch or overlap. Empty pieces are left out."""
     by_tp: dict[TopicPartition, list[Span]] = defaultdict(list)
     for tp, piece in pieces:
         by_tp[tp].append(piece)
@@ -86,7 +83,6 @@ def join_spans(pieces: Iterable[Span]) -> list[Span]:
 
 
 def to_bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the spans as one bitmap for each topic-partition."""
     return {tp: covered_offsets(of) for tp, of in spans.items()}
 
 
@@ -99,7 +95,6 @@ def covered_offsets(spans: Iterable[Span]) -> BitMap64:
 
 
 def unite_offsets(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
-    """Return the union of the offsets of several mappings, by topic-partition."""
     whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
     for each in found:
         for tp, offsets in each.items():
@@ -108,5 +103,5 @@ def unite_offsets(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[To
 
 
 def spans_overlap(some: Spans, others: Spans) -> bool:
-    """Return whether two sets of spans have an offset in common."""
+    """Return whether the spans have an offset in common."""
     return any(a < d and c < b for tp, of in some.items() for a, b in of for c, d in others.get(tp, ()))

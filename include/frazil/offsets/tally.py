@@ -1,6 +1,4 @@
-"""Counts the offsets of a topic-partition, and finds those seen more than once, with a few bits of memory per
-offset.
-"""
+"""Counts a topic-partition's offsets, and finds those seen more than once, with a few bits of memory per offset."""
 
 from __future__ import annotations
 
@@ -15,19 +13,16 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import TopicPartition, iter_runs
 
 MIN_OFFSETS_PER_RANGE = 8
-"""Minimum average length of runs that are added as ranges. Adding a range costs as much as adding about ten offsets."""
+"""Average length of runs that are added as ranges. A range costs as much as about ten offsets."""
 
 
 class OffsetTally:
-    """Counts offsets, which may arrive in any order and in several pieces.
-
-    A stream's offsets are nearly consecutive, so a billion offsets take a few hundred MB.
-    """
+    """Counts offsets, in any order and in several pieces. A billion of a stream take a few hundred MB."""
 
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()
         self.repeated = BitMap64()
-        """The offsets that were seen at least twice."""
+        """Seen at least twice."""
         self.rows = 0
         self.add(offsets)
 
@@ -43,19 +38,17 @@ class OffsetTally:
         self.rows += len(values)
 
     def merge(self, other: OffsetTally) -> None:
-        """Add the counts of another tally to this one."""
         self.repeated |= other.repeated | (self.seen & other.seen)
         self.seen |= other.seen
         self.rows += other.rows
 
     @property
     def copies(self) -> int:
-        """Number of surplus rows: the number of all rows minus that of distinct offsets."""
+        """Number of surplus rows: all rows minus distinct offsets."""
         return self.rows - len(self.seen)
 
 
 Tallies = Mapping[TopicPartition, OffsetTally]
-"""The tally of each topic-partition."""
 
 
 def get_offsets(tallies: Tallies, tp: TopicPartition) -> BitMap64:
@@ -64,14 +57,11 @@ def get_offsets(tallies: Tallies, tp: TopicPartition) -> BitMap64:
 
 
 def seen_offsets(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return the distinct offsets of each topic-partition."""
     return {tp: tally.seen for tp, tally in tallies.items()}
 
 
 def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
-    """Return the sum of several tallies for each topic-partition. An offset that is in two of them counts as
-    repeated.
-    """
+    """Return the sum of the tallies. An offset that is in two of them counts as repeated."""
     whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
         for tp, tally in each.items():
@@ -87,9 +77,7 @@ def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _to_bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
-    """Build a bitmap from sorted offsets and the indexes at which new runs start. Short runs are added offset by
-    offset.
-    """
+    """Build a bitmap from sorted offsets and the indexes at which new runs start."""
     if len(breaks) * MIN_OFFSETS_PER_RANGE > len(values):
         return BitMap64(values)
     whole = BitMap64()

@@ -1,3 +1,1 @@
 """Builds the content of the operations page: pure functions that return frozen values."""
-
-from __future__ import annotations

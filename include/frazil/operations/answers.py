@@ -1,8 +1,7 @@
 """A cache of blocking reads, such as of a catalog, that responds within a deadline.
 
-Each read runs in a thread. Fresh answers return at once and are refreshed in the background. Stale or missing answers
-are awaited until the request's deadline. A read that hangs occupies one of its group's threads, so a catalog that does
-not respond never delays other catalogs. Without requests, nothing runs.
+Fresh answers return at once; stale or missing ones are awaited until the deadline. Reads run in a few threads per
+group, so a catalog that hangs never delays others. Without requests, nothing runs.
 """
 
 from __future__ import annotations
@@ -22,30 +21,25 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-THREADS_PER_GROUP = 4
-"""Number of threads that the reads of one group share."""
 UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
 STALE_AFTER_S = 120.0
-"""Age in seconds above which an answer is stale. A stale answer is returned, as pending, only if its refresh is
-late.
-"""
+"""Age in seconds above which an answer is returned, as pending, only if its refresh is late."""
 RETENTION_S, SWEEP_INTERVAL_S = 12 * 3600.0, 60.0
 """Seconds after which an answer that was not requested again is dropped, and the interval of this check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """The newest result of a read. `problem` is the error of the last read; None if it succeeded."""
+    """The newest result of a read. `problem` is the error of the last read, or None."""
 
     value: T | None = None
     at_ms: int | None = None
-    """When `value` was read, or (without a value) when the read failed; None before the first read."""
+    """When `value` was read, or when the read without a value failed; None before the first read."""
     problem: str | None = None
     silent_since_ms: int | None = None
-    """When the unresponsive read began; None if the read responds."""
     remembered: bool = False
-    """Whether the value was read before this process started, and has not been refreshed yet."""
+    """Whether the value was read before this process started, and not refreshed yet."""
     renewed: bool = False
     """Whether the answer is stale and its refresh is in progress."""
     outdated: bool = False
@@ -70,7 +64,6 @@ class _CacheEntry:
     answered_ms: int | None = None
     began_s: float | None = None
     waiting: bool = False
-    """Whether the read is in its group's queue."""
     remembered: bool = False
     requested_s: float = 0.0
 
@@ -85,22 +78,16 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class PendingAnswer(Generic[T]):
-    """A request for an answer, to be passed to `gather`."""
-
     entry: _CacheEntry
 
 
 class AnswerCache:
-    """The cache of one process.
-
-    Each thread enters the context manager `around` once, then works on its group's queue until the queue is empty. The
-    threads are daemon threads. `monotonic` and `now_ms` are clocks.
-    """
+    """The cache of one process. Each daemon thread works on a group's queue within the context `around`."""
 
     def __init__(
         self,
         *,
-        threads: int = THREADS_PER_GROUP,
+        threads: int = 4,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -114,11 +101,7 @@ class AnswerCache:
     def ask(
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False
     ) -> PendingAnswer[T]:
-        """Start a read unless the cached answer is younger than `keep_s`. Does not wait.
-
-        Reads of one group share the group's threads. `first` moves this read to the front of the group's queue. An
-        exception of `read` becomes the answer's problem.
-        """
+        """Start a read unless the cached answer is younger than `keep_s`; `first` puts it first in its queue."""
         with self._changed:
             now_s = self._monotonic()
             self._drop_unused(now_s)
@@ -149,9 +132,7 @@ class AnswerCache:
                 self._entries[key] = one
 
     def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
-        """Return the answers in the order of the requests. Wait for missing and stale answers for at most `within_s`
-        seconds.
-        """
+        """Return the answers in order. Wait for missing and stale ones for at most `within_s` seconds."""
         entries = [one.entry for one in pending]
         with self._changed:
             deadline_s = self._monotonic() + within_s
@@ -174,7 +155,6 @@ class AnswerCache:
             self._forget(key)
 
     def forget_all(self, mark: Hashable) -> None:
-        """Drop the answer of each key that contains `mark`."""
         with self._changed:
             for key in [key for key in self._entries if _key_contains(key, mark)]:
                 self._forget(key)
@@ -203,10 +183,7 @@ class AnswerCache:
         )
 
     def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:
-        """Return when an unresponsive read began, in monotonic seconds; None if the read responds.
-
-        A queued read counts as unresponsive if every thread of its group is.
-        """
+        """Return when an unresponsive read began, or None. A queued read is, if all its threads are."""
         now_s = self._monotonic()
         if one.began_s is not None:
             return one.began_s if now_s - one.began_s >= UNRESPONSIVE_AFTER_S else None
@@ -217,7 +194,7 @@ class AnswerCache:
         return min(begun)
 
     def _take(self, group: _Group) -> _CacheEntry | None:
-        """Move the next read of a group's queue to the running reads, and return it; None if the queue is empty."""
+        """Move the next read of a group's queue to the running reads; None if the queue is empty."""
         if not group.queue:
             return None
         one = group.queue.popleft()
@@ -254,7 +231,6 @@ class AnswerCache:
             return following
 
     def _drop_unused(self, now_s: float) -> None:
-        """Drop answers that have not been requested for a long time."""
         if now_s - self._swept_s < SWEEP_INTERVAL_S:  # this runs for each of hundreds of requests
             return
         self._swept_s = now_s

@@ -12,12 +12,11 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
 SHOWN_PERIODS = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
-"""The length of the period that a calendar shows, by grain."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayReason:
-    """One reason why the next window is not complete. `kind` is time, topic-partition, stream or gate."""
+    """Why the next window is not complete. `kind` is time, topic-partition, stream or gate."""
 
     kind: str
     name: str
@@ -25,21 +24,14 @@ class DelayReason:
 
 
 def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
-    """Return the end of the last window before which no window is open or held.
-
-    `bound_us` is the time up to which all feeds are complete; None while that is unknown, and then the result is None.
-    """
+    """Return the end of the last window up to `bound_us` before which none is open or held."""
     return None if bound_us is None else min([grain.floor(bound_us), *held])
 
 
 def find_delay_reasons(
     feeds: Iterable[Feed], following: Window | None, held: Iterable[str], *, now_us: int
 ) -> tuple[DelayReason, ...]:
-    """Return a reason for each feed that delays the next window, then for each window that a gate holds.
-
-    `following` is the next window; None while a watermark is unknown. As long as that window is not over, the only
-    reason besides gates is the time.
-    """
+    """Return a reason for each feed that delays the next window, and for each window that a gate holds."""
     feeds, gates = tuple(feeds), tuple(DelayReason("gate", key) for key in held)
     if following is not None and following.end_us > now_us:
         return (DelayReason("time", f"the {following.grain} is not over"), *gates)
@@ -60,9 +52,7 @@ def _delay_reason(feed: Feed) -> DelayReason:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window. `state` is complete, reopened, held, released, open or history. Without signals, it is written or
-    empty.
-    """
+    """One window: complete, reopened, held, released, open or history; without signals, written or empty."""
 
     key: str
     state: str
@@ -70,26 +60,22 @@ class Cell:
     late_rows: int = 0
     note: str | None = None
     files: int | None = None
-    """Number of files in the window's partition, which may be longer than the window; None if unknown."""
+    """Number of files in the window's partition, which may be longer than the window."""
     compacted: bool = False
     backfilled: bool = False
-    """Whether an open backfill has staged rows of this window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """The newest windows of a table, oldest first."""
-
     grain: str
     cells: tuple[Cell, ...]
     waits_for: str | None
-    """Why the next window is not complete; None for a table without signals."""
+    """Why the next window is not complete; None without signals."""
 
 
 def build_calendar(
     grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
 ) -> Calendar:
-    """Return a calendar of the signalled windows and the open windows after them."""
     until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
     from_us = until_us - SHOWN_PERIODS[grain] // timedelta(microseconds=1)
     first_us = min((window.start_us for window in signals), default=through_us)
@@ -101,7 +87,6 @@ def build_calendar(
 
 
 def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
-    """Return the cell of a signalled or open window."""
     if signal is None:
         # A window before the cursor without a signal is history: it was never signalled.
         return Cell(window.key, "open" if window.start_us >= through_us else "history")
@@ -114,10 +99,7 @@ def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell
 def build_partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
-    """Return a calendar of hourly or daily partitions up to now; None for a table with other partitions.
-
-    `staged` are the partitions of open backfills.
-    """
+    """Return hourly or daily partitions up to now, with the `staged` ones of backfills; None for others."""
     found, waiting = _group_by_window(partitions, now_us), _group_by_window(staged, now_us)
     windows = {*found, *waiting}
     if not windows:
@@ -132,7 +114,7 @@ def build_partition_calendar(
 
 
 def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
-    """Group partitions by window. Windows in the future come from wrong clocks, and are dropped."""
+    """Group partitions by window, without those in the future, which come from wrong clocks."""
     found: dict[Window, list[PartitionFiles]] = {}
     for one in partitions:
         window = _window_of(one)
@@ -142,7 +124,6 @@ def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[
 
 
 def _window_of(one: PartitionFiles) -> Window | None:
-    """Return the hour or day of a partition; None for any other partition."""
     begin_us, end_us = one.window_begin_us, one.window_end_us
     if begin_us is None or end_us is None:
         return None
@@ -156,9 +137,7 @@ def _partition_cell(window: Window, partitions: Sequence[PartitionFiles], *, now
 
 
 def merge_calendars(signalled: Calendar | None, partitions: Calendar | None) -> Calendar | None:
-    """Merge two calendars: the signalled windows get the files of their partitions. If one is None, return the
-    other.
-    """
+    """Give the signalled windows the files of their partitions. If one calendar is None, return the other."""
     if signalled is None or partitions is None:
         return signalled or partitions
     by_key = {cell.key: cell for cell in partitions.cells}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from frazil.timetext import format_elapsed, format_utc
 
 MAX_HEARTBEAT_AGE_MS = 60_000
-"""Maximum age in milliseconds of a running component's heartbeat."""
 EFFECTS = {
     "scheduler": "no run or task starts, so nothing is measured, maintained or signalled, and your actions wait",
     "triggerer": "writers continue unsupervised: a writer that ends is not restarted, and a pause or resume waits",
@@ -16,28 +15,20 @@ EFFECTS = {
 }
 """The effect on frazil as long as no process of a component runs."""
 
-DEV_START_COMMAND = "frazil dev up --airflow"
-"""The command that starts the missing components of a development Airflow."""
-
 
 @dataclass(frozen=True, slots=True)
 class ComponentHeartbeat:
-    """The last heartbeat of one of Airflow's components."""
-
     at_ms: int
     runs: bool = True
-    """Whether the component runs; False after an orderly shutdown."""
+    """False after an orderly shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingComponent:
-    """A component without a recent heartbeat."""
-
     component: str
     words: str
     """The component and when it was last seen, as the beginning of a sentence."""
     start: str
-    """The command that starts the component."""
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
         """Return a sentence about the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
@@ -50,15 +41,12 @@ class MissingComponent:
 def find_missing(
     heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False
 ) -> tuple[MissingComponent, ...]:
-    """Return the components without a recent heartbeat, which an operator must start.
-
-    `dev` is set in the Airflow of `frazil dev up --airflow`.
-    """
+    """Return the components without a recent heartbeat. `dev` is set in the Airflow of `frazil dev up --airflow`."""
     return tuple(
         MissingComponent(
             component,
             f"Airflow's {component} {_last_seen(heartbeats.get(component), now_ms)}",
-            DEV_START_COMMAND if dev else f"airflow {component}",
+            "frazil dev up --airflow" if dev else f"airflow {component}",
         )
         for component in EFFECTS
         if not ((last := heartbeats.get(component)) and last.runs and now_ms - last.at_ms <= MAX_HEARTBEAT_AGE_MS)

@@ -26,7 +26,7 @@ from frazil.spec.units import format_count
 from frazil.status.flow import DAY_MS, counted_since
 
 USUAL_COMMIT_DELAY_MS = 600_000
-"""Milliseconds within which a record is usually committed after it was rejected."""
+"""Milliseconds within which a rejected record is usually committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +36,26 @@ class RejectedRecords:
     reason: str
     count: int
     places: tuple[str, ...]
-    """Coordinates of example records that were rejected after the last replay or discard of this error class."""
+    """Coordinates of examples rejected after the last replay or discard of this error class."""
     there: int
-    """Number of these records that are still dead letters. A replay may change the error class of a dead letter."""
+    """Number of these records that are still dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """One replay or discard of a stream's dead letters."""
-
     at_ms: int
     sentence: str
     changes: CountChanges
 
     @property
     def happened(self) -> HistoryEvent:
-        """The replay or discard as an event of the stream's history."""
         return HistoryEvent(self.at_ms, EventKind.DEAD_LETTERS, self.sentence)
 
 
 def find_treatments(
     dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int
 ) -> list[Treatment]:
-    """Return the replays and discards after `since_ms`, oldest first, from the snapshots of the dead-letter table."""
+    """Return the replays and discards after `since_ms`, oldest first, from the dead-letter table's snapshots."""
     found: list[Treatment] = []
     landed = {summary["frazil.backfill"]: summary for summary in published_summaries(main, stream, since_ms=since_ms)}
     for snapshot in _recent_snapshots(dead_letters, since_ms) if dead_letters else ():
@@ -75,7 +72,7 @@ def find_treatments(
 
 
 def published_summaries(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
-    """Return the summaries of a stream's backfills and replays since `since_ms` from its table, newest first."""
+    """Return the summaries of a stream's backfills and replays since `since_ms`, newest first."""
     summaries = map(snapshot_summary, _recent_snapshots(main, since_ms))
     return [s for s in summaries if s.get("frazil.backfill-stream") == stream and "frazil.backfill" in s]
 
@@ -85,7 +82,7 @@ def _recent_snapshots(metadata: TableMetadata, since_ms: int) -> Iterator[Snapsh
 
 
 def _replay_sentence(summary: Mapping[str, str] | None) -> str:
-    """Describe a replay. `summary` is the summary of the snapshot with its rows; None if that is not known."""
+    """Describe a replay from the summary of the snapshot with its rows, if that is known."""
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
@@ -98,11 +95,10 @@ def _replay_sentence(summary: Mapping[str, str] | None) -> str:
 def count_rejected(
     main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int
 ) -> list[RejectedRecords]:
-    """Count the last day's rejected records by error class, and how many of them are still dead letters.
+    """Count the last day's rejected records by error class, highest first, and those that are still dead letters.
 
-    The highest count comes first. The count begins later than a day ago if older snapshots have expired or the stream
-    was reset. Replays and discards record their changes per span of hours. The number of remaining dead letters may
-    therefore be too high, by those of the first counted span.
+    The count begins later if older snapshots have expired or the stream was reset. Replays and discards record their
+    changes per span of hours, so the remaining number may be too high by those of the first span.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -116,9 +112,8 @@ def count_rejected(
             reasons[name] = reasons.get(name, Reason(0)) + summary
             there[name] += summary.count
             of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + USUAL_COMMIT_DELAY_MS else 0
-        for name, change in _sum_counted_changes(
-            range(first, last + 1), of_first, sum_by_span(changes.by, span)
-        ).items():
+        counted = _sum_counted_changes(range(first, last + 1), of_first, sum_by_span(changes.by, span))
+        for name, change in counted.items():
             there[name] = max(there[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))
@@ -139,11 +134,7 @@ def _list_changes(
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """Sum the changes of a replay or discard by error class, from the hours of `first` on.
-
-    `counts` has each change at the first hour of its span. Part of the hours in `first` are before the counted period.
-    Their changes are therefore limited to the counted records in `of_first`, which is reduced accordingly.
-    """
+    """Sum changes by error class; those in hours of `first` are limited to, and subtracted from, `of_first`."""
     found = Counter[str]()
     for (name, hour), change in counts.items():
         if hour in first:
@@ -165,6 +156,6 @@ def snapshot_summary(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def read_number(summary: Mapping[str, str], name: str) -> int:
-    """Read a number from a summary; 0 if the value is not a number, because other programs may write anything."""
+    """Read a number from a summary; 0 for anything else, which other programs may write."""
     text = summary.get(name, "")
     return int(text) if text.isdecimal() else 0

@@ -1,7 +1,4 @@
-"""Blocking reads for the page. They wait for the catalog, and raise its errors.
-
-The page calls them through `frazil.operations.answers`, which limits the wait.
-"""
+"""Blocking reads for the page, which raise the errors of catalogs. `frazil.operations.answers` limits the wait."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from pathlib import Path
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata
 
 from frazil import clock
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_backfills, read_backfill
@@ -63,7 +59,7 @@ from frazil.table.tables import load_stream_table
 
 KAFKA_TIMEOUT_S = 5.0
 MAX_FILES = 20_000
-"""Maximum number of files for which a histogram of file sizes is read, because it needs every manifest entry."""
+"""Maximum number of files for which a histogram is read, because it needs every manifest entry."""
 
 
 def fetch_stream(spec: StreamSpec) -> StreamState:
@@ -71,10 +67,7 @@ def fetch_stream(spec: StreamSpec) -> StreamState:
 
 
 def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
-    """Read the completeness of a table's windows; None if the table does not exist.
-
-    `specs` are the declarations of all streams that feed the table.
-    """
+    """Read the completeness of a table's windows from the streams that feed it; None if the table does not exist."""
     seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
@@ -90,7 +83,7 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
 
 
 def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
-    """Read a stream's commits and its recorded history of the last `past_ms`; None if its table does not exist."""
+    """Read a stream's commits and recorded history of the last `past_ms`; None if its table does not exist."""
     table = load_stream_table(spec)
     if table is None:
         return None
@@ -100,7 +93,10 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - past_ms)
-    dead_letters = _load_dead_letter_metadata(table, spec)
+    try:
+        dead_letters = table.catalog.load_table(spec.dead_letter_table).metadata
+    except NoSuchTableError:
+        dead_letters = None
     return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
 
 
@@ -111,24 +107,15 @@ def fetch_daily_costs(spec: StreamSpec) -> tuple[DayCost, ...]:
     return daily_costs(past.points, Prices.load(Path(file)) if file else Prices())
 
 
-def _load_dead_letter_metadata(table: Table, spec: StreamSpec) -> TableMetadata | None:
-    try:
-        return table.catalog.load_table(spec.dead_letter_table).metadata
-    except NoSuchTableError:
-        return None
-
-
 def fetch_action_state(spec: StreamSpec) -> ActionState:
-    """Read the state of a stream's table that its actions depend on. Raises the errors of `open_read_only` and of
-    markers.
-    """
+    """Read the state that a stream's actions depend on. Raises the errors of `open_read_only` and of markers."""
     table = open_read_only(spec).tables.main.current()
     marker, backfill = read_marker(table.properties, spec.name), read_backfill(table.properties, spec.name)
     return ActionState(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
 
 
 def fetch_routed_names(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
-    """Return the tables of a stream's route, as a mapping of identifiers to names. `specs` are all declared streams."""
+    """Return the names of the route's tables by identifier. `specs` are all declared streams."""
     if not spec.sinks.can_follow:
         return {}
     tables = route_tables(open_existing_catalog(spec.table.catalog), spec, specs)
@@ -136,7 +123,7 @@ def fetch_routed_names(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[st
 
 
 def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
-    """Read a table's files and snapshots, and the calendar of its partitions; None if the table does not exist."""
+    """Read a table's files and snapshots, and the calendar of its partitions; None if it does not exist."""
     catalog, now_ms = open_existing_catalog(table.catalog), clock.now_ms()
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
@@ -166,10 +153,7 @@ def _open_backfills(table: Table) -> list[BackfillMarker]:
 
 
 def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
-    """Read a table's newest windows; None before the first signal.
-
-    `specs` are the declarations of all streams that feed the table.
-    """
+    """Read a table's newest windows from the streams that feed it; None before the first signal."""
     seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     cursor = seen.signals.cursor if seen else None
     if seen is None or cursor is None:
@@ -183,10 +167,7 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 
 def fetch_signal_cursor(spec: StreamSpec) -> Cursor | None:
-    """Read the cursor of a table's signals: the time up to which windows are signalled, and the held windows.
-
-    Returns None before the first signal.
-    """
+    """Read the time up to which windows are signalled, and the held windows; None before the first signal."""
     return TableSignals.load(open_existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 

@@ -1,7 +1,6 @@
 """Builds the messages about alerts and failed tasks for notifiers, in three formats and of limited size. Pure.
 
-A message names the problem, the stream or table, the start time, and the addresses of the runbook and the operations
-page. Quoted text stays on one line, and cannot format the message or mention a user.
+Quoted text stays on one line, and cannot format the message or mention a user.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from frazil.safe_text import escape_unsafe
 from frazil.timetext import format_utc
 
 MAX_LISTED = 10
-"""Maximum number of alerts listed in one message; the others are counted."""
 MAX_SEPARATE = 20
 """Maximum number of simultaneous alerts that `each` sends separately; the others share one message."""
 MAX_SENTENCE_CHARACTERS = 4_000
@@ -31,17 +29,12 @@ MAX_KEY_CHARACTERS = 255
 SEVERAL_KEY = "frazil/several"
 """The deduplication key of every message about several alerts."""
 MAX_TITLE_RULES = 5
-"""Maximum number of rules that a title names."""
 NOT_WRITING_RULES = ("table", "stall", "registry", "writer", "restarts", "waiting-batches", "freshness", "lag")
-"""Rules whose alerts mean that a stream does not write, causes first. A stream's alerts of these rules are one
-incident.
-"""
+"""Rules whose alerts mean that a stream does not write, causes first. A stream's are one incident."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedProblem:
-    """One alert or one failed task in a message."""
-
     name: str
     """The alert's rule without its subject, such as `freshness`; or the failed task."""
     about: str
@@ -50,12 +43,11 @@ class ReportedProblem:
     since_ms: int | None
     runbook: str
     page: str
-    """The URL of the stream or table on the operations page; empty if Airflow does not know its own URL."""
+    """Its URL on the operations page; empty if Airflow does not know its own URL."""
     key: str
-    """The deduplication key. It is the same when an alert fires and when it resolves."""
     log: str = ""
     alone: bool = True
-    """Whether `each` sent this alert in a separate message when it fired."""
+    """Whether `each` sent this alert separately when it fired."""
 
     @classmethod
     def from_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:
@@ -116,7 +108,6 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The message as plain text."""
         blocks = [self.title]
         for one in self._listed():
             head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
@@ -126,7 +117,6 @@ class Message:
 
     @property
     def slack(self) -> str:
-        """The message in Slack's markup."""
         blocks = [f"*{_escape_slack(self.title)}*"]
         for one in self._listed():
             head = [f"*{_escape_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
@@ -139,7 +129,6 @@ class Message:
 
     @property
     def html(self) -> str:
-        """The message as HTML, for the body of an e-mail."""
         blocks = [f"<h3>{html.escape(self.title)}</h3>"]
         for one in self._listed():
             head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""
@@ -154,10 +143,7 @@ class Message:
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())])
 
     def each(self) -> tuple[Message, ...]:
-        """Return a message for each alert; if more than `MAX_SEPARATE` fire, the others share one message.
-
-        Alerts resolve in the grouping in which they fired. The shared message resolves when no alert is active.
-        """
+        """Return a message for each alert; beyond `MAX_SEPARATE`, alerts share one until no alert is active."""
         alone = [one for one in self.troubles if one.alone][: None if self.is_over else MAX_SEPARATE]
         made = [replace(self, troubles=(one,), key=one.key) for one in alone]
         rest = self.troubles if self.is_over else tuple(one for one in self.troubles if one not in alone)
@@ -191,11 +177,7 @@ class Message:
 def build_message(
     alerts: Iterable[Mapping[str, Any]], *, is_over: bool, active: Sequence[Mapping[str, Any]], overview: str
 ) -> Message | None:
-    """Return the message about alerts that fired or resolved; None if there is nothing to report.
-
-    `active` are all active alerts, including those that fired. The alerts of a stream that does not write are one
-    incident. Only its first alert is reported, and its end only when none of its alerts is active.
-    """
+    """Return the message about alerts that fired or resolved, or None. A stream that does not write is one incident."""
     changed = _select_reported([*alerts], active, is_over=is_over)
     troubles = tuple(ReportedProblem.from_alert(alert, page=overview) for alert in changed)
     standing = len(active)
@@ -206,7 +188,7 @@ def build_message(
 
 
 def _incident_of(alert: Mapping[str, Any]) -> str:
-    """Return the incident of an alert about a stream that does not write; empty for any other alert."""
+    """Return the incident of an alert about a stream that does not write, or an empty text."""
     subject, (rule, _, of) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
     kind, _, name = subject.rpartition(" ")
     stream = of or (name if kind == "stream" else "")
@@ -216,9 +198,7 @@ def _incident_of(alert: Mapping[str, Any]) -> str:
 def _select_reported(
     changed: list[Mapping[str, Any]], active: Sequence[Mapping[str, Any]], *, is_over: bool
 ) -> list[Mapping[str, Any]]:
-    """Return the changed alerts to report. An incident is reported when its first alert fires and when its last one
-    resolves.
-    """
+    """Return the changed alerts to report; an incident once it begins and once it ends."""
     fired = set() if is_over else {(one.get("table"), one.get("rule")) for one in changed}
     standing = {_incident_of(one) for one in active if (one.get("table"), one.get("rule")) not in fired}
     first: dict[str, Mapping[str, Any]] = {}
@@ -229,7 +209,6 @@ def _select_reported(
 
 
 def _cause_order(alert: Mapping[str, Any]) -> int:
-    """Return a sort key that puts causes before their consequences."""
     rule = str(alert.get("rule", "")).partition(":")[0]
     return NOT_WRITING_RULES.index(rule) if rule in NOT_WRITING_RULES else 0
 
@@ -245,10 +224,7 @@ def build_failed_task_message(  # noqa: PLR0913 - what Airflow has about it, eac
     log: str,
     overview: str,
 ) -> Message:
-    """Return the message about a task that failed after its last retry.
-
-    `task` is the task's id, with the label of a mapped instance.
-    """
+    """Return the message about a task that failed after its last retry. `task` has the label of a mapped instance."""
     trouble = _run_problem(f"{dag_id}: {task} failed", error, f"{dag_id}/{task}", page_path(stream, table), overview)
     about = _one_line(f"stream {stream}" if stream else table or "", MAX_TITLE_CHARACTERS)
     trouble = replace(trouble, about=about, since_ms=since_ms, log=log)
@@ -275,7 +251,7 @@ def _run_problem(name: str, sentence: str, key: str, path: str, overview: str) -
 
 
 def page_path(stream: str | None, table: str | None) -> str:
-    """Return the part of the operations page's URL after #: for a table, a stream, or without either the overview."""
+    """Return the part of the operations page's URL after #, for a table, a stream, or the overview."""
     kind, name = ("table", table) if table else ("stream", stream)
     return f"/{kind}/{quote(name, safe='', errors='replace')}" if name and len(name) <= MAX_TITLE_CHARACTERS else "/"
 
@@ -307,11 +283,7 @@ def _bounded_key(text: str) -> str:
 
 
 def _escape_slack(text: str) -> str:
-    """Escape Slack's control characters, and replace formatting marks that would take effect.
-
-    Slack has no escape for a formatting mark, so a similar-looking character replaces it. Marks within a word, as in
-    `my_table_name`, and marks between backquotes have no effect in Slack, and are kept.
-    """
+    """Escape control characters, and replace marks that would format text, which have no escape, by similar ones."""
     parts = _CODE.split(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_SIMILAR_MARKS), plain) for plain in parts[::2]]
     return "".join(parts)

@@ -16,26 +16,22 @@ from frazil.status.state import Level, State, StreamState
 from frazil.timetext import format_utc
 
 NOT_MEASURED = "not measured"
-"""Stands in place of a table's due actions if the table could not be measured."""
+"""Stands for a table's due actions if the table could not be measured."""
 TABLE_RULES = frozenset(
     {
         *("manifest-list", "manifests", "snapshots", "metadata", "small-files", "delete-files", "deleted-rows"),
         *("since-compaction", "unmeasured"),
     }
 )
-"""Alert rules about a table's files, snapshots and metadata."""
 MAX_ERRORS = 5
-"""Maximum number of errors of a declaration that a line of the overview lists."""
 GRACE_MS = 10_000
-"""Milliseconds after which an unresponsive read needs attention. Shorter delays occur on a busy host."""
+"""Milliseconds after which an unresponsive read needs attention: shorter delays occur on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveAlert:
-    """An active alert from the last measurement of `frazil_health`."""
-
     subject: str
-    """The alert's subject: a table, `stream <name>`, `care of <table>`, `route of <stream>` and so on."""
+    """A table, `stream <name>`, `care of <table>`, `route of <stream>` and so on."""
     rule: str
     since_ms: int
     sentence: str
@@ -49,12 +45,11 @@ class OpenProblem:
     sentence: str
     runbook: str | None = None
     dag: str | None = None
-    """The Airflow DAG to open for this problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state of a table's files and metadata at the last measurement. `what` names active alerts or due actions."""
+    """The state of a table's files and metadata. `what` names active alerts or due actions."""
 
     level: Level
     word: str
@@ -71,25 +66,21 @@ class Windows:
     waits_for: str
     held: tuple[str, ...] = ()
     holders: tuple[DelayReason, ...] = ()
-    """Why the next window is not complete yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
-    """The result of reading one stream. `status` and the stream's freshness are those at `at_ms`.
-
-    `silent_since_ms` is the time since when the read has not responded; None if it responds.
-    """
+    """The result of reading one stream: `status` as of `at_ms`; `silent_since_ms` if the read does not respond."""
 
     status: StreamState | None = None
     at_ms: int | None = None
     silent_since_ms: int | None = None
     problem: str | None = None
-    """The error of the last read. If `status` is set too, it comes from an earlier read, at `at_ms`."""
+    """The error of the last read. `status`, if set too, comes from an earlier read."""
     broken: str = ""
-    """Errors in the stream's file, one per line. The stream's last valid declaration, if any, stays in use."""
+    """Errors in the stream's file, one per line."""
     conflict: str = ""
-    """Conflicts between this valid declaration and other declarations, one per line. The declaration is in use."""
+    """Conflicts of this valid declaration, which is in use, with others, one per line."""
     last_known: bool = False
     """Whether `status` was read before this process started, and is being read again."""
     outdated: str | None = None
@@ -105,7 +96,6 @@ class OverviewLine:
     level: Level
     word: str
     needs: tuple[OpenProblem, ...] = ()
-    """Problems, most urgent first."""
     notes: tuple[str, ...] = ()
     application: str | None = None
     freshness_ms: int | None = None
@@ -114,18 +104,17 @@ class OverviewLine:
     lag: int | None = None
     records_per_s: float | None = None
     rate_ms: int | None = None
-    """The period that `records_per_s` covers."""
     last_hour: tuple[int, ...] = ()
-    """Number of records in each part of the last hour, oldest first."""
+    """Records in each part of the last hour, oldest first."""
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     rejected_since_ms: int | None = None
     """The start of the count of rejected records, if that is less than a day ago."""
     rejected_since_reset: bool = False
-    """Whether the count of rejected records starts at the stream's last reset instead of the oldest snapshot."""
+    """Whether that count starts at the stream's last reset instead of the oldest snapshot."""
     windows: Windows | None = None
     has_windows: bool = True
-    """Whether the stream's declaration has windows. `windows` is None also while they are unknown."""
+    """Whether windows are declared; `windows` is None also while they are unknown."""
     health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None
@@ -135,40 +124,31 @@ class OverviewLine:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The lines of all streams, and notes that concern all streams."""
-
     at_ms: int
     lines: tuple[OverviewLine, ...]
     pending: bool = False
     """Whether some streams are still being read, so that the page should refresh soon."""
     notes: tuple[str, ...] = ()
     needs: tuple[OpenProblem, ...] = ()
-    """Problems that do not belong to one stream."""
     airflow: tuple[str, ...] = ()
-    """A sentence for each Airflow component without a recent heartbeat."""
+    """A sentence for each silent Airflow component."""
     headline: str = ""
-    """A summary of all streams, without a full stop; empty if there are no streams."""
+    """A summary without a full stop; empty without streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelatedState:
-    """What is known about a stream apart from its status: its table's windows and health, its DAGs and alerts."""
-
     windows: Windows | None = None
     alerts: Sequence[ActiveAlert] = ()
     health: Health | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of the stream's tables on the page, by identifier."""
     paused_dag: str | None = None
-    """The DAG of the stream's writer, if that DAG is paused in Airflow."""
     windows_problem: str | None = None
 
 
 def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = ()) -> str:
-    """Return a summary of all streams, empty without streams.
-
-    `airflow` has a sentence for each Airflow component without a recent heartbeat.
-    """
+    """Return a summary of all streams, empty without streams. `airflow` has a sentence for each silent component."""
     levels = Counter(line.level for line in lines)
     needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], format_count(len(lines), "stream")
     if not lines:
@@ -253,12 +233,10 @@ def _shown_state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> St
 
 
 def _quiet_notes(state: StreamState) -> tuple[str, ...]:
-    """Return the state's sentence as a note if the state needs no attention."""
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
 def _open_problems(state: StreamState, reading: StreamReading, around: RelatedState) -> tuple[OpenProblem, ...]:
-    """Return the open problems of a stream, most urgent first."""
     needs, windows, status = {}, around.windows, reading.status
     is_wrong, unmeasured = state.level <= Level.TROUBLE, runbook_link("unmeasured")
     if is_wrong:
@@ -296,7 +274,7 @@ def _declaration_problems(reading: StreamReading) -> Iterator[str]:
 def _paused_dag_problem(
     state: StreamState, status: StreamState | None, paused_dag: str | None
 ) -> tuple[OpenProblem, ...]:
-    """Return a problem if the DAG of the stream's writer is paused and that explains why no writer runs."""
+    """Return a problem if the writer's DAG is paused and that explains why no writer runs."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
     sentence = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
@@ -304,10 +282,7 @@ def _paused_dag_problem(
 
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
-    """Whether an alert only repeats the stream's state.
-
-    It does if it quotes `first`, the stream's first problem, or if it has the rule of a broken stream's state.
-    """
+    """Whether an alert quotes `first`, the stream's first problem, or has the rule of a broken stream's state."""
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
     if is_named and state.rule == alert.rule.partition(":")[0]:
         return True
@@ -315,15 +290,12 @@ def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
 
 
 def sort_lines(lines: Iterable[OverviewLine]) -> tuple[OverviewLine, ...]:
-    """Order lines by level, broken first, then by the number of problems (most first), then by name."""
+    """Order lines by level, broken first, then by the number of problems, then by name."""
     return tuple(sorted(lines, key=lambda line: (line.level, -len(line.needs), line.stream)))
 
 
 def group_by_stream(alerts: Iterable[ActiveAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[ActiveAlert]]:
-    """Group alerts by stream. Alerts that belong to no stream are under the empty name.
-
-    `tables` maps the names of tables of any kind to the streams that write to them.
-    """
+    """Group alerts by stream; the empty name has the others. `tables` maps tables to the streams that write them."""
     found: dict[str, list[ActiveAlert]] = {}
     for alert in alerts:
         for stream in _streams_about(alert, tables) or ("",):
@@ -344,10 +316,7 @@ def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> S
 def combine_health(
     tables: Collection[str], alerts: Iterable[ActiveAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """Return the combined state of the files and metadata of some tables.
-
-    `alerts` are those of the tables' stream. `due` maps tables to due actions; None if nothing was measured.
-    """
+    """Return the combined state of a stream's tables. `due` maps tables to due actions; None if unmeasured."""
     of_tables = (alert for alert in alerts if not alert.subject.startswith(("stream ", "care of ")))
     rules = sorted({alert.rule for alert in of_tables} & TABLE_RULES)
     if rules:

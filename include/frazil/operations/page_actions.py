@@ -27,9 +27,9 @@ class PageAction(StrEnum):
 STREAM_ACTIONS = frozenset(PageAction) - {PageAction.MAINTAIN, PageAction.RELEASE, PageAction.SEND_AGAIN}
 """Actions on a stream. The other actions change a table."""
 DAG_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN, PageAction.RELEASE})
-"""Actions that a DAG run in Airflow carries out."""
+"""Actions that a DAG run carries out."""
 PREPARED_ACTIONS = frozenset({PageAction.RESET, PageAction.ABANDON})
-"""Actions whose effects depend on the table. It is read for the plan, and again when the action is carried out."""
+"""Actions whose effects depend on the table, which is read for the plan and again when it is carried out."""
 DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.PAUSE: ("generation",),
     PageAction.RESUME: ("generation", "dag_paused"),
@@ -42,15 +42,10 @@ DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.RELEASE: ("dag_paused",),
     PageAction.SEND_AGAIN: (),
 }
-"""The fields of `ActionContext` that an action depends on. If they change after the user saw the plan, the action is
-refused.
-
-They are users' decisions only: a writer may start or end in the meantime. Prepared actions also depend on the table.
-"""
+"""The fields of `ActionContext`, all users' decisions, whose change after the plan refuses the action."""
 CONFIRMED_BY_NAME = frozenset(PageAction) - {PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART}
-"""Actions that change the table or what its readers get. To confirm, the user types the subject's name."""
+"""Actions that change the table or what its readers get: the user types the subject's name."""
 DRY_RUN_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
-"""Actions that can run as a dry run."""
 TABLE_DEPENDENT_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
 """Actions that are possible only in certain states of the stream's table."""
 
@@ -68,38 +63,28 @@ REQUIRED_COMPONENTS: Mapping[PageAction, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedRun:
-    """A queued or running DAG run in Airflow."""
-
     id: str
     waits: bool
-    """Whether the run is still queued."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionContext:
-    """The state of the subject when a user requests an action."""
-
     subject: str
-    """The name of the stream or table."""
     desired: str | None = None
     generation: int | None = None
-    """The number of the desired state's last change."""
     writer_runs: bool = False
     has_table: bool = True
     dag: str | None = None
     """The DAG that carries out the action, or that supervises the stream."""
     dag_paused: bool | None = None
-    """Whether the DAG is paused; None if Airflow does not have the DAG."""
+    """Unknown (None) if Airflow does not have the DAG."""
     unfit: str | None = None
-    """Why the action is not possible on this stream; None if it is possible."""
+    """Why the action is not possible on this stream, or None."""
     backfill: str = ""
-    """The id and state of the stream's open backfill or replay."""
     run: UnfinishedRun | None = None
-    """A run of the DAG that is already changing the subject's tables."""
+    """A run of the DAG that already changes the subject's tables."""
     silent: tuple[MissingComponent, ...] = ()
-    """Airflow components without a recent heartbeat."""
     staged: str = ""
-    """A sentence on the progress of the stream's open backfill or replay."""
 
     def version_token(self, action: PageAction) -> str:
         """Return a token that changes with every field that the action depends on."""
@@ -112,25 +97,17 @@ class Plan:
 
     action: PageAction
     says: tuple[str, ...]
-    """The effects, one sentence each."""
     refused: str | None = None
     missing: str | None = None
-    """What the user must change in the form first; None if the form is complete."""
     version_token: str = ""
-    """Token of the plan, which the confirmation sends back. It ensures that only the confirmed action is carried
-    out.
-    """
+    """The confirmation sends it back, so that only the confirmed action is carried out."""
     retype: bool = False
-    """Whether the user must type the subject's name to confirm."""
     generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedAction:
-    """The effects of an action on the current state of a table, and a function that carries out exactly these effects.
-
-    `carry_out` raises an error if the table has changed since.
-    """
+    """The effects of an action on a table. `carry_out` has exactly these effects, or fails if the table has changed."""
 
     says: tuple[str, ...]
     version_token: str
@@ -139,9 +116,7 @@ class PreparedAction:
 
 
 def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
-    """Describe the effects of an action. For a prepared action, the caller adds the effects that depend on the
-    table.
-    """
+    """Describe the effects of an action. The caller of a prepared action adds those that depend on the table."""
     says = {
         PageAction.PAUSE: _pause,
         PageAction.RESUME: _resume,
@@ -186,13 +161,10 @@ def describe_changes(action: PageAction, before: str, now: str) -> str:
 
 
 def _describe_dag_change(was: str, now: str) -> str:
-    """Describe how the DAG's state in Airflow changed: paused, unpaused, added or removed."""
     if was == "None":
         return "its DAG was added to Airflow"
-    return {
-        "True": "its DAG was paused in Airflow",
-        "False": "its DAG is no longer paused in Airflow",
-    }.get(now, "its DAG was removed from Airflow")
+    said = {"True": "its DAG was paused in Airflow", "False": "its DAG is no longer paused in Airflow"}
+    return said.get(now, "its DAG was removed from Airflow")
 
 
 def _describe_backfill_change(was: str, now: str) -> str:
@@ -210,7 +182,6 @@ _TABLE_CHANGE_TEXTS: Mapping[PageAction, str] = {
     PageAction.RESET: "its position moved, or another target was requested",
     PageAction.ABANDON: "another backfill or replay is in progress",
 }
-"""Descriptions of a changed table, for prepared actions."""
 
 
 def _pause(now: ActionContext) -> tuple[str, ...]:
@@ -304,7 +275,6 @@ def _run_effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
 
 
 def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
-    """Return why the action is not possible now; None if it is possible."""
     if now.unfit is not None:
         return now.unfit
     if action in DAG_ACTIONS and (refusal := _run_refusal(now, dry=dry)):
@@ -319,7 +289,6 @@ def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None
 
 
 def _run_refusal(now: ActionContext, *, dry: bool) -> str | None:
-    """Return why a run of the action's DAG cannot start now; None if it can."""
     if now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which carries out this action. Add it, or check its import errors"
     run = now.run

@@ -1,6 +1,4 @@
-"""Finds the actions that are possible on a stream, and why others are not. The reasons are those of the commands.
-Pure.
-"""
+"""Finds the actions that are possible on a stream, and why others are not. Pure."""
 
 from __future__ import annotations
 
@@ -20,17 +18,15 @@ from frazil.status.state import State, StreamState
 
 @dataclass(frozen=True, slots=True)
 class ActionState:
-    """The state of a stream that its actions depend on."""
-
     paused: bool = False
     given_up: bool = False
     is_read: bool = False
-    """Whether the stream's table was read, or is known not to exist. If False, only the declaration is checked."""
+    """Whether the table was read or does not exist. If False, only the declaration is checked."""
     marker: Marker | None = None
     backfill: BackfillMarker | None = None
     has_dead_letters: bool = True
     coordinates: bool = True
-    """Whether the stream's table has the columns for topic, partition and offset; True if unknown."""
+    """Whether the table has the columns for topic, partition and offset; True if unknown."""
 
 
 def build_action_state(status: StreamState | None, history: TableHistory | None, *, is_read: bool) -> ActionState:
@@ -55,7 +51,7 @@ def possible_actions(spec: StreamSpec, now: ActionState) -> tuple[PageAction, ..
 
 
 def _list_candidates(now: ActionState) -> Iterator[PageAction]:
-    """Yield the actions that the stream's state suggests, before their conditions are checked."""
+    """Yield the actions that the state suggests, before their conditions are checked."""
     yield PageAction.RESUME if now.paused else PageAction.PAUSE
     if now.given_up and not now.paused:
         yield PageAction.RESUME
@@ -70,10 +66,7 @@ def _list_candidates(now: ActionState) -> Iterator[PageAction]:
 
 
 def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str | None:
-    """Return why a backfill or replay is not possible now; None if it is possible.
-
-    Returns None for other actions, which are checked later.
-    """
+    """Return why a backfill or replay is not possible now; None if it is, and for other actions."""
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
         PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),

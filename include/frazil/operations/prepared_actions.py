@@ -1,7 +1,4 @@
-"""Prepares and carries out a reset of a stream, or the abandonment of its backfill.
-
-The first step describes the effects; the second step carries out exactly these.
-"""
+"""Prepares a reset of a stream, or the abandonment of its backfill, and carries out exactly the described effects."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ from frazil.timetext import format_utc
 
 
 def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "an unknown user") -> PreparedAction:
-    """Read the table and Kafka, and return the effects of a reset by the user `by`. Raises the errors of both.
-
-    Raises AdoptionRequired for a stream that has not started.
-    """
+    """Read the table and Kafka, and return a reset's effects. Raises the errors of both, and AdoptionRequired."""
     opened = open_read_only(spec)
     with open_kafka(spec) as kafka:
         seen = read_state_before_reset(opened.tables)
@@ -93,16 +87,13 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     now: AvailableOffsets,
     by: str,
 ) -> Marker:
-    """Move the stream's position, record this in its history, and return the new marker. Raises the errors of
-    `marker_change.reset`.
-    """
+    """Move the position, record it in the history, and return the marker. Raises as `marker_changes.reset`."""
     marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
     record_action(tables.main.current(), tables.stream, reset_sentence(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 
 
 def reset_sentence(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -> str:
-    """Describe a reset in a sentence for the history. Pure."""
     skipped, repeated = sum(move.skipped for move in plan), sum(move.repeated for move in plan)
     skips = [f"skips {format_count(skipped, 'offset')}"] if skipped else []
     reads = [f"reads {format_count(repeated, 'offset')} again"] if repeated else []
@@ -112,7 +103,7 @@ def reset_sentence(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) 
 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAction:
-    """Read the stream's table, and return the effects of abandoning its backfill. Raises the errors of the read."""
+    """Read the stream's table, and return the effects of abandoning its backfill."""
     tables = open_read_only(spec).tables
     backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
     if backfill is None or not backfill.is_open:
@@ -130,7 +121,6 @@ def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAc
 
 
 def describe_staged(backfill: BackfillMarker) -> str:
-    """Return a sentence about the progress of an open backfill or replay."""
     what = "Replay" if backfill.replays else "Backfill"
     if not backfill.chunks:
         return f"{what} {backfill.id} has staged nothing yet."

@@ -12,8 +12,6 @@ from statistics import fmean
 from frazil.history.points import TEN_MINUTES_MS, Point
 from frazil.status.cost import Prices, StreamCost
 
-MIN_TREND_POINTS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -28,13 +26,12 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Records per second that came to Kafka and that were written lately, and when the lag will be 0 at these rates."""
+    """Recent records per second that came to Kafka and that were written."""
 
     arrived_per_s: float
     records_per_s: float
     over_ms: int
     caught_up_in_ms: int | None = None
-    """Time until the lag is 0 at these rates; None if no record waits, or if the lag does not fall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +60,7 @@ def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the rate for each point, oldest first.
-
-    A batch's records are spread over all spans since the previous batch, unless that was long ago. The newest spans
-    have no rate as long as their batch may still be in progress.
-    """
+    """Return each point's rate, oldest first. A batch's records are spread over the spans since the previous batch."""
     found: list[Rate] = []
     waiting: list[Point] = []  # the points since the last batch, or since the writer started
     landed_ms: int | None = None
@@ -90,9 +83,7 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the mean rate of each of the longer `spans`, oldest first, over those of its `points` whose rate is
-    known.
-    """
+    """Return the mean rate of each of the longer `spans`, oldest first, over its `points` with a known rate."""
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):
@@ -102,9 +93,7 @@ def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, .
 
 
 def add_arrivals(rates: Sequence[Rate], spans: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the rates with the arrival rate added: the records written, plus the change of the lag since the previous
-    span.
-    """
+    """Add the arrival rate: the records written, plus the change of the lag since the previous span."""
     found, before = list(rates), None
     for number, (rate, span) in enumerate(zip(rates, spans, strict=False)):
         adjoins = before is not None and span.at_ms - before.end_ms <= _max_gap_ms(span)
@@ -119,7 +108,7 @@ def compute_trend(points: Sequence[Point], lag: int | None, *, now_ms: int) -> T
     """Return the trend of the last ten minutes; None without enough recorded points."""
     lately = [point for point in points if point.at_ms >= now_ms - TEN_MINUTES_MS]
     rates = [one for one in add_arrivals(compute_rates(lately), lately) if one.arrived_per_s is not None]
-    if len(rates) < MIN_TREND_POINTS:
+    if len(rates) < 3:
         return None
     arrived, written = (
         fmean(values) for values in zip(*((r.arrived_per_s or 0, r.records_per_s) for r in rates), strict=True)
@@ -144,7 +133,5 @@ def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
 
 
 def _max_gap_ms(point: Point) -> int:
-    """Return the longest normal time between the ends of two batches: twice the commit interval and delay, plus a
-    span.
-    """
+    """Return the longest normal time between two batches: twice the commit interval and delay, plus a span."""
     return 2 * ((point.interval_ms or 0) + (point.backpressure_ms or 0)) + point.span_ms

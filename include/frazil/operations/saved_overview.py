@@ -12,7 +12,6 @@ from frazil.host.json_file import read_json, replace_json
 from frazil.status.state import StreamState
 
 MAX_AGE_MS = 24 * 3_600_000
-"""Maximum age of a status; older statuses are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,7 @@ def save_statuses(file: Path, known: Iterable[SavedStatus], *, now_ms: int) -> N
 
 
 def load_statuses(file: Path, *, now_ms: int) -> list[SavedStatus]:
-    """Return the saved statuses that are not too old; empty if another version of frazil wrote the file. Raises
-    OSError.
-    """
+    """Return the saved statuses of the last day; empty if another version wrote the file. Raises OSError."""
     try:
         known = msgspec.convert(read_json(file) or [], list[SavedStatus])
     except (ValueError, msgspec.ValidationError):

@@ -47,16 +47,14 @@ MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
 EMPTY_HISTORY = StreamHistory()
 KAFKA = "Kafka"
-"""The name of Kafka in the mapping of unreadable parts of a view."""
 
 
 HOURS = (6, 24, 7 * 24, 14 * 24)
-"""The periods of a stream's recorded history that can be chosen, in hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The shown period of a stream's recorded history, which all its charts share."""
+    """The period that all charts of a stream share."""
 
     begin_ms: int
     end_ms: int
@@ -65,7 +63,7 @@ class Period:
 
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
-        """Return a span of time, or else the last `hours` hours; the shortest period if none has that length."""
+        """Return a span of time, or else the last `hours` hours, or else the shortest period."""
         begin_ms = max(begin_ms or now_ms, now_ms - TENS_RETENTION_MS)
         if begin_ms < (end := min(end_ms or now_ms, now_ms)):
             return cls(begin_ms, end)
@@ -84,8 +82,6 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class OpenBackfill:
-    """An open backfill or replay of dead letters, staged on its branch."""
-
     id: str
     replays: bool
     chunks: int
@@ -96,7 +92,7 @@ class OpenBackfill:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic of the stream, with its URL in the configured topic viewer, if any."""
+    """A topic, with its URL in the configured topic viewer, if any."""
 
     name: str
     address: str | None = None
@@ -104,16 +100,13 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """What the table's metadata and the recorded history show about a stream's past."""
-
     has_commits: bool = False
     rejected: tuple[RejectedRecords, ...] = ()
-    """The error classes of rejected records, most frequent first."""
+    """Error classes, most frequent first."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Counts of the last day's changes of a merging stream, by a key of `frazil.commit.history.RECORD_OUTCOMES`."""
+    """Counts of the last day's changes, by a key of `frazil.commit.history.RECORD_OUTCOMES`."""
     marker: Marker | None = None
     past: StreamHistory = EMPTY_HISTORY
-    """The recorded history."""
     last_backfill: BackfillMarker | None = None
     has_dead_letters: bool = False
     unreadable: bool = False
@@ -138,16 +131,15 @@ class Partition:
     offset: int | None
     lag: int | None
     newest_ms: int | None
-    """The topic-partition's newest event time that counts for the watermark."""
+    """The newest event time that counts for the watermark."""
     idle: bool
-    """Whether the topic-partition counts as idle."""
     holds: bool
-    """Whether the topic-partition holds the stream's watermark back."""
+    """Whether it holds the stream's watermark back."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterRun:
-    """One run of a writer. `how` describes the run's end; `well` is False if that end needs attention."""
+    """One run of a writer. `how` describes its end; `well` is False if that needs attention."""
 
     started_at_ms: int
     ended_at_ms: int | None
@@ -158,12 +150,9 @@ class WriterRun:
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """Everything that the page shows of one stream."""
-
     at_ms: int
     line: OverviewLine
     facts: Mapping[str, str]
-    """Labels and values from the declaration."""
     has_commits: bool = False
     rejected: tuple[RejectedRecords, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -174,29 +163,23 @@ class StreamView:
     partitions_in_all: int = 0
     """Number of all topic-partitions; `partitions` has at most `MAX_PARTITIONS`."""
     runs: tuple[WriterRun, ...] = ()
-    """The runs of the stream's writer on this host, newest first."""
+    """Runs on this host, newest first."""
     dags: Mapping[str, bool] | None = None
-    """The stream's DAGs in Airflow, each with whether it is paused."""
+    """The stream's DAGs, each with whether it is paused."""
     audited: str | None = None
-    """A sentence about the stream's last audit; None if unknown."""
     pending: bool = False
     may_act: bool = False
     actions: tuple[PageAction, ...] = ()
-    """The actions that users with permission can take."""
     problems: tuple[str, ...] = ()
-    """Sentences about parts of this view that could not be read."""
     airflow: tuple[str, ...] = ()
-    """A sentence for each Airflow component without a recent heartbeat."""
     points: tuple[Point, ...] = ()
-    """The points of the recorded history, oldest first."""
     rates: tuple[Rate, ...] = ()
     happened: tuple[HistoryEvent, ...] = ()
     backfill: OpenBackfill | None = None
     log: str | None = None
-    """The path in Airflow's UI of the log of the stream's writer task."""
     topics: tuple[Topic, ...] = ()
     routes: bool = False
-    """Whether the stream has a route. If so, the rows and commits shown are those of its default table."""
+    """Whether the stream has a route. The rows and commits are those of its default table."""
     routed: RoutedTables | None = None
     period: Period | None = None
     trend: Trend | None = None
@@ -214,10 +197,7 @@ def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
     now_ms: int,
     past_ms: int = DAY_MS,
 ) -> TableHistory:
-    """Return the last day's rejected records and changes, from snapshot summaries alone.
-
-    `count_dead_letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
-    """
+    """Return the last day's rejected records and changes, and the events of `past_ms`, from summaries alone."""
     changes, day_ms = Counter[str](), now_ms - DAY_MS
     last_day = takewhile(lambda record: record[0].timestamp_ms >= day_ms, commit_records(metadata, spec.name))
     published = published_summaries(metadata, spec.name, since_ms=day_ms)
@@ -249,9 +229,7 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the sentences about unreadable parts, without the sentence about Kafka if the status already reports
-    it.
-    """
+    """Return the sentences about unreadable parts, without one about Kafka that the status already has."""
     reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
@@ -259,7 +237,7 @@ def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -
 def list_partitions(
     marker: Marker | None, ends: Mapping[TopicPartition, int] | None, spec: StreamSpec
 ) -> tuple[Partition, ...]:
-    """Return each topic-partition that is in the marker or in Kafka. `ends` is None if Kafka does not respond."""
+    """Return each topic-partition of the marker or of Kafka. `ends` is None if Kafka does not respond."""
     offsets = keep_topics(marker.offsets, spec.source.reads) if marker else {}
     times = marker.max_event_times_us if marker else {}
     idle = marker.idle if marker else frozenset()
@@ -279,16 +257,12 @@ def list_partitions(
 
 
 def total_lag(partitions: Sequence[Partition]) -> int | None:
-    """Return the total lag; None if the lag of any topic-partition is unknown."""
     lags = [one.lag for one in partitions if one.lag is not None]
     return sum(lags) if partitions and len(lags) == len(partitions) else None
 
 
 def limit_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
-    """Return at most `MAX_PARTITIONS` topic-partitions, sorted by name.
-
-    Those that hold the watermark back are kept first, then those with the largest lag.
-    """
+    """Return at most `MAX_PARTITIONS`, sorted by name: watermark holders first, then the largest lags."""
     if len(partitions) <= MAX_PARTITIONS:
         return tuple(partitions)
     worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:MAX_PARTITIONS]
@@ -327,9 +301,7 @@ def _ended_run(end: ExitRecord) -> WriterRun:
 
 
 def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
-    """Return labels and values of the main settings. `names` maps the identifiers of the stream's tables to their
-    names.
-    """
+    """Return the main settings by label. `names` maps identifiers of tables to their names."""
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "Topics": spec.source.topics_text,
@@ -350,9 +322,9 @@ def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
     found: dict[int, Point] = {}
     points = [point for point in points if shown.contains(point.at_ms)]
     for point in points:
-        at_ms = span_start(point.at_ms, max(shown.span_ms, point.span_ms))
-        before = found.get(at_ms)
         span_ms = max(shown.span_ms, point.span_ms)
+        at_ms = span_start(point.at_ms, span_ms)
+        before = found.get(at_ms)
         found[at_ms] = before.add(point) if before else replace(point, at_ms=at_ms, span_ms=span_ms)
     if found:
         at_ms, last = found.popitem()
@@ -361,10 +333,7 @@ def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
 
 
 def list_topics(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
-    """Return the stream's topics, at most `MAX_TOPICS`.
-
-    `address` is the topic viewer's URL, in which {topic} stands for the name; empty without a viewer.
-    """
+    """Return at most `MAX_TOPICS` topics. `address` is the topic viewer's URL with {topic} for the name, or empty."""
     names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:MAX_TOPICS]
     is_web = address.startswith(("https://", "http://"))
     return tuple(Topic(name, address.replace("{topic}", quote(name, safe="")) if is_web else None) for name in names)

@@ -25,9 +25,6 @@ MIN_BUCKET_BYTES = 16 * 1024
 MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
-"""Maximum length of the text about lost records in an event."""
-STREAM_PROPERTIES = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
-"""Properties of a snapshot's summary that name the snapshot's stream."""
 DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
 """Operations on the dead-letter table, each with its effect on dead letters."""
 KIND_LABELS = {
@@ -40,7 +37,6 @@ KIND_LABELS = {
     "dead-letters": "replay or discard",
     "others": "other programs",
 }
-"""Labels of the kinds of snapshots."""
 MARKER_OPERATIONS = {
     "take-over": ("start", "writer started", "a new epoch"),
     "settle": ("start", "writer started", "a batch of an earlier epoch was discarded"),
@@ -53,7 +49,7 @@ MARKER_OPERATIONS = {
     "align": ("open", "open windows", ""),
     "release": ("open", "rows moved to main", ""),
 }
-"""Operations that commit no batch, each with kind, label and effect. If the effect is empty, file counts are shown."""
+"""Operations that commit no batch, with kind, label and effect; without an effect, file counts are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +64,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """One snapshot, or an expiry of snapshots, in the timeline. `kind` is a key of KIND_LABELS, or start, position or
-    open.
-    """
+    """One snapshot, or an expiry of snapshots. `kind` is a key of KIND_LABELS, or start, position or open."""
 
     at_ms: int
     kind: str
@@ -82,7 +76,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True)
 class ActionStatus:
-    """Whether a maintenance action is due, and why. `enabled` is False if the action is switched off."""
+    """Whether a maintenance action is due, and why; `enabled` is False if it is switched off."""
 
     name: str
     due: bool
@@ -108,9 +102,7 @@ class Shape:
     histogram: tuple[Bucket, ...]
     """Files by size; empty if the table has too many files to read all its manifests."""
     marks: tuple[TimelineEvent, ...]
-    """The timeline: snapshots and expiries, oldest first."""
     past: tuple[PastOutcome, ...]
-    """Recent maintenance actions, newest first."""
     actions: tuple[ActionStatus, ...]
 
 
@@ -125,18 +117,14 @@ class WindowRun:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """Everything that the page shows of one table."""
-
     at_ms: int
     table: str
     kind: str
     """A value of `frazil.maintenance.tables.TableKind`."""
     level: Level
     word: str
-    """The table's state, in the words of the overview."""
     streams: tuple[str, ...]
     every: str
-    """The interval of maintenance checks, such as `1h`."""
     shape: Shape | None = None
     calendar: Calendar | None = None
     alerts: tuple[ActiveAlert, ...] = ()
@@ -149,7 +137,6 @@ class TableView:
     may_act: bool = False
     problems: tuple[str, ...] = ()
     airflow: tuple[str, ...] = ()
-    """A sentence for each Airflow component without a recent heartbeat."""
 
 
 def build_shape(  # noqa: PLR0913 - all facts about a table
@@ -184,7 +171,7 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
 
 
 def build_histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
-    """Count files by size. Each bucket is twice as wide as the previous one; empty buckets in between are included."""
+    """Count files by size. Each bucket is twice as wide as the previous one; empty ones in between are included."""
     files, total = Counter[int](), Counter[int]()
     for size in sizes:
         index = (size // MIN_BUCKET_BYTES).bit_length()
@@ -203,9 +190,7 @@ def build_histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
 
 
 def build_timeline(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[TimelineEvent, ...]:
-    """Return the timeline, oldest first: the newest snapshots of all branches, and the expiries since the oldest of
-    these.
-    """
+    """Return the newest snapshots of all branches, and the expiries since the oldest of these, oldest first."""
     newest = [
         _snapshot_event(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]
     ]
@@ -234,12 +219,13 @@ def _snapshot_event(snapshot: Snapshot) -> TimelineEvent:
     }
     lost = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
     said = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
-    stream = next((summary[name] for name in STREAM_PROPERTIES if summary.get(name)), None)
+    names = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
+    stream = next((summary[name] for name in names if summary.get(name)), None)
     return TimelineEvent(snapshot.timestamp_ms, kind, label, stream, added, said)
 
 
 def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
-    """Return a key of KIND_LABELS, or `position` for a snapshot that changed a stream's marker without a batch."""
+    """Return a key of KIND_LABELS, or `position` for a changed marker without a batch."""
     if summary.get("frazil.stream") and summary.get("frazil.commit-record"):
         return "merge" if summary.get("frazil.inserted") is not None else "batch"
     if summary.get("frazil.operation") in DEAD_LETTER_OPERATIONS:
@@ -254,11 +240,7 @@ def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
 def table_health(
     shape: Shape | None, calendar: Calendar | None, alerts: Sequence[ActiveAlert], amiss: Sequence[str] = ()
 ) -> Health:
-    """Return the health of a table, by the rules of the overview.
-
-    A table that is healthy by these rules needs attention if it has any alert, a problem of its route or a held window.
-    `shape` is None if it is unknown.
-    """
+    """Return a table's health by the overview's rules. Any alert, route problem or held window needs attention."""
     due = {"it": [action.name for action in shape.actions if action.due]} if shape else None
     found = combine_health(["it"], alerts, due)
     if found is not None and found.level is Level.TROUBLE:
@@ -269,7 +251,7 @@ def table_health(
 
 
 def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
-    """Return a sentence for each stream that routes to a table and reports a problem of this table."""
+    """Return a sentence for each stream that routes to a table and reports a problem of it."""
     return tuple(
         f"The table differs from what the route of {status.name} expects ({status.amiss[identifier]}): "
         f"run `frazil route {status.name}` for the remedy"
@@ -279,12 +261,11 @@ def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[st
 
 
 MAX_ROUTED_TABLES = 60
-"""Maximum number of routed tables in a view."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedTable:
-    """A routed table. `amiss` describes its problem in a few words; empty if it has no known problem."""
+    """A routed table. `amiss` describes its problem in a few words, or is empty."""
 
     name: str
     amiss: str = ""
@@ -293,22 +274,17 @@ class RoutedTable:
 
 @dataclass(frozen=True, slots=True)
 class RoutedTables:
-    """The tables of a route that match the search: the first `MAX_ROUTED_TABLES`, tables with problems first."""
+    """The first `MAX_ROUTED_TABLES` tables of a route that match the search, those with problems first."""
 
     tables: tuple[RoutedTable, ...]
     found: int
-    """Number of the tables that match the search."""
     in_all: int
-    """Number of the route's tables."""
 
 
 def search_routed(
     names: Sequence[str] | None, search: str, *, amiss: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
-    """Return the tables that contain each word of the search; None without a route, or if no tables are known yet.
-
-    `amiss` maps names of tables, including missing tables, to problems. `level` is the level of the route's stream.
-    """
+    """Return the tables that contain each word of the search. `amiss` maps names of tables to problems."""
     wrong = amiss or {}
     if not names and not wrong:
         return None

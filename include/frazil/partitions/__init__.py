@@ -1,3 +1,1 @@
 """Computes watermarks, decides which event-time windows are complete, and counts their rows."""
-
-from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computes watermarks, and decides which windows of a table are complete, reopened, or hidden. Pure.
 
 A window is complete when the watermark of every stream that feeds the table has reached the window's end plus that
-stream's lateness. While the watermark of any stream is unknown, no window completes.
+stream's lateness. While one of these watermarks is unknown, no window completes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 from frazil.spec.model import StreamSpec
 
 MAX_WINDOWS = 500
-"""Maximum number of windows in one decision; later windows follow in the next decision."""
+"""Windows in one decision; later windows follow in the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,6 @@ class Feed:
     waiting_us: int | None = None
     """Oldest event time of rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
-    """Why the stream's watermark is not used."""
 
     @property
     def complete_until_us(self) -> int | None:
@@ -41,7 +40,7 @@ class Feed:
         return bound if self.waiting_us is None else min(bound, self.waiting_us)
 
     def waits_for(self, window: Window | None = None) -> str:
-        """Return, as a clause, what must happen before `window` is complete; without `window`, before any window is."""
+        """Return, as a clause, what must happen before `window`, or by default any window, is complete."""
         if self.problem:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
         where = f"{self.stream}, {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else self.stream
@@ -49,11 +48,8 @@ class Feed:
             return f"the watermark of {where} is unknown: no event has arrived"
         if self.waiting_us is not None and self.waiting_us < window.end_us <= self.watermark_us - self.lateness_us:
             return f"rows of {self.stream} since {_format_seconds(self.waiting_us)} wait on a branch"
-        until = format_time(window.end_us + self.lateness_us)
-        return (
-            f"events from {until} or later must arrive; the newest of {where} are from "
-            f"{_format_seconds(self.watermark_us)}"
-        )
+        until, newest = format_time(window.end_us + self.lateness_us), _format_seconds(self.watermark_us)
+        return f"events from {until} or later must arrive; the newest of {where} are from {newest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +60,11 @@ class Cursor:
     from_us: int
     through_us: int
     sequence_number: int
-    """Late rows and dead letters are counted up to the table's commit with this sequence number."""
+    """Late rows and dead letters are counted up to the commit with this sequence number."""
     held: frozenset[int] = frozenset()
     """Starts of the windows whose quality gate failed and that no operator has released."""
     table_uuid: str | None = None
-    """UUID of the table for which the decisions were made; None if an earlier version wrote the cursor."""
+    """The table for which the decisions were made; None if an earlier version wrote the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +72,8 @@ class WindowDecision:
     """The windows to signal: `complete` for the first time, and `again` because late rows reopened them."""
 
     complete: tuple[Window, ...]
-    """Windows that are complete for the first time."""
     again: Mapping[Window, int]
-    """Windows that were signalled before, with the number of late rows that arrived since then."""
+    """Windows signalled before, with the number of late rows since then."""
     from_us: int | None
     """The range of the new cursor, with `through_us`; None if no watermark is known."""
     through_us: int | None
@@ -100,9 +95,9 @@ def decide_windows(  # noqa: PLR0913 - the observation and the declaration
 ) -> WindowDecision:
     """Decide which windows completed since the cursor, and which late rows reopened.
 
-    `late` has the number of rows that came after the cursor's commit, by the start of their window. Without a cursor,
-    the first window is that of `complete_from_us`, or the one that is open now; earlier windows get no signal. After a
-    change of grain, decisions continue after the windows that the old cursor covered.
+    `late` has the number of rows after the cursor's commit by their window's start. Without a cursor, signals begin
+    with the window of `complete_from_us`, or the one that is open now. After a change of grain, decisions continue
+    after the windows that the old cursor covered.
     """
     bound = complete_until_us(feeds)
     if bound is None:
@@ -122,7 +117,7 @@ def decide_windows(  # noqa: PLR0913 - the observation and the declaration
 
 
 def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
-    """Return the time (us) by which a window must end to be complete; None while any stream's watermark is unknown."""
+    """Return the time by which a window must end to be complete; None while any stream's watermark is unknown."""
     ends = [feed.complete_until_us for feed in feeds]
     known = [end for end in ends if end is not None]
     return min(known) if known and len(known) == len(ends) else None
@@ -164,8 +159,8 @@ def watermark_us(
 ) -> int | None:
     """Return the stream's watermark: the minimum of its topic-partitions' newest event times; None while unknown.
 
-    Skips idle topic-partitions. While an active one has no record yet, the watermark does not change. If all are idle,
-    the watermark is the newest event time, because no older record is unread. It never goes back.
+    Skips idle topic-partitions, and does not change while an active one has no record yet. If all are idle, it is the
+    newest event time, because no older record is unread. It never goes back.
     """
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
@@ -185,10 +180,7 @@ def slowest_partition(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """Return the topic-partition for which the watermark waits: one without a record, or the one furthest behind.
-
-    Returns None if all are idle.
-    """
+    """Return the topic-partition for which the watermark waits: one without a record, or the one furthest behind."""
     active = sorted(tp for tp in partitions if tp not in idle)
     silent = [tp for tp in active if tp not in max_event_times_us]
     if silent:
@@ -197,9 +189,7 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""Maximum time from the newest trusted event time to a window. Rows of later windows are assumed to come from wrong
-clocks.
-"""
+"""Maximum time after the newest trusted event time. Rows of later windows count as from wrong clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +202,7 @@ class Alignment:
 
     @classmethod
     def from_spec(cls, spec: StreamSpec) -> Alignment | None:
-        """Return the declared alignment; None for a stream that shows every row as soon as it is committed."""
+        """Return None for a stream that shows every row as soon as it is committed."""
         if spec.commit.align == "none" or spec.window is None:
             return None
         lateness_us = spec.lateness // timedelta(microseconds=1)

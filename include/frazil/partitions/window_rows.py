@@ -1,7 +1,6 @@
 """Counts the rows that a reader of a snapshot would find in given windows.
 
-A file whose rows all belong to one window is counted from its manifest entry. A file is read only if it spans several
-windows or has deleted rows, and then only its event-time column.
+Reads only the event times of files that span several windows or have deleted rows; the manifests count the others.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pyiceberg.types import NestedField, PrimitiveType
 
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
-from frazil.spec.type_ends import filter_between
+from frazil.spec.iceberg import filter_between
 
 
 def count_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
@@ -92,7 +91,7 @@ def _count_files(
 
 
 def _count_from_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
-    """Return a file's rows by window start, from its manifest entry; None if the entry does not suffice."""
+    """Return a file's rows by window start; None if its manifest entry does not suffice."""
     file = task.file
     nulls = (file.null_value_counts or {}).get(field.field_id)
     bounds = _time_bounds(file, field)
@@ -103,7 +102,6 @@ def _count_from_entry(task: FileScanTask, field: NestedField, grain: Grain) -> d
 
 
 def _time_bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
-    """Return the smallest and largest event time in a file; None if they are unknown."""
     lower = (file.lower_bounds or {}).get(field.field_id)
     upper = (file.upper_bounds or {}).get(field.field_id)
     kind = field.field_type

@@ -8,12 +8,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_KEY_FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
 
 
 class Grain(StrEnum):
-    """The length of a window."""
-
     HOUR = "hour"
     DAY = "day"
 
@@ -23,8 +20,7 @@ class Grain(StrEnum):
 
     @property
     def key_format(self) -> str:
-        """The `strftime` format of a window's key."""
-        return _KEY_FORMATS[self]
+        return "%Y-%m-%dT%H" if self is Grain.HOUR else "%Y-%m-%d"
 
     def floor(self, us: int) -> int:
         """Return the start of the window that contains this time, which may be before 1970."""
@@ -40,7 +36,6 @@ class Window:
 
     @classmethod
     def containing(cls, us: int, grain: Grain) -> Window:
-        """Return the window that contains this time."""
         return cls(grain.floor(us), grain)
 
     @classmethod
@@ -60,7 +55,7 @@ class Window:
 
     @property
     def key(self) -> str:
-        """The partition key: `2013-01-01T05` for an hour, `2013-01-01` for a day."""
+        """`2013-01-01T05` for an hour, `2013-01-01` for a day."""
         # isoformat() writes years with four digits; strftime may not below 1000.
         text = (EPOCH + timedelta(microseconds=self.start_us)).isoformat()
         return text[:13] if self.grain is Grain.HOUR else text[:10]
@@ -75,6 +70,6 @@ def microseconds(moment: datetime) -> int:
 
 
 def windows_between(grain: Grain, from_us: int, to_us: int) -> Iterator[Window]:
-    """Yield the windows from the window that contains `from_us` to the last window that ends by `to_us`, in order."""
+    """Yield the windows from the one that contains `from_us` to the last that ends by `to_us`."""
     for start in range(grain.floor(from_us), to_us - grain.us + 1, grain.us):
         yield Window(start, grain)

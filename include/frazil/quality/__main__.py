@@ -1,6 +1,4 @@
-"""Runs the quality gate as a process. It reads one request per line from stdin, and writes only results, or an error,
-to stdout.
-"""
+"""Runs the gate as a process: requests on stdin, one per line; results, or an error, on stdout."""
 
 from __future__ import annotations
 
@@ -18,10 +16,7 @@ from frazil.quality.gate import GateRequest
 
 
 def main() -> int:
-    """Evaluate the requests, write one GateResult per line, and return 0.
-
-    After an error, write its class and message, and return its exit code. The first argument is the timeout in seconds.
-    """
+    """Write a GateResult per request, or an error; return the exit code. The first argument is the timeout (s)."""
     # The parent kills this process at the timeout; if the parent has died, the alarm ends this process.
     signal.alarm(math.ceil(float(sys.argv[1])))
     # Libraries and the JVM print to stdout, which is therefore redirected: only results go to the real stdout.

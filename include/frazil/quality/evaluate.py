@@ -20,7 +20,7 @@ from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult
 from frazil.quality.pages import page_path, write_pages
 from frazil.quality.suite import Suite, check_columns, read_suite
-from frazil.spec.type_ends import filter_between
+from frazil.spec.iceberg import filter_between
 from frazil.table.catalogs import catalog_config, open_existing_catalog, spark_properties, translate_catalog_errors
 
 if TYPE_CHECKING:
@@ -31,17 +31,10 @@ _PANDAS_TYPES = {
     pa.int32(): pd.Int32Dtype(),
     pa.int64(): pd.Int64Dtype(),
 }
-"""Nullable pandas types for Arrow types. By default, a null would turn an integer column into floats, which cannot
-represent large integers.
-"""
+"""Nullable pandas types, because a null would turn integers into floats, which cannot hold large ones."""
 
-PARTITIONS_PER_CORE = 2
-"""Spark partitions per core after small files are combined."""
 MAX_ARROW_ROWS = 5_000_000
-"""Maximum number of rows for which pandas is used.
-
-At 1 million rows, pandas is faster than Spark and takes 0.8 GB (bench/gate.py). The limit itself is not measured.
-"""
+"""Maximum number of rows for pandas, which takes 0.8 GB for 1 million (bench/gate.py). Not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +47,9 @@ class GatedWindow:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Names of the table's columns."""
         return frozenset(field.name for field in self.schema.fields)
 
-    def max_rows(self) -> int:
-        """Return the maximum number of rows in the window: those of all files that may have some. Reads only
-        metadata.
-        """
-        return sum(task.file.record_count for task in self.scan.plan_files())
-
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
-        """Return the window's rows with these columns as a pandas DataFrame."""
         rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
         return rows.to_pandas(types_mapper=_PANDAS_TYPES.get)
 
@@ -82,10 +67,10 @@ class GatedWindow:
         )
         present = rows.selectExpr(*(_select_nan_as_null(column, kind) for column, kind in rows.dtypes))
         # A partition has many small files, and every expectation reads all of them.
-        return present.coalesce(PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
+        return present.coalesce(2 * session.sparkContext.defaultParallelism)
 
     def _bounds(self) -> tuple[datetime, datetime]:
-        """Return the window's begin and end. They have a time zone if the event-time column has one."""
+        """Return the window's begin and end, with a time zone if the event-time column has one."""
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
         begin, end = (epoch + timedelta(microseconds=us) for us in (self.request.from_us, self.request.to_us))
         if isinstance(self.schema.find_type(self.request.event_time), TimestamptzType):
@@ -94,11 +79,7 @@ class GatedWindow:
 
 
 def open_window(request: GateRequest) -> GatedWindow:
-    """Find the window in the catalog.
-
-    Raises SpecError if the table or the event-time column does not exist, FrazilError if the snapshot has expired, and
-    errors of the catalog.
-    """
+    """Find the window in the catalog. Raises SpecError without the table or column, and FrazilError."""
     catalog = open_existing_catalog(request.catalog)
     with translate_catalog_errors(catalog.name):
         try:
@@ -116,9 +97,7 @@ def open_window(request: GateRequest) -> GatedWindow:
 
 
 def start_spark(request: GateRequest) -> Any:
-    """Start and return a small Spark session on loopback with the request's catalog. Properties in `request.spark` take
-    precedence.
-    """
+    """Start and return a small Spark session on loopback. Properties in `request.spark` take precedence."""
     from pyspark.sql import SparkSession  # small windows need no Spark
 
     properties = {
@@ -145,7 +124,6 @@ def start_spark(request: GateRequest) -> Any:
 
 
 def _select_nan_as_null(name: str, kind: str) -> str:
-    """Return an SQL expression of the column in which NaN is null."""
     if kind not in {"float", "double"}:
         return f"`{name}`"
     return f"CASE WHEN NOT isnan(`{name}`) THEN `{name}` END AS `{name}`"
@@ -154,17 +132,15 @@ def _select_nan_as_null(name: str, kind: str) -> str:
 def evaluate(
     request: GateRequest, *, now: datetime, start_session: Callable[[GateRequest], Any] = start_spark
 ) -> GateResult:
-    """Evaluate the suite on the window, write the result page, and return the result. A window without rows passes.
-
-    Raises SpecError if the suite cannot be used on this table, and the errors of `open_window`.
-    """
+    """Evaluate the suite on the window, and write the result page. A window without rows passes. Raises SpecError."""
     began = time.monotonic()
     suite = read_suite(request.suite)
     window = open_window(request)
     check_columns(suite, window.columns, request.table)
     engine: str = request.engine
     if engine == "auto":
-        engine = "arrow" if window.max_rows() <= MAX_ARROW_ROWS else "spark"
+        max_rows = sum(task.file.record_count for task in window.scan.plan_files())
+        engine = "arrow" if max_rows <= MAX_ARROW_ROWS else "spark"
     rows, validation = _evaluate_rows(suite, window, start_session(request) if engine == "spark" else None)
     failures = validation.failures if validation else ()
     page, seconds = str(page_path(request, now)), round(time.monotonic() - began, 3)
@@ -174,9 +150,7 @@ def evaluate(
 
 
 def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tuple[int, ValidationResult | None]:
-    """Return the number of rows and the suite's result, which is None without rows. Uses pandas if `session` is
-    None.
-    """
+    """Return the number of rows, and the suite's result, which is None without rows."""
     frame = window.to_pandas(suite.columns) if session is None else window.to_spark(suite.columns, session).persist()
     try:
         rows = len(frame) if session is None else frame.count()

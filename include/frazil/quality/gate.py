@@ -1,7 +1,5 @@
-"""Checks windows of a table against its suite, in a child process, so that the caller never loads Great Expectations.
-
-Great Expectations takes seconds to load, keeps its memory, and logs hundreds of lines under Airflow. The child process
-(`python -m frazil.quality`) reads one request per line from standard input and writes one result per line.
+"""Checks windows of a table against its suite in a child process, because Great Expectations is slow to load. The child
+process (`python -m frazil.quality`) reads one request per line and writes one result per line.
 """
 
 from __future__ import annotations
@@ -56,8 +54,6 @@ class GateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The suite's result for the window."""
-
     passed: bool
     rows: int
     failures: tuple[str, ...]
@@ -67,7 +63,6 @@ class GateResult:
     engine: str
     """The engine that evaluated the suite: `arrow` or `spark`."""
     seconds: float
-    """Duration of the evaluation."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -90,11 +85,9 @@ def find_unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
-    """Evaluate windows of one table in order, in one child process, which is killed after `timeout_s`. Return one
-    result per window.
-
-    Raises SpecError if the suite cannot be used on this table, and FrazilError if the process crashed or timed out.
-    Also raises the catalog's AccessDenied and CommitUnavailable. After an error, no results are returned.
+    """Evaluate windows of one table, in order, in one child process, which is killed after `timeout_s`. Raises
+    SpecError if the suite cannot be used on this table, FrazilError if the process crashed or timed out, and the
+    catalog's AccessDenied and CommitUnavailable.
     """
     if not requests:
         return ()
@@ -113,10 +106,7 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
 
 
 def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
-    """Parse the child's output, which has one result per line.
-
-    If the child failed, its last line has the error, which is raised here.
-    """
+    """Parse the child's output, one result per line. Raises the error that a failed child wrote."""
     lines = done.stdout.splitlines()
     if done.returncode == 0:
         return tuple(map(GateResult.from_json, lines))

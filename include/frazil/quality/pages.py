@@ -1,11 +1,6 @@
-"""Writes the Data Docs: one page per gate run, and an index. The pages need no network.
-
-Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder reads every
-earlier run again. Great Expectations therefore renders only the results; frazil writes the rest of the page and the
-index.
-
-<docs>/index.html links to the newest runs <docs>/runs.jsonl one line per run; the source of the index
-<docs>/<table>/<partition>-<time>.html the page of one run
+"""Writes the Data Docs, which need no network: one page per gate run, and an index. <docs>/index.html links to the
+newest runs, <docs>/runs.jsonl has one line per run and is the source of the index, and
+<docs>/<table>/<partition>-<time>.html is the page of one run.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ from jinja2 import Environment, FileSystemLoader
 
 from frazil.quality.gate import GateRequest, GateResult
 
-TEMPLATES_FOLDER = Path(__file__).with_name("templates")
 MAX_INDEXED_RUNS = 1000
 """Maximum number of runs in the index. Pages of older runs are kept."""
 
@@ -37,7 +31,7 @@ def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expec
     """Write the page of this run and update the index. `expectations` is HTML whose values are escaped."""
     docs, page = request.docs, Path(result.docs)
     page.parent.mkdir(parents=True, exist_ok=True)
-    templates = Environment(loader=FileSystemLoader(TEMPLATES_FOLDER), autoescape=True)
+    templates = Environment(loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True)
     run = templates.get_template("run.html").render(request=request, result=result, at=at, expectations=expectations)
     page.write_text(run)
     entry = {

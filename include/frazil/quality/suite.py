@@ -81,7 +81,6 @@ def read_suite(path: Path) -> Suite:
 
 
 def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
-    """Raise SpecError if the suite uses columns that the table does not have."""
     if missing := [name for name in suite.columns if name not in columns]:
         raise SpecError(
             f"{suite.path}: the table {table} has no column {', '.join(missing)}; its columns are "
@@ -90,7 +89,6 @@ def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
 
 
 def _find_columns(kwargs: dict[str, Any]) -> Iterator[str]:
-    """Yield the columns that an expectation and its row condition use."""
     for key in ("column", "column_A", "column_B"):
         if key in kwargs:
             yield kwargs[key]
@@ -108,7 +106,7 @@ def _find_condition_columns(condition: Any) -> Iterator[str]:
 
 
 def _check_condition(path: Path, number: int, condition: Any) -> None:
-    """Raise SpecError for a row condition that only one of the engines can evaluate, such as a text."""
+    """Raise SpecError for a row condition that only one of the engines can evaluate."""
     match condition:
         case None | {"type": "comparison" | "nullity", "column": {"name": str()}}:
             return

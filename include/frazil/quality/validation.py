@@ -24,24 +24,18 @@ MAX_EXAMPLES = 5
 MAX_EXAMPLE_CHARACTERS = 80
 """Maximum length of a value in a sentence."""
 _NON_TERM_KEYS = {"column", "column_A", "column_B", "column_list", "batch_id"}
-"""Keys of an expectation that are columns or internal, and are not shown as terms."""
+"""Keys of an expectation that are not shown as terms."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """The result of evaluating a suite on rows."""
-
     failures: tuple[str, ...]
-    """One sentence for each failed expectation."""
     html: str
     """All expectations with their results, as in Data Docs."""
 
 
 def validate(suite: Suite, frame: Any, *, spark: bool) -> ValidationResult:
-    """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
-
-    Counts and examples need several Spark jobs each, so they are computed only for failed expectations.
-    """
+    """Evaluate the suite on a DataFrame, in detail only if it fails. Raises SpecError."""
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     source = context.data_sources.add_spark("window") if spark else context.data_sources.add_pandas("window")
@@ -68,7 +62,6 @@ def _expectation_of_result(result: Any) -> dict[str, Any]:
 
 
 def _build_suite(suite: Suite, expectations: list[dict[str, Any]]) -> gx.ExpectationSuite:
-    """Return a suite of Great Expectations with these expectations. Raises SpecError."""
     try:
         return gx.ExpectationSuite(name=suite.content["name"], expectations=expectations)
     except (GreatExpectationsError, ValidationError, TypeError, ValueError) as error:
@@ -92,9 +85,7 @@ def _render(found: ExpectationSuiteValidationResult) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Convert values of pandas and Spark to Python values, so that messages show both in the same form. NaN becomes
-    None.
-    """
+    """Convert values of pandas and Spark to Python values. NaN becomes None."""
     match value:
         case dict():
             return {key: to_plain(one) for key, one in value.items()}
@@ -154,7 +145,6 @@ def _describe_terms(kwargs: dict[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Format a value on one line, shortened to `MAX_EXAMPLE_CHARACTERS`."""
     if isinstance(value, dict) and not value.keys() & {"type"}:
         text = " ".join(f"{key}={one}" for key, one in value.items())
     else:

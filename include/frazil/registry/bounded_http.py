@@ -1,5 +1,5 @@
-"""Sends HTTP requests with a timeout for the whole request. A read timeout is not enough: a server that sends one byte
-per second never exceeds it.
+"""Sends HTTP requests with a timeout for the whole request: a server that sends one byte per second never exceeds a
+read timeout.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 MAX_RESPONSE_BYTES = 64 * 2**20
-"""Maximum size of a response in bytes."""
 _current_request = threading.local()
-"""Thread-local: `bound` is the `_TimeLimit` of the request that the thread is making."""
+"""`bound` is the `_TimeLimit` of the request that the thread is making."""
 
 
 def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
-    """Send a GET request and return the complete response. `timeout_s` includes the time to connect.
+    """Return the complete response of a GET request. `timeout_s` includes the time to connect.
 
     `session` must be from `create_session`. Raises the errors of `requests`.
     """
@@ -35,7 +34,15 @@ def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
     try:
         # Set again: $REQUESTS_CA_BUNDLE would override a session's own setting.
         with session.get(url, timeout=timeout_s, verify=session.verify, stream=True) as response:
-            _read_body(response, bound)
+            content = bytearray()
+            for piece in response.iter_content(2**16):
+                bound.check()
+                content += piece
+                if len(content) > MAX_RESPONSE_BYTES:
+                    raise requests.exceptions.ContentDecodingError(
+                        f"the response has more than {MAX_RESPONSE_BYTES:,} bytes"
+                    )
+            response._content = bytes(content)  # where `requests` keeps what it has read
             return response
     finally:
         watch.cancel()
@@ -45,10 +52,8 @@ class Session(requests.Session):
     """A session whose own headers, which may be credentials, are not sent to another host after a redirect."""
 
     own_headers: Mapping[str, str] = MappingProxyType({})
-    """Headers to remove when a redirect leads to another host."""
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Remove the session's own headers if a redirect leads to another host."""
         super().rebuild_auth(prepared_request, response)
         if self.should_strip_auth(str(response.request.url), str(prepared_request.url)):
             for name in self.own_headers:
@@ -56,7 +61,6 @@ class Session(requests.Session):
 
 
 def create_session() -> Session:
-    """Create a session for `get`."""
     made = Session()
     for scheme in ("http://", "https://"):
         made.mount(scheme, _Adapter())
@@ -64,10 +68,7 @@ def create_session() -> Session:
 
 
 class _TimeLimit:
-    """The time limit of one request, and the request's sockets, which are shut down at the deadline.
-
-    A request that is redirected to other hosts has several sockets.
-    """
+    """The sockets of one request, which are shut down at the deadline. A redirected request has several."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -77,45 +78,31 @@ class _TimeLimit:
         self._over = False
 
     def register(self, sock: socket.socket) -> None:
-        """Register a socket to shut down at the deadline. After the deadline, shut it down immediately."""
         with self._lock:
             self._sockets.append(sock)
             if self._over:
                 _shut_down(sock)
 
     def end(self) -> None:
-        """Shut down all sockets, because the deadline has passed."""
         with self._lock:
             self._over = True
             for sock in self._sockets:
                 _shut_down(sock)
 
     def check(self) -> None:
-        """Raise ReadTimeout if the deadline has passed."""
         if time.monotonic() >= self._deadline:
             raise requests.exceptions.ReadTimeout(f"no complete response within {self._timeout_s:g} s")
 
 
-def _read_body(response: requests.Response, bound: _TimeLimit) -> None:
-    """Read the whole body into the response, as `requests` does. Raise if it is too large, or after the deadline."""
-    content = bytearray()
-    for piece in response.iter_content(2**16):
-        bound.check()
-        content += piece
-        if len(content) > MAX_RESPONSE_BYTES:
-            raise requests.exceptions.ContentDecodingError(f"the response has more than {MAX_RESPONSE_BYTES:,} bytes")
-    response._content = bytes(content)  # where `requests` keeps what it has read
-
-
 def _shut_down(sock: socket.socket) -> None:
-    """Shut down a socket, so that a thread that reads from it continues with an error."""
+    """A thread that reads from the socket continues with an error."""
     with suppress(OSError):
         # Not TLS's own shutdown, which must not run while another thread reads.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class _RegisteringConnection:
-    """A connection that registers its socket with the request's time limit before it waits for a response."""
+    """Registers its socket with the request's time limit before it waits for a response."""
 
     sock: Any
 

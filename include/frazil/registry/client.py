@@ -22,28 +22,23 @@ from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
 
 MAX_SCHEMAS = 4096
-"""Maximum number of schemas in the cache. The schema of an id never changes."""
+"""Schemas in the cache. The schema of an id never changes."""
 MAX_UNKNOWN_IDS = 100_000
-"""Maximum number of ids without a schema in the cache."""
 MAX_GUIDS = 100_000
 """Maximum number of GUIDs with an id. A chunk has fewer records, so its decoder finds the ids that it has just got."""
 UNKNOWN_ID_CACHE_S = 60.0
 """Seconds for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
-"""Maximum number of other schemas to which a schema refers, directly or not."""
+"""Other schemas to which a schema refers, directly or not."""
 REFERENCES_TIMEOUT_FACTOR = 5
-"""Timeout for fetching all references of a schema, in multiples of the registry's timeout."""
+"""Timeout for all references of a schema, in multiples of the registry's timeout."""
 RECORDS_WAIT = "Records wait until the registry returns their schemas"
 """Default of the sentence in errors that says what waits for the registry."""
 MAX_REFERENCE_DEPTH = 200
-"""Maximum length of a chain of schemas that each refer to the next."""
-MAX_CONCURRENT_REQUESTS = 8
-"""Maximum number of concurrent requests to a registry."""
-_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+"""Length of a chain of schemas that each refer to the next."""
 _RETRY_PAUSES_S = (0.1, 0.3, 1.0)
-"""Pauses (s) between retries; the last pause repeats."""
+"""The last pause repeats."""
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-"""HTTP statuses after which a request is retried."""
 _NOT_FOUND = frozenset({"40401", "40402", "40403"})
 """The registry's own error codes for a missing subject, version or schema."""
 
@@ -56,42 +51,34 @@ class SchemaText(NamedTuple):
     """A registered schema with its references."""
 
     type: str
-    """Schema type: `AVRO`, `PROTOBUF` or `JSON`."""
+    """`AVRO`, `PROTOBUF` or `JSON`."""
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    """Name and text of each referenced schema. A schema follows the schemas to which it refers."""
+    """Name and text of each referenced schema, after the schemas to which it refers."""
 
 
 class SchemaSource(Protocol):
     """Provides schemas by id."""
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """Fetch these schemas concurrently into the cache, where `get` finds them.
-
-        Raises RegistryUnavailable if the registry does not return a usable response.
-        """
+        """Fetch these schemas concurrently into the cache of `get`. Raises RegistryUnavailable."""
 
     def get(self, schema_id: int) -> SchemaText:
-        """Return the schema with this id.
-
-        Raises UnknownSchema if the schema does not exist, and RegistryUnavailable if the registry does not return a
-        usable response.
-        """
+        """Return the schema with this id. Raises UnknownSchema and RegistryUnavailable."""
 
 
 class SchemaRegistry:
     """A client of one schema registry. Thread-safe."""
 
     def __init__(self, declared: Registry, environment: Mapping[str, str], *, meanwhile: str = RECORDS_WAIT) -> None:
-        """Create a client. Error messages end with `meanwhile`, a sentence that says what waits for the registry.
-
-        Raises SpecError if `environment` does not resolve a reference, or if the CA file is missing.
+        """Error messages end with `meanwhile`. Raises SpecError for a reference that `environment` does not resolve, or
+        a missing CA file.
         """
         self._meanwhile = meanwhile
         self._url = resolve(declared.url, environment).rstrip("/")
         self._timeout_s = declared.timeout.total_seconds()
         self._session = bounded_http.create_session()
-        self._session.headers["Accept"] = _ACCEPT
+        self._session.headers["Accept"] = "application/vnd.schemaregistry.v1+json, application/json"
         self._session.own_headers = {name: resolve(text, environment) for name, text in declared.properties.items()}
         self._session.headers.update(self._session.own_headers)
         if declared.ca_file is not None:
@@ -114,19 +101,17 @@ class SchemaRegistry:
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """See `SchemaSource.ask`. At most `MAX_SCHEMAS` ids are useful, because the cache has no more schemas."""
+        """See `SchemaSource.ask`. The cache has at most `MAX_SCHEMAS` schemas."""
         with self._lock:
             missing = [one for one in schema_ids if self._find_cached(one) is None]
             if not missing:
                 return
-            with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(missing))) as pool:
+            with ThreadPoolExecutor(min(8, len(missing))) as pool:
                 for schema_id, found in zip(missing, pool.map(self._fetch_or_unknown, missing), strict=True):
                     self._add_to_cache(schema_id, found)
 
     def get(self, schema_id: int) -> SchemaText:
-        """See `SchemaSource.get`. Each schema is fetched once. An id without a schema is requested again after a
-        minute.
-        """
+        """See `SchemaSource.get`. An id without a schema is requested again after a minute."""
         with self._lock:
             found = self._find_cached(schema_id)
             if found is None:
@@ -150,15 +135,11 @@ class SchemaRegistry:
             return made
 
     def newest(self, subject: str) -> SchemaText | None:
-        """Fetch the newest version of a subject; None if the subject does not exist. The result is not cached.
-
-        Raises RegistryUnavailable and UnknownSchema like `get`.
-        """
+        """Fetch the newest version of a subject, if it exists, without the cache. Raises as `get`."""
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if answer is None else self._parse_schema(answer)
 
     def _find_cached(self, schema_id: int) -> SchemaText | UnknownSchema | None:
-        """Return the cached schema, or the cached error; None if neither is cached."""
         if (found := self._known.get(schema_id)) is not None:
             self._known.move_to_end(schema_id)
             return found
@@ -166,7 +147,6 @@ class SchemaRegistry:
         return UnknownSchema(why) if time.monotonic() - since < UNKNOWN_ID_CACHE_S else None
 
     def _add_to_cache(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
-        """Cache a schema or an error, and remove the oldest entries."""
         if isinstance(found, UnknownSchema):
             self._unknown.pop(schema_id, None)
             self._unknown[schema_id] = (time.monotonic(), str(found))
@@ -176,14 +156,12 @@ class SchemaRegistry:
             _evict_oldest(self._known, MAX_SCHEMAS)
 
     def _fetch_or_unknown(self, schema_id: int) -> SchemaText | UnknownSchema:
-        """Fetch a schema; return UnknownSchema instead of raising it."""
         try:
             return self._fetch_schema(schema_id)
         except UnknownSchema as error:
             return error
 
     def _fetch_schema(self, schema_id: int) -> SchemaText:
-        """Fetch a schema by its id, or by the GUID to which the id was assigned. Raises UnknownSchema."""
         known = self._guid_of.get(schema_id)
         guid = known and str(UUID(bytes=known))
         if schema_id <= 0 and guid is None:
@@ -194,7 +172,6 @@ class SchemaRegistry:
         return self._parse_schema(answer)
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
-        """Build a schema from the registry's response, and fetch the schemas to which it refers."""
         references: dict[tuple[str, int], tuple[str, str]] = {}
         try:
             self._add_references(
@@ -212,9 +189,8 @@ class SchemaRegistry:
         inside: tuple[tuple[str, int], ...],
         until_s: float,
     ) -> None:
-        """Fetch the schemas to which `answer` refers, and add each to `found` after its own references.
-
-        `inside` has the schemas whose references are being fetched. `until_s` is a time of the monotonic clock.
+        """Add each schema to which `answer` refers to `found`, after its own references. `inside` has those whose
+        references are being fetched. `until_s` is a time of the monotonic clock.
         """
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))
@@ -229,7 +205,7 @@ class SchemaRegistry:
             found[key] = (str(reference["name"]), str(referred["schema"]))
 
     def _fetch_reference(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
-        """Fetch a referenced schema by subject and version, also if it was deleted. Keeps it for later attempts."""
+        """Fetch a schema, even a deleted one, and keep it for later attempts."""
         if (kept := self._referred.get(key)) is not None:
             return kept
         if time.monotonic() >= until_s:
@@ -249,9 +225,9 @@ class SchemaRegistry:
         return answer
 
     def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
-        """Return the registry's response; None if the registry does not have the requested object.
+        """Return the registry's response; None if it does not have the object. Raises RegistryUnavailable.
 
-        Retries until the timeout, or until `until_s`. Raises RegistryUnavailable.
+        Retries until the timeout, or until `until_s`.
         """
         deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
@@ -281,9 +257,6 @@ class SchemaRegistry:
             tries += 1
 
     def _parse_response(self, response: requests.Response) -> Mapping[str, Any] | None:
-        """Return the response's JSON; None if the registry does not have the object. Raises RegistryUnavailable for
-        other responses.
-        """
         status = response.status_code
         try:
             document = response.json()
@@ -301,14 +274,13 @@ class SchemaRegistry:
         )
 
     def _unavailable_error(self, what: str) -> RegistryUnavailable:
-        """Return an error about this registry; `what` follows its address."""
         parts = urlsplit(self._url)
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         return RegistryUnavailable(f"the schema registry {where} {what}. {self._meanwhile}; see source.format.registry")
 
 
 class _Bearer(requests.auth.AuthBase):
-    """Authentication with a bearer token. A plain header would be replaced by an entry in ~/.netrc."""
+    """A plain header would be replaced by an entry in ~/.netrc."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -319,25 +291,23 @@ class _Bearer(requests.auth.AuthBase):
 
 
 def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
-    """Remove the oldest entries beyond `limit`."""
     while len(kept) > limit:
         kept.popitem(last=False)
 
 
 def _describe_innermost_cause(error: BaseException) -> str:
-    """Describe the innermost cause, the only part of the error that helps a user."""
+    """Only the innermost cause helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"
 
 
 _registries: dict[str, SchemaRegistry] = {}
-"""The clients of this process, by declaration and resolved environment."""
 _registries_lock = Lock()
 
 
 def shared_registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
-    """Return this process's client of a registry, created by the first call. All tasks share its cached schemas."""
+    """Return this process's client of a registry, whose cached schemas all tasks share."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
     with _registries_lock:
         if key not in _registries:

@@ -1,4 +1,4 @@
-"""The local agent of a driver in a cluster. It submits the driver, follows it, and ends when the driver ends.
+"""The local agent of a driver in a cluster: submits the driver, follows it, and ends when it ends.
 
 For its supervisor, the agent is the writer: it has the lock, the heartbeat, the log and the exit code. It observes the
 driver through the table's storage and the cluster's API, so a new agent finds the driver of an earlier one.
@@ -38,26 +38,21 @@ from frazil.spec.model import StreamSpec
 log = logging.getLogger("frazil")
 
 POLL_INTERVAL_S = 1.5
-"""Seconds between two polls of the driver's report."""
 QUERY_INTERVAL_S = 5.0
 """Seconds between two requests to the cluster while the driver reports regularly."""
 KILL_INTERVAL_S = 5.0
-"""Seconds between two attempts to kill the driver."""
 REPORT_TIMEOUT_S = 10.0
 """Seconds without a new report after which each poll also queries the cluster."""
 MAX_LOG_BYTES = 64 * 1024
-"""Maximum number of bytes of the driver's log that are read when it ends."""
 MAX_LINE_CHARACTERS = 300
-"""Maximum number of characters of the log's last line in an error."""
 _UNKNOWN_STATUS = DriverStatus(DriverState.UNKNOWN, "the cluster has not been queried yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
-    """Write the stream with a driver in the cluster that runs the Python file `program`. Returns the driver's exit
-    code.
+    """Write the stream with a driver in the cluster that runs the Python file `program`. Return its exit code.
 
-    SIGTERM asks the driver to end after its current batch; SIGUSR1 kills the driver. If the agent itself is killed, the
-    driver continues.
+    SIGTERM asks the driver to end after its current batch; SIGUSR1 kills it. If the agent is killed, the driver
+    continues.
     """
     log_to_stderr()
     folder = run_folder(spec.name)
@@ -79,18 +74,12 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 @dataclass(slots=True)
 class StopSignals:
-    """The requests that this process received as Unix signals."""
-
     stop: str | None = None
-    """Why the agent was asked to end; None if it was not asked."""
     force: bool = False
-    """Whether the agent was asked to kill the driver."""
     wake: threading.Event = field(default_factory=threading.Event)
     """Set when a request arrives, to end the wait for the next poll."""
 
     def listen(self) -> None:
-        """Install the signal handlers."""
-
         def stop(signum: int, _: FrameType | None) -> None:
             self.stop = self.stop or f"the agent was asked to end ({signal.Signals(signum).name})"
             self.wake.set()
@@ -131,10 +120,7 @@ class Agent:
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
-        """Follow the driver until it ends. Return its exit code, and the reason if the code is not 0.
-
-        Raises the errors of a submission, and Fenced.
-        """
+        """Follow the driver until it ends. Return the exit code and the reason. Raises submission errors and Fenced."""
         while True:
             try:
                 observation = self._observe()
@@ -159,6 +145,9 @@ class Agent:
         now_s = self._monotonic()
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
         self._followed = self._followed or followed or (self._report is not None and self._reports_read > 1)
+        # The cluster's name of the driver, if its submission returned none.
+        is_unnamed = self._order is not None and self._order.submission is None
+        found = self._cluster.find(self._inputs.driver(self._order.id)) if self._order and is_unnamed else None
         return DriverObservation(
             wanted=self._wanted_driver(),
             master=self._inputs.resources.master,
@@ -167,7 +156,7 @@ class Agent:
             report_age_s=now_s - self._reported_at_s,
             ordered_since_s=now_s - self._ordered_at_s,
             status=self._status,
-            found=self._find_submission(self._order),
+            found=found,
             followed=self._followed,
             stop=self._signals.stop,
             force=self._signals.force,
@@ -186,7 +175,6 @@ class Agent:
             self._append_log(self._folder.log_end(order.id))
 
     def _append_log(self, end: LogEnd | None) -> None:
-        """Append the new part of the driver's log to this process's log."""
         if end is None or end.bytes <= self._log_shown:
             return
         new, text = end.bytes - self._log_shown, end.text.encode()
@@ -197,7 +185,7 @@ class Agent:
         self._log_shown = end.bytes
 
     def _query_cluster(self, order: Order) -> None:
-        """Query the cluster for the driver's status. Done less often while the driver reports regularly."""
+        """Query the cluster for the driver's status, less often while the driver reports regularly."""
         if order.submission is None:
             self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not returned the driver's name yet")
             self._mirror.show_missing_name(self._submit_problem)
@@ -210,12 +198,6 @@ class Agent:
         self._polled_at_s = now_s
         self._status = self._cluster.open(order.submission).status()
         self._mirror.show_status(order.submission, self._status)
-
-    def _find_submission(self, order: Order | None) -> str | None:
-        """Return the cluster's name of the ordered driver if its submission returned none; None if it is not found."""
-        if order is None or order.submission is not None:
-            return None
-        return self._cluster.find(self._inputs.driver(order.id))
 
     def _carry_out(self, step: AgentStep) -> None:
         if step.action is not AgentAction.WAIT:
@@ -231,7 +213,6 @@ class Agent:
                 self._kill()
 
     def _submit(self) -> None:
-        """Write a new order, and submit its driver."""
         order = Order(
             id=uuid.uuid4().hex,
             wanted=self._wanted_driver(),
@@ -298,7 +279,7 @@ class Agent:
         )
 
     def _end(self, step: AgentStep) -> tuple[int, str | None]:
-        """Return the agent's exit code and the reason, after the rest of the driver's log was appended."""
+        """Append the rest of the driver's log. Return the agent's exit code and the reason."""
         if self._order is not None and self._followed:
             self._append_log(self._folder.log_end(self._order.id))
             if self._order.submission and not self._has_reported_exit():
@@ -321,17 +302,15 @@ class Agent:
         return code, step.reason
 
     def _has_reported_exit(self) -> bool:
-        """Return whether the driver's last report says how it ended."""
         return self._report is not None and self._report.exit is not None
 
     def _wanted_driver(self) -> WantedDriver:
-        """Return the properties of the driver that should run now."""
         return WantedDriver(
             self._inputs.spec.fingerprint(), __version__, self._until_caught_up, self._inputs.restart_generation
         )
 
 
 def _quote_last_line(log_text: str) -> str:
-    """Return a text that quotes the last line of a log. It often explains why a driver ended without a report."""
+    """Quote the last line of a log, which often explains why a driver ended without a report."""
     last = next((line.strip() for line in reversed(log_text.splitlines()) if line.strip()), "")
     return f"its log ends with: {escape_unsafe(last[-MAX_LINE_CHARACTERS:], lines=False)}"

@@ -1,7 +1,7 @@
 """The driver of a writer in a cluster: writes the stream, and reports to its agent through the table's storage.
 
-The driver also runs without an agent. It ends after its current batch if its order asks for this, if the current order
-is for another driver, or if the stream is paused. It ends immediately if its JVM, the parent process, has ended.
+It also runs without an agent. It ends after its current batch if its order asks for this, if the current order is for
+another driver, or if the stream is paused. It ends immediately if its JVM, the parent process, has ended.
 """
 
 from __future__ import annotations
@@ -35,24 +35,17 @@ from frazil.table.catalogs import load_catalog
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 3.0
-"""Seconds between two reports. Readers consider a heartbeat stale after ten seconds."""
+"""Seconds between two reports. Readers consider a heartbeat stale after ten."""
 PAUSE_CHECK_INTERVAL_S = 30.0
-"""Seconds between two checks of whether the stream is paused. A running agent stops the driver sooner."""
+"""Seconds between two checks for a pause. A running agent stops the driver sooner."""
 MAX_LOG_BYTES = 64 * 1024
-"""Maximum number of bytes of the log that a report includes."""
 CRASHED_CODE = 1
-"""Exit code after an unexpected error."""
-JVM_ENDED_CODE = 137
-"""Exit code after the JVM has ended."""
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 """Matches a driver's id on a standalone cluster, whose workers run each driver in a folder of this name."""
 
 
 def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
-    """Run the writer until the agent or an operator stops it, or no records are left. Return the exit code.
-
-    Raises FrazilError if the catalog or `order.json` cannot be read.
-    """
+    """Run the writer until it is stopped or caught up. Return the exit code. Raises FrazilError."""
     log_to_stderr()
     end_with_parent(os.getppid())
     found = load_catalog(catalog)
@@ -163,7 +156,6 @@ class DriverReporter:
                 log.info("cannot report to the driver's agent: %s", error)
 
     def _stop_reason(self) -> str | None:
-        """Return why the writer should stop; None if it should continue."""
         order = self._folder.order()
         if order is not None and order.id != self._order.id:
             return "a newer driver was submitted"
@@ -176,7 +168,7 @@ class DriverReporter:
         return None
 
     def _write_report(self, *, ended: DriverExit | None) -> None:
-        """Write the log's end if it is new, and a report. `ended` is how the writer ended; None while it runs."""
+        """Write the log's end if it is new, and a report. `ended` is how the writer ended."""
         end = self._tail.end()
         if end.bytes > self._logged:
             self._folder.put_log_end(self._order.id, end)
@@ -189,8 +181,6 @@ class DriverReporter:
 
 
 class LogTail(logging.Handler):
-    """Keeps the last part of this process's log in memory."""
-
     def __init__(self, limit_bytes: int = MAX_LOG_BYTES) -> None:
         super().__init__()
         self.setFormatter(SafeFormatter(LOG_FORMAT))
@@ -202,7 +192,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """Return the end of the log. It begins with a complete line, unless that line is longer than the limit."""
+        """Return the end of the log, from the beginning of a line unless that is longer than the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes
@@ -227,6 +217,6 @@ def end_with_parent(parent: int, *, poll_interval_s: float = 1.0) -> None:
             time.sleep(poll_interval_s)
         with suppress(OSError):
             os.write(2, b"the driver's JVM is gone: the driver ends\n")
-        os._exit(JVM_ENDED_CODE)
+        os._exit(137)  # as if the JVM's end had killed it
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -1,6 +1,6 @@
 """Passes the variables that a stream needs, and its catalog's configuration, from the agent to a driver in a cluster.
 
-This module imports little, because the driver uses it before it imports PyIceberg.
+The driver uses this module before it imports PyIceberg, so it imports little.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from pathlib import Path
 import yaml
 
 FILE = ".pyiceberg.yaml"
-"""The name of PyIceberg's configuration file."""
 CATALOG_VARIABLE = "FRAZIL_DRIVER_CATALOG"
-"""The variable with the catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
+"""The catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
 """Beginnings of the names of variables that are passed to a driver."""
 NAMES = frozenset(
@@ -28,16 +27,13 @@ NAMES = frozenset(
 )
 """Names of variables that are passed to a driver."""
 HOST_FILE_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
-"""Endings of the names of variables that refer to files on this host. They are passed only if the stream uses them."""
+"""Endings of names that refer to files on this host, which are passed only if the stream uses them."""
 
 
 def build_driver_environment(
     base: Mapping[str, str], *, referenced: Collection[str], catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the driver's variables: those that the stream uses, storage credentials, and the catalog's properties.
-
-    Variables that refer to folders or programs of this host are omitted.
-    """
+    """Return the driver's variables: those that the stream uses, storage credentials, and the catalog's properties."""
     passed = {
         name: value
         for name, value in base.items()
@@ -48,9 +44,7 @@ def build_driver_environment(
 
 
 def set_up_home(environment: MutableMapping[str, str], folder: Path) -> None:
-    """Create a FRAZIL_HOME in the driver's folder, and configure PyIceberg if the agent sent a catalog. Changes
-    `environment`.
-    """
+    """Create a FRAZIL_HOME in the driver's folder, and configure the catalog that the agent sent, in `environment`."""
     try:
         home = folder / "frazil-home"
         home.mkdir(mode=0o700, exist_ok=True)

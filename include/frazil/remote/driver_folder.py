@@ -1,11 +1,10 @@
-"""The objects through which an agent and its stream's driver communicate. They are stored next to the journals.
+"""The objects through which an agent and its stream's driver communicate, next to the journals:
 
 - `<state>/driver/order.json`, written by the agent: the driver that should run, and whether it should stop.
 - `<state>/driver/<id>/status.json`, written by the driver: its heartbeat, and how it ended.
 - `<state>/driver/<id>/log.json`, written by the driver: the end of its log.
 
-`order.json` names one driver; any other driver ends when it reads the order. Until then, the epoch in the table
-prevents that driver's commits.
+Any driver that `order.json` does not name ends when it reads the order. Until then, the epoch prevents its commits.
 """
 
 from __future__ import annotations
@@ -24,22 +23,17 @@ from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
 
 FORMAT_VERSION = 1
-"""The version of these objects' format."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedDriver:
-    """The properties of the driver that should run.
-
-    An agent reattaches to a driver with the same properties, and replaces any other driver.
-    """
+    """The properties of the driver that should run. A driver with other properties is replaced."""
 
     fingerprint: str
     version: str
-    """The version of frazil."""
     until_caught_up: bool = False
     restart_generation: int = 0
-    """The generation of the last requested restart; see `frazil.supervise.observed.DesiredState`."""
+    """See `frazil.supervise.observed.DesiredState`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +41,21 @@ class Order:
     """The agent's order: which driver should run, and whether it should stop."""
 
     id: str
-    """The driver's id: 32 hexadecimal digits. Each submission has a new id."""
+    """The driver's id: 32 hexadecimal digits, new for each submission."""
     wanted: WantedDriver
     declared: Mapping[str, Any]
     """The stream's declaration with unresolved references."""
     master: str
     ordered_at_ms: int
     submission: str | None = None
-    """The driver's name in the cluster; None until the cluster has returned it."""
+    """The driver's name in the cluster, once known."""
     stop: str | None = None
-    """Why the driver should end after its current batch; None while it should continue."""
+    """Why the driver should end after its current batch."""
     kill: bool = False
-    """Whether to kill the driver, because it did not end when it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverExit:
-    """How a driver's writer ended."""
-
     code: int
     error: str | None = None
 
@@ -78,14 +69,11 @@ class DriverReport:
     submission: str | None
     """The driver's name in the cluster, if the driver knows it."""
     log_bytes: int = 0
-    """Total number of bytes that the driver has logged."""
     exit: DriverExit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The last part of a driver's log."""
-
     text: str
     bytes: int
     """Total number of bytes that the driver has logged, including `text`."""
@@ -93,14 +81,10 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class DriverFolder:
-    """The objects through which one stream's agent and driver communicate.
-
-    Methods raise the storage's errors. An object with an unknown format counts as missing.
-    """
+    """These objects of one stream. Methods raise the storage's errors. An unknown format counts as missing."""
 
     store: ObjectStore = field(repr=False)
     folder: str
-    """The folder's location, `<state>/driver`."""
 
     @classmethod
     def open(cls, table: Table, stream: str) -> Self:
@@ -108,7 +92,6 @@ class DriverFolder:
         return cls(TableHandle.from_table(table).store, f"{state_location(table, stream)}/driver")
 
     def order(self) -> Order | None:
-        """Return the current order; None if there is none."""
         value = self._read("order.json")
         if value is None:
             return None
@@ -120,7 +103,6 @@ class DriverFolder:
         self._write("order.json", dataclasses.asdict(order))
 
     def report(self, driver: str) -> DriverReport | None:
-        """Return the last report of a driver, given the driver's id; None if there is none."""
         value = self._read(f"{driver}/status.json")
         if value is None:
             return None
@@ -132,7 +114,6 @@ class DriverFolder:
         self._write(f"{driver}/status.json", dataclasses.asdict(report))
 
     def log_end(self, driver: str) -> LogEnd | None:
-        """Return the end of a driver's log, given the driver's id; None if there is none."""
         value = self._read(f"{driver}/log.json")
         return None if value is None else LogEnd(**_known_fields(LogEnd, value))
 

@@ -30,7 +30,6 @@ from frazil.table.catalogs import catalog_config, load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 
 DRIVER_VARIABLE_PREFIX = "spark.kubernetes.driverEnv."
-"""The beginning of Spark properties that set a variable in the driver's pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,9 @@ class DriverInputs:
 
     spec: StreamSpec
     declared: Mapping[str, Any]
-    """The declaration. It contains the text of the files that it refers to."""
+    """The declaration, with the text of the files that it refers to."""
     resources: Resources
-    """The declared resources, with the Spark properties that the submission needs.
-
-    References in these properties are resolved, except on a standalone cluster, whose command line would show the
-    values.
-    """
+    """References are resolved, except on a standalone cluster, whose command line would show values."""
     folder: DriverFolder
     restart_generation: int
     program: Path
@@ -53,7 +48,6 @@ class DriverInputs:
     environment: Mapping[str, str] = field(repr=False)
 
     def driver(self, order: str) -> ClusterDriver:
-        """Return the driver to submit for an order's id."""
         return ClusterDriver(
             application=self.spec.name,
             launch_id=order,
@@ -65,11 +59,7 @@ class DriverInputs:
 
 
 def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
-    """Create the stream's missing tables, and return the inputs for its driver.
-
-    Driver and agent communicate through objects next to these tables. Raises SpecError, AccessDenied, KafkaUnavailable,
-    CommitUnavailable and other errors that prevent a writer from starting.
-    """
+    """Create missing tables, and return the driver's inputs. Raises the errors that keep a writer from starting."""
     config = catalog_config(spec.table.catalog)
     if config.embedded and not spec.resources.on_loopback:
         raise SpecError(
@@ -87,11 +77,16 @@ def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverI
     catalog = load_catalog(spec.table.catalog)
     table = ensure_table(catalog, spec)
     ensure_dead_letters(catalog, spec)
-    resolved = resolve_properties(_submitted_properties(spec.resources), os.environ)
+    manager, properties = spec.resources.manager, dict(spec.resources.spark)
+    if manager is ClusterManager.KUBERNETES:
+        properties = {key: value for key, value in properties.items() if key.startswith(PROPERTIES)}
+    resolved = resolve_properties(properties, os.environ)
+    # On a standalone cluster, the driver resolves the references.
+    spark = properties if manager is ClusterManager.STANDALONE else dict(resolved)
     return DriverInputs(
         spec=spec,
         declared=inline_schema_file(read_stream(find_file(streams, spec.name)), streams),
-        resources=_submitted_resources(spec, resolved),
+        resources=spec.resources.model_copy(update={"spark": spark}),
         folder=DriverFolder.open(table, spec.name),
         restart_generation=DesiredStore(spec.name, table).read().restart_generation,
         program=program,
@@ -101,11 +96,7 @@ def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverI
 
 
 def inline_schema_file(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a declaration in which the text of the schema file replaces its name. The driver's host does not have the
-    file.
-
-    Raises SpecError if the file cannot be read.
-    """
+    """Replace the schema file's name by its text: the driver's host does not have the file. Raises SpecError."""
     source = declared.get("source")
     form = source.get("format") if isinstance(source, Mapping) else None
     if not isinstance(source, Mapping) or not isinstance(form, Mapping) or "schema-file" not in form:
@@ -119,28 +110,10 @@ def inline_schema_file(declared: Mapping[str, Any], folder: Path) -> dict[str, A
     return {**declared, "source": {**source, "format": inline}}
 
 
-def _submitted_properties(resources: Resources) -> dict[str, str]:
-    """Return the Spark properties that the submission needs."""
-    if resources.manager is not ClusterManager.KUBERNETES:
-        return dict(resources.spark)
-    return {key: value for key, value in resources.spark.items() if key.startswith(PROPERTIES)}
-
-
-def _submitted_resources(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:
-    """Return the resources with resolved references, except on a standalone cluster."""
-    if spec.resources.manager is ClusterManager.STANDALONE:
-        return spec.resources
-    return spec.resources.model_copy(update={"spark": dict(resolved)})
-
-
 def _driver_variables(
     spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the driver's variables.
-
-    On Kubernetes, users of the cluster can read a pod's variables. The catalog's configuration and credentials are
-    therefore not passed there.
-    """
+    """Return the driver's variables. On Kubernetes, where users can read them, without the catalog's configuration."""
     referenced = {*find_environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
         named = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}

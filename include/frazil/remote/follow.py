@@ -9,20 +9,16 @@ from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.remote.driver_folder import DriverReport, Order, WantedDriver
 
 SUBMISSION_TIMEOUT_S = 60.0
-"""Seconds to wait for a driver whose submission had no response. Then another driver is submitted."""
+"""Seconds to wait for a driver whose submission had no response, before another is submitted."""
 REPORT_TIMEOUT_S = 15.0
 """Seconds after its last report for which a driver counts as running, even if the cluster does not list it."""
 EXIT_TIMEOUT_S = 30.0
-"""Seconds for which the cluster may still list a driver as running after the driver has reported its end."""
+"""Seconds for which the cluster may list a driver as running after it has reported its end."""
 KILLED_CODE = 137
-"""The agent's exit code if its driver was killed."""
 CRASHED_CODE = 1
-"""The agent's exit code if its driver ended for an unknown reason."""
 
 
 class AgentAction(StrEnum):
-    """What an agent does next."""
-
     SUBMIT = "submit"
     ADOPT = "adopt"
     """Record the driver's name in the cluster, which was unknown."""
@@ -31,50 +27,40 @@ class AgentAction(StrEnum):
     KILL = "kill"
     WAIT = "wait"
     END = "end"
-    """End the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStep:
-    """An agent's next action, with its reason."""
-
     action: AgentAction
     reason: str
     """A sentence for operators. For ADOPT, the driver's name in the cluster."""
     code: int = 0
-    """The agent's exit code, if the action is END."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverObservation:
-    """What an agent knows about its driver at one point in time. Times are seconds of the agent's own clock."""
+    """What an agent knows about its driver. Times are seconds of the agent's own clock."""
 
     wanted: WantedDriver
     master: str
     order: Order | None
     report: DriverReport | None
-    """The last report of the ordered driver."""
     report_age_s: float
-    """Seconds since this agent last received a new report."""
+    """Since this agent last received a new report."""
     ordered_since_s: float
-    """Seconds since this agent ordered the driver or, if another agent ordered it, since this agent started."""
+    """Since this agent ordered the driver or, if another agent did, since this agent started."""
     status: DriverStatus
-    """The ordered driver's status in the cluster; UNKNOWN while its name is unknown."""
+    """The ordered driver's status; UNKNOWN while its name is unknown."""
     found: str | None
-    """The name in the cluster of a driver whose submission had no response; None if it was not found."""
+    """The name of a driver whose submission had no response, or None."""
     followed: bool
     """Whether this agent submitted the driver, or has seen it running."""
     stop: str | None
-    """Why this agent was asked to end; None if it was not asked."""
     force: bool
-    """Whether this agent was asked to kill the driver."""
 
 
 def decide(observation: DriverObservation) -> AgentStep:  # noqa: PLR0911 - a return for each rule
-    """Return the step of the first rule that applies.
-
-    An agent never submits a driver while another one may still run.
-    """
+    """Return the step of the first rule that applies. An agent never submits a driver while another may run."""
     order = observation.order
     if order is None:
         return _submit_or_end(observation, "no driver was submitted before")
@@ -96,7 +82,7 @@ def decide(observation: DriverObservation) -> AgentStep:  # noqa: PLR0911 - a re
 
 
 def _submit_or_end(observation: DriverObservation, reason: str) -> AgentStep:
-    """Return the step when no driver runs: submit a driver, or end if the agent was asked to."""
+    """When no driver runs, submit a driver, or end if the agent was asked to."""
     if observation.force:
         return AgentStep(AgentAction.END, "the supervisor asked to kill the driver, but no driver runs", KILLED_CODE)
     if observation.stop is not None:
@@ -105,7 +91,7 @@ def _submit_or_end(observation: DriverObservation, reason: str) -> AgentStep:
 
 
 def _find_end(observation: DriverObservation) -> AgentStep | None:
-    """Return how the ordered driver ended, as a step; None if it may still run."""
+    """Return how the ordered driver ended; None if it may still run."""
     ended = observation.report.exit if observation.report else None
     state = observation.status.state
     if ended is not None and (
@@ -128,7 +114,7 @@ def _find_end(observation: DriverObservation) -> AgentStep | None:
 
 
 def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> AgentStep:
-    """Return the step after the ordered driver has ended: submit another driver, or end with the driver's exit code."""
+    """After the ordered driver has ended, submit another driver, or end with the driver's exit code."""
     if observation.stop is not None or observation.force:
         started = observation.report is not None or observation.status.exit_code is not None
         return end if observation.followed and started else _submit_or_end(observation, end.reason)
@@ -140,9 +126,7 @@ def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> 
 
 
 def _await_submission(observation: DriverObservation, order: Order) -> AgentStep:
-    """Return the step while the driver's name in the cluster is unknown. The driver may run, start later, or not
-    exist.
-    """
+    """Return the step while the driver's name is unknown. It may run, start later, or not exist."""
     if name := (observation.report.submission if observation.report else None) or observation.found:
         return AgentStep(AgentAction.ADOPT, name)
     if observation.force and not order.kill:
@@ -160,7 +144,7 @@ def _await_submission(observation: DriverObservation, order: Order) -> AgentStep
 
 
 def _describe_difference(observation: DriverObservation, order: Order) -> str | None:
-    """Return how the ordered driver differs from the wanted one; None if it does not."""
+    """Return how the ordered driver differs from the wanted one, or None."""
     if order.master != observation.master:
         return f"resources.master has changed from {order.master}"
     if order.wanted.fingerprint != observation.wanted.fingerprint:

@@ -21,17 +21,12 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
 REPORT_TIMEOUT_MS = 10_000
-"""How long (ms) a driver's last report counts as current. Then the heartbeat in the run folder is no longer renewed."""
+"""How long a driver's last report counts as current. Then the heartbeat is no longer renewed."""
 LOG_CHECK_HEARTBEATS = 60
-"""Number of heartbeats between two checks of whether the log is full."""
 
 
 class HeartbeatMirror:
-    """A thread that writes the heartbeat to the run folder every second, until the `with` block ends.
-
-    Before the driver starts, the heartbeat contains the driver's status in the cluster. While the storage does not
-    respond, the heartbeat reports an outage, because the driver may still run.
-    """
+    """A thread that writes the heartbeat every second, also before the driver starts and during outages."""
 
     def __init__(self, spec: StreamSpec, folder: Path) -> None:
         now_ms = clock.now_ms()
@@ -89,7 +84,7 @@ class HeartbeatMirror:
         self._set_notice(sentence, is_waiting=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
 
     def show_missing_name(self, reason: str | None) -> None:
-        """Add to the heartbeat's notices that the cluster has not returned the driver's name, and why if known."""
+        """Add to the notices that the cluster has not returned the driver's name, and why if known."""
         sentence = "the driver's submission is not confirmed yet"
         self._set_notice(f"{sentence}: {reason}" if reason else sentence, is_waiting=True)
 
@@ -101,7 +96,6 @@ class HeartbeatMirror:
                 self._heartbeat = dataclasses.replace(self._heartbeat, advanced_at_ms=now_ms)
 
     def set_outage(self, sentence: str | None) -> None:
-        """Set why the driver's reports cannot be read. None means that they can be read."""
         with self._lock:
             self._outage = sentence
 
@@ -114,7 +108,7 @@ class HeartbeatMirror:
         self.write(ended=True)
 
     def write(self, *, ended: bool = False) -> None:
-        """Write the heartbeat. If the driver's last report is too old, the heartbeat has an old time, too."""
+        """Write the heartbeat, with an old time if the driver's last report is too old."""
         now_ms = clock.now_ms()
         with self._lock:
             copied_ms = self._copied_at_ms

@@ -42,9 +42,7 @@ from frazil.spec.resources import ClusterManager, Resources
 log = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 300.0
-"""Timeout (s) of spark-submit, which may upload a package of hundreds of megabytes."""
-NAMESPACE_PROPERTY = "spark.kubernetes.namespace"
-CONTEXT_PROPERTY = "spark.kubernetes.context"
+"""Timeout of spark-submit, which may upload a package of hundreds of megabytes."""
 
 
 class SubmitFailed(EnvironmentUnusable):
@@ -57,29 +55,18 @@ class SubmitFailed(EnvironmentUnusable):
 
 
 class Submitter(Protocol):
-    """Submits drivers to one cluster."""
-
     def submit(self, driver: ClusterDriver) -> str:
-        """Submit a driver, and return its name in the cluster once the cluster has accepted it.
-
-        Raises EnvironmentUnusable if the cluster refuses the driver, SpecError, and ApiUnavailable if it is unknown
-        whether the cluster accepted it.
-        """
+        """Submit a driver, and return its name in the cluster. Raises SpecError and EnvironmentUnusable."""
 
     def find(self, driver: ClusterDriver) -> str | None:
-        """Return the name in the cluster of a driver whose submission had no response; None if unknown. Never raises an
-        error.
-        """
+        """Return the name of a driver whose submission had no response, or None. Never raises an error."""
 
     def open(self, submission: str) -> Driver:
         """Return the driver with this name in the cluster."""
 
 
 def create_submitter(resources: Resources) -> Submitter:
-    """Return the submitter for the cluster of `resources.master`.
-
-    Raises EnvironmentUnusable if Java, the cluster's configuration or its credentials are missing.
-    """
+    """Return the submitter for the cluster of `resources.master`. Raises EnvironmentUnusable."""
     if resources.manager is ClusterManager.STANDALONE:
         return StandaloneSubmitter(resources)
     if resources.manager is ClusterManager.KUBERNETES:
@@ -89,10 +76,7 @@ def create_submitter(resources: Resources) -> Submitter:
 
 
 class StandaloneSubmitter:
-    """A `Submitter` that uses the REST servers of Spark's masters.
-
-    These servers do not list drivers, so a driver whose submission had no response must report its own id.
-    """
+    """Uses the REST servers of Spark's masters, which do not list drivers: a driver reports its own id."""
 
     def __init__(self, resources: Resources) -> None:
         self._addresses = standalone.rest_addresses(resources.master, resources.rest_port)
@@ -100,11 +84,14 @@ class StandaloneSubmitter:
     def submit(self, driver: ClusterDriver) -> str:
         import pyspark  # an extra
 
+        path = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
+        # Spark loads conf/spark-env.sh of the worker unless these say that it was loaded.
+        python = {"PYSPARK_PYTHON": path, "PYSPARK_DRIVER_PYTHON": path, "PYTHONUNBUFFERED": "1"}
         request = standalone.build_request(
             driver.program,
             driver.arguments,
             properties=_standalone_properties(driver),
-            environment=_standalone_environment(driver),
+            environment={**driver.environment, **python},
             spark_version=pyspark.__version__,
         )
         try:
@@ -122,7 +109,6 @@ class StandaloneSubmitter:
 
 
 def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return the Spark properties of the driver."""
     resources = driver.resources
     archive = {"spark.archives": f"{resources.package}#{PACKAGE_FOLDER}"} if resources.package else {}
     return {
@@ -136,17 +122,8 @@ def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
     }
 
 
-def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
-    """Return the driver's environment. Its Python has the same path as on this host, unless the declaration sets
-    another.
-    """
-    python = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
-    # Spark loads conf/spark-env.sh of the worker unless this says that it was loaded.
-    return {**driver.environment, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONUNBUFFERED": "1"}
-
-
 class YarnSubmitter:
-    """A `Submitter` that runs spark-submit, and queries the ResourceManagers configured in HADOOP_CONF_DIR."""
+    """Runs spark-submit, and queries the ResourceManagers configured in HADOOP_CONF_DIR."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         folder = next((environment[name] for name in HADOOP_FOLDER_VARIABLES if environment.get(name)), None)
@@ -167,10 +144,7 @@ class YarnSubmitter:
         raise ApiUnavailable("spark-submit succeeded, but did not print the application's id")
 
     def _find_accepted_application(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
-        """Return the application that YARN accepted although spark-submit failed.
-
-        Raises `failed` if YARN accepted none, and ApiUnavailable if this is unknown.
-        """
+        """Return the application that YARN accepted. Raises `failed` if none, or ApiUnavailable."""
         application = parse_application_id(failed.output)
         try:
             application = application or self._find_by_tag(driver)
@@ -197,13 +171,13 @@ class YarnSubmitter:
 
 
 class KubernetesSubmitter:
-    """A `Submitter` that creates pods through the Kubernetes API, without Spark. A pod's name follows from its
-    launch.
-    """
+    """Creates pods through the Kubernetes API, without Spark. A pod's name follows from its launch."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
-        self._access = find_access(resources.master, environment, context=resources.spark.get(CONTEXT_PROPERTY))
-        self._namespace = resources.spark.get(NAMESPACE_PROPERTY, "default")
+        self._access = find_access(
+            resources.master, environment, context=resources.spark.get("spark.kubernetes.context")
+        )
+        self._namespace = resources.spark.get("spark.kubernetes.namespace", "default")
 
     def submit(self, driver: ClusterDriver) -> str:
         name = pod_name(driver)
@@ -222,10 +196,7 @@ class KubernetesSubmitter:
 def run_spark_submit(
     driver: ClusterDriver, *, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> str:
-    """Run spark-submit, and return its output once the cluster has accepted the driver.
-
-    Raises SubmitFailed if spark-submit fails, SpecError, and ApiUnavailable if it does not end in time.
-    """
+    """Run spark-submit, and return its output. Raises SubmitFailed, SpecError, and ApiUnavailable at a timeout."""
     require_pyspark()
     import pyspark  # an extra
 

@@ -1,8 +1,6 @@
-"""Derives a table's signals from its current state: the feeding streams, the complete windows, and their row counts.
-
-An assessment reads the markers in the table's properties, and the summaries of the commits since the last signal. It
-reads manifests only if a summary does not suffice. Rows are counted, and gates run, only for windows that are
-signalled.
+"""Derives a table's signals: the feeding streams, the complete windows, and their row counts. An assessment reads
+markers and the summaries of commits since the last signal, and manifests only if these do not suffice. Rows are
+counted, and gates run, only for windows that are signalled.
 """
 
 from __future__ import annotations
@@ -58,11 +56,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GateOutcome:
-    """A quality gate's result for a window."""
-
     passed: bool
     note: str | None = None
-    """The failures that the gate found."""
 
 
 RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcome]]
@@ -75,10 +70,8 @@ class Assessment:
 
     table: Table
     specs: tuple[StreamSpec, ...]
-    """The declared streams that feed the table."""
     grain: Grain
     feeds: tuple[Feed, ...]
-    """The feeding streams, with their watermarks."""
     signals: TableSignals
     decision: WindowDecision
 
@@ -100,12 +93,9 @@ class Assessment:
 
 
 def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
-    """Assess the table that these streams feed.
-
-    Returns None if the table does not exist, or if its windows never complete. `specs` are all declared streams of the
-    table; they declare the same windows. At most `limit` windows complete. Raises MarkerUnreadable, TableLost,
-    SpecError if another stream or user created a table that is named like a template's, and the errors of
-    `translate_catalog_errors`.
+    """Assess the table that these declared streams feed, with at most `limit` complete windows. Returns None if the
+    table does not exist, or if its windows never complete. Raises MarkerUnreadable, TableLost, SpecError if the table
+    is named like a template's but was created elsewhere, and `translate_catalog_errors`.
     """
     if specs[0].window is None:
         return None
@@ -132,11 +122,9 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
 def assess_group(
     catalog: Catalog, spec: RoutedStream, *, limit: int = MAX_WINDOWS, reopened: bool = True
 ) -> list[Assessment]:
-    """Assess the tables that a route's template created, except those that the declaration names.
-
-    Without `reopened`, late rows are not searched, and only tables that may have a complete window are loaded. At most
-    `limit` windows complete. A table that cannot be read is logged and left out. Raises the errors of `assess` if no
-    table can be read.
+    """Assess the tables that a route's template created, except those that the declaration names. Without `reopened`,
+    late rows are not searched, and only tables that may have a complete window are loaded. A table that cannot be read
+    is logged and left out; if none can be read, its error is raised.
     """
     sinks = spec.sinks
     if spec.window is None:
@@ -159,7 +147,10 @@ def assess_group(
                 return None
             begin_us = None
             if has_begun and found[name].cursor is None and bound_us is not None:
-                begin_us = _first_window_us(earliest_us(table, column=spec.event_time.column), bound_us, grain)
+                # The window of the table's first rows, but not of long ago.
+                open_us, first_us = grain.floor(bound_us), earliest_us(table, column=spec.event_time.column)
+                begin_us = open_us if first_us is None else min(grain.floor(first_us), open_us)
+                begin_us = max(begin_us, open_us - MAX_WINDOWS * grain.us)
             return _assess(table, [spec.of_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
         except Exception as error:  # whatever a catalog or storage raises: the others are still signalled
             log.exception("%s: cannot read its windows", name)
@@ -200,16 +191,6 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
 
 
-def _first_window_us(earliest_us: int | None, bound_us: int, grain: Grain) -> int:
-    """Return the start of the first window of a new table: that of its first rows, or the one that is open now.
-
-    Rows with times long ago do not start thousands of windows.
-    """
-    open_us = grain.floor(bound_us)
-    first_us = open_us if earliest_us is None else min(grain.floor(earliest_us), open_us)
-    return max(first_us, open_us - MAX_WINDOWS * grain.us)
-
-
 def _may_signal(cursor: Cursor | None, bound_us: int | None, spec: StreamSpec) -> bool:
     if bound_us is None:
         return False
@@ -221,16 +202,14 @@ def _behind_message(table: str) -> str:
 
 
 def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """Return the cursor for the table. If the table was recreated, it comes before all commits of the new table."""
+    """Return the cursor for the table; before all its commits if the table was recreated."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
 
 
 def _is_behind(table: Table, cursor: Cursor | None) -> bool:
-    """Return whether the catalog returned an older state of the table than the signals cover, as a caching catalog
-    may.
-    """
+    """Return whether a caching catalog returned an older state of the table than the signals cover."""
     metadata = table.metadata
     if cursor is None or cursor.table_uuid != str(metadata.table_uuid):
         return False
@@ -240,10 +219,7 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
 def find_feeds(
     table: Table, specs: Iterable[StreamSpec], decided: Mapping[str, DecidedBatches] | None = None
 ) -> tuple[Feed, ...]:
-    """Return the streams that feed a table: streams with a marker in it, and declared streams that have not started.
-
-    `decided` has the decided batches of each stream with a route, by name. Unless given, they are loaded.
-    """
+    """Return the streams with a marker in the table, and the declared ones. Loads `decided` unless given."""
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
@@ -255,9 +231,7 @@ def find_feeds(
 def _find_feed(
     table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None, decided: Mapping[str, DecidedBatches]
 ) -> Feed:
-    """Return the state of one stream that writes to the table. Its watermark is None if its position cannot be
-    trusted.
-    """
+    """Return the state of one stream; its watermark is None if its position cannot be trusted."""
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
     if marker is None:
         return Feed(stream, None, lateness_us)
@@ -280,10 +254,7 @@ def _find_feed(
 def signal_windows(
     catalog: Catalog, *seen: Assessment, clock_ms: int, gates: RunGates | None = None
 ) -> tuple[Signal, ...]:
-    """Append the assessments' windows to `frazil.signals`, once each. Append nothing if another process was faster.
-
-    Several assessments are those of a group's tables.
-    """
+    """Append the windows of a table or a group to `frazil.signals`, or nothing if another process was faster."""
     appends = [append for one in seen if (append := _append(one, clock_ms=clock_ms, gates=gates)) is not None]
     if not appends or not append_signals(catalog, *appends, clock_ms=clock_ms):
         return ()
@@ -326,9 +297,7 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
 
 
 def _next_revisions(seen: Assessment) -> dict[Window, int]:
-    """Return the revisions of windows that are signalled again: the next revision, or the same one if no event was
-    sent.
-    """
+    """Return the revisions of windows signalled again: unchanged if no event was sent."""
     again = seen.decision.again
     if not again:
         return {}
@@ -337,7 +306,6 @@ def _next_revisions(seen: Assessment) -> dict[Window, int]:
 
 
 def _count_rejected(seen: Assessment) -> int:
-    """Return the number of dead letters in the feeding streams' commits since the last signal."""
     cursor = _cursor_for(seen.signals.cursor, seen.table)
     if cursor is None:
         return 0
@@ -350,10 +318,7 @@ def _count_rejected(seen: Assessment) -> int:
 
 
 def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
-    """Signal a window that is held by its gate, with its current row count. `note` has the user and the reason.
-
-    Returns the signal. Raises SpecError if the window is not held.
-    """
+    """Signal a window that its gate holds, with its current row count. Raises SpecError if it is not held."""
     table = spec.table.identifier
     while True:
         signals = TableSignals.load(catalog, table)
@@ -386,10 +351,7 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
 def resend_signals(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
-    """Signal windows once more at their current revision, for consumers that missed the events. Returns the signals.
-
-    Raises SpecError if one of the windows was never signalled, or is held.
-    """
+    """Signal windows again at their current revision. Raises SpecError for one not signalled, or held."""
     while True:
         signals = TableSignals.load(catalog, table)
         newest = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
@@ -465,7 +427,6 @@ class DecidedBatches:
 
 
 def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided: DecidedBatches) -> Feed:
-    """Return the stream's watermark after the last batch whose rows the table has completely."""
     stream, feed = spec.name, decided.feed(spec)
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
@@ -480,9 +441,7 @@ def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided:
 
 
 def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
-    """Return the watermark (us) of the last batch before `first`, from the summary of its commit; None if it is
-    unknown.
-    """
+    """Return the watermark (us) of the last batch before `first`, from its commit; None if unknown."""
     for snapshot, path in commit_records(default_table.metadata, stream):
         key = parse_key(path)
         if key is not None and key < first:
@@ -503,9 +462,8 @@ class WindowStatus:
 
 
 def load_window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """Return the status of an hour or a day. For a table with hourly windows, a day means all of its hours.
-
-    Raises SpecError if the key is not a window of the table, and the errors of `assess_table`.
+    """Return the status of an hour or a day; with hourly windows, a day means all of its hours. Raises SpecError if the
+    key is not a window of the table, and the errors of `assess_table`.
     """
     table = specs[0].table.identifier
     wanted = _parse_window(key, specs[0])

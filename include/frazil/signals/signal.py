@@ -1,6 +1,4 @@
-"""Defines a signal, and its row in `frazil.signals`. A signal means that a window of a table is complete at one
-revision.
-"""
+"""Defines a signal, which means that a window of a table is complete at one revision, and its table row."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ class Signal:
     state: SignalState
     rows: int
     dead_letters: int
-    """Dead letters committed since the previous signal. Any of them may belong to this window: they have no event
-    time.
-    """
+    """Dead letters since the previous signal, any of which may belong to this window."""
     late_rows: int
     """Rows of this window that landed since the previous signal."""
     watermark_us: int
@@ -99,7 +95,6 @@ _TIME_FIELDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us
 
 
 def signals_to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
-    """Return the signals as rows of the table's Arrow schema."""
     cells = [{name: getattr(s, _TIME_FIELDS.get(name, name), None) for name in _TYPES} for s in signals]
     for cell, signal in zip(cells, signals, strict=True):
         cell["signalled_at"] = signal.signalled_at_ms * 1000
@@ -107,7 +102,6 @@ def signals_to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
 
 
 def signal_from_row(row: Mapping[str, Any]) -> Signal:
-    """Return the signal in a row, which is given as a dictionary of Python values."""
     plain: dict[str, Any] = {
         _TIME_FIELDS.get(name, name): microseconds(value) if isinstance(value, datetime) else value
         for name, value in row.items()

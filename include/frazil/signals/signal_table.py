@@ -1,11 +1,6 @@
-"""Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision.
-
-Each append is a compare-and-swap, so a signal happens once. The cursor of each table is a property of `frazil.signals`,
-and moves in the same update. If the cursor has moved meanwhile, nothing is appended. Airflow's events are derived from
-the rows.
-
-The tables that a route's template creates are a group, named like the template. Their signals have the group's numbers,
-so that one number shows which of them Airflow has.
+"""Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision. Each
+append is a compare-and-swap that also moves the table's cursor, a property of `frazil.signals`. The tables of a route's
+template are a group, named like the template, and share the numbers of signals.
 """
 
 from __future__ import annotations
@@ -36,8 +31,8 @@ from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, Signal, signal_from_row, signals_to_arrow
+from frazil.spec.iceberg import filter_between
 from frazil.spec.route import VALUE
-from frazil.spec.type_ends import filter_between
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DeclaredTable
 from frazil.table.storage import open_store
@@ -64,16 +59,12 @@ class TableSignals:
     at: Table | None
     """The table `frazil.signals` as loaded; None if it does not exist."""
     group: str | None = None
-    """The group to which the table belongs."""
     since: int = 0
     """The number of the table's last signal before it joined the group, which does not have these signals."""
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
-        """Load the signals of one table or group.
-
-        Raises MarkerUnreadable if a newer version or a user wrote the cursor.
-        """
+        """Load the signals of one table or group. Raises MarkerUnreadable for an unknown cursor."""
         with translate_catalog_errors(catalog.name):
             try:
                 signals = catalog.load_table(SIGNALS_TABLE)
@@ -103,7 +94,6 @@ class TableSignals:
         return f"{signal.partition}|{signal.table}" if VALUE in self.table else signal.partition
 
     def held(self) -> list[Signal]:
-        """Return the signals of the windows that a quality gate holds."""
         found = list[Signal]()
         for one in self.members():
             if one.cursor is not None and (starts := one.cursor.held):
@@ -117,7 +107,6 @@ class TableSignals:
         return {signal.window: signal for signal in signals}
 
     def after(self, number: int) -> tuple[Signal, ...]:
-        """Return all signals after the given number, in order."""
         if self.at is None or number >= self.number:
             return ()
         return self._scan(And(GreaterThan(term="number", value=number), self._since(number)))
@@ -128,9 +117,7 @@ class TableSignals:
         return self.after(max(self.number - count * len(shared), 0))
 
     def _since(self, number: int) -> BooleanExpression:
-        """Return a filter for the days that may have signals after a number, based on the summaries of unexpired
-        appends.
-        """
+        """Return a filter for the days that may have signals after a number, from the appends' summaries."""
         starts = []
         # The group's appends do not have the signals from before the table joined it.
         for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():
@@ -170,10 +157,8 @@ class Append(NamedTuple):
 
 
 def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
-    """Append the signals of a table, or of several of a group, and move the cursors, in one commit.
-
-    Return False, without an append, if a cursor or the group's number moved meanwhile. Raises the errors of
-    `commit_snapshot`.
+    """Append the signals of a table, or of several of a group, and move the cursors, in one commit. Returns False,
+    without an append, if a cursor or the group's number moved. Raises the errors of `commit_snapshot`.
     """
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
     handle = TableHandle(catalog, SIGNALS_TABLE)
@@ -208,7 +193,6 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
 
 
 def _append_summary(table: str, signals: list[Signal]) -> dict[str, str]:
-    """Return the summary entries of an append."""
     if not signals:
         return {}
     return {
@@ -236,9 +220,8 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
         return Cursor(Grain(raw["grain"]), *span, raw["sequence-number"], held, uuid), raw["number"]
     except (ValueError, KeyError, TypeError) as error:
         raise MarkerUnreadable(
-            f"the property {CURSOR_PROPERTY_PREFIX + table!r} of table {SIGNALS_TABLE} is not a cursor ({error!r}): "
-            "it was "
-            "edited by hand. Restore it"
+            f"the property {CURSOR_PROPERTY_PREFIX + table!r} of table {SIGNALS_TABLE} is not a cursor ({error!r}): it "
+            "was edited by hand. Restore it"
         ) from error
 
 
@@ -272,7 +255,7 @@ def _cursor_text(append: Append, number: int, token: str) -> str:
 
 
 def _delete_files(table: Table, files: Sequence[StagedFile]) -> None:
-    """Delete the files of a failed append. Errors are only logged: they must not hide that the append failed."""
+    """Delete the files of a failed append. Errors must not hide that the append failed."""
     try:
         open_store(table.location(), table.io.properties).delete(file.path for file in files)
     except (OSError, FrazilError) as error:
@@ -280,7 +263,6 @@ def _delete_files(table: Table, files: Sequence[StagedFile]) -> None:
 
 
 def _write_files(table: Table, signals: list[Signal], token: str) -> list[StagedFile]:
-    """Write the signals to staged files, and return the files."""
     if not signals:
         return []
     target = target_table(table, folder=f"{data_location(table)}/{token}")

@@ -14,11 +14,7 @@ from frazil.table.catalogs import spark_properties
 def start_session(
     app_name: str, *catalogs: str | None, properties: Mapping[str, str] = MappingProxyType({})
 ) -> SparkSession:
-    """Start a session with these catalogs; None means the default catalog.
-
-    spark-submit sets the master, the resources and Iceberg's runtime. Without spark-submit, `properties` must contain
-    them.
-    """
+    """Start a session with these catalogs (None: the default), configured by spark-submit or `properties`."""
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():
         builder = builder.config(key, value)

@@ -1,8 +1,6 @@
 """Creates an archive of Spark's classes (class data sharing), which halves the time in which a writer's JVM starts.
 
-`python -m frazil.spark.class_archive`, which `make setup` calls, creates the archive once: it runs a small session, and
-the JVM dumps the classes that it has loaded. If the archive is missing or does not match, the JVM loads the classes
-from the jars.
+`make setup` runs this module. Without a matching archive, the JVM loads the classes from the jars.
 """
 
 from __future__ import annotations
@@ -20,14 +18,10 @@ from frazil.home import cache_folder
 from frazil.spark.java import LEAN_OPTIONS, find_java
 
 QUIET_OPTIONS = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
-"""JVM options that turn off messages about the archive."""
 
 
 def archive_path() -> Path:
-    """Return the path of the archive for the installed Spark and Java, whether it exists or not.
-
-    The file's name contains their versions. Raises EnvironmentUnusable if Java is missing.
-    """
+    """Return the archive's path, which names the versions of Spark and Java. Raises EnvironmentUnusable."""
     java, _ = find_java(os.environ)
     output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "([^"]+)"', output)
@@ -40,7 +34,7 @@ def archive_path() -> Path:
 
 
 def lean_java_options() -> str:
-    """Return the options of a JVM that needs few resources. They include the archive, if it exists."""
+    """Return the options of a JVM that needs few resources, with the archive if it exists."""
     path = archive_path()
     return f"{LEAN_OPTIONS} -XX:SharedArchiveFile={path} {QUIET_OPTIONS}" if path.exists() else LEAN_OPTIONS
 
@@ -61,14 +55,10 @@ gateway.shutdown()
 gateway.proc.stdin.close()
 gateway.proc.wait(120)  # it dumps the archive as it ends
 """
-"""The program whose JVM dumps the archive."""
 
 
 def create_archive() -> Path:
-    """Create the archive if it is missing, and delete archives of earlier versions. Return the archive's path.
-
-    Atomic, even if two processes create the archive. Raises RuntimeError if the session that creates it fails.
-    """
+    """Create the archive atomically if it is missing, delete earlier ones, and return its path. Raises RuntimeError."""
     path = archive_path()
     if path.exists():
         return path

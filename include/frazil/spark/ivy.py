@@ -1,7 +1,6 @@
 """Downloads jars by their Maven coordinates with Apache Ivy, which is part of PySpark.
 
-Ivy's settings determine the repositories. `FRAZIL_IVY_SETTINGS` can contain the path of another settings file, for
-example for a company's mirror.
+`FRAZIL_IVY_SETTINGS` can name other Ivy settings, for example for a company's mirror.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from frazil.spark.java import require_java, require_pyspark
 
 _POLL_INTERVAL_S = 0.3
 _NOT_FOUND_PATTERN = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
-"""Matches Ivy's messages about files that do not exist."""
 _NO_CONNECTION_PATTERN = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
-"""Matches Ivy's messages about a failed connection."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MavenCoordinates:
-    """The coordinates of a published file, by default a jar: `organisation:name:version[:extension:classifier]`."""
+    """A published file, by default a jar: `organisation:name:version[:extension:classifier]`."""
 
     organisation: str
     name: str
@@ -46,7 +43,7 @@ class MavenCoordinates:
 
     @property
     def path(self) -> Path:
-        """The file's path in a folder of jars: `organisation/name/version/name-version[-classifier].extension`."""
+        """`organisation/name/version/name-version[-classifier].extension`."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return Path(
             self.organisation, self.name, self.version, f"{self.name}-{self.version}{classifier}.{self.extension}"
@@ -70,10 +67,9 @@ def download_jars(
 ) -> None:
     """Download jars into the folder `to`, each to its `MavenCoordinates.path`.
 
-    Files that an interrupted call has already downloaded are taken from `cache`. With `transitive`, run-time
-    dependencies are downloaded, too. `watch` is called about three times a second, to show progress.
-
-    Raises EnvironmentUnusable if a jar does not exist or the network does not respond. Details are in Ivy's log.
+    `cache` keeps the files of an interrupted call. With `transitive`, run-time dependencies are downloaded, too.
+    `watch` is called about three times a second. Raises EnvironmentUnusable if a jar does not exist or the network does
+    not respond.
     """
     cache.mkdir(parents=True, exist_ok=True)
     log = cache / "ivy.log"
@@ -99,28 +95,24 @@ def _ivy_command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -
     settings = os.environ.get("FRAZIL_IVY_SETTINGS") or str(Path(__file__).with_name("ivy-settings.xml"))
     if not Path(settings).is_file():
         raise EnvironmentUnusable(f"FRAZIL_IVY_SETTINGS is {settings}, which is not a file; correct or unset it.")
+    java = require_java()
+    require_pyspark()
+    spec = find_spec("pyspark")
+    jars = list(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
+    if not jars:
+        raise EnvironmentUnusable("PySpark is installed without its Ivy jar: reinstall it.")
     return [
-        str(require_java()),
+        str(java),
         f"-Divy.default.ivy.user.dir={cache}",
         f"-Dfrazil.poms={str(transitive).lower()}",
-        *("-jar", str(_ivy_jar())),
+        *("-jar", str(jars[0])),
         *("-settings", settings, "-cache", str(cache), "-ivy", str(descriptor)),
         *("-types", "jar", "bundle", "tar.gz"),
         *("-retrieve", f"{to}/[organisation]/[module]/[revision]/[module]-[revision](-[classifier]).[ext]"),
     ]
 
 
-def _ivy_jar() -> Path:
-    require_pyspark()
-    spec = find_spec("pyspark")
-    jars = list(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
-    if not jars:
-        raise EnvironmentUnusable("PySpark is installed without its Ivy jar: reinstall it.")
-    return jars[0]
-
-
 def _ivy_descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
-    """Return Ivy's XML description of the wanted jars."""
     dependencies = "".join(
         f"\n    <dependency org={quoteattr(c.organisation)} name={quoteattr(c.name)} rev={quoteattr(c.version)}"
         f' conf="default->default" transitive="{str(transitive).lower()}">{_artifact_element(c)}</dependency>'
@@ -135,10 +127,7 @@ def _ivy_descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> 
 
 
 def _artifact_element(wanted: MavenCoordinates) -> str:
-    """Return the XML element that lists a file with a classifier; empty for other files.
-
-    Ivy downloads a file with a classifier only if it is listed.
-    """
+    """Return the element without which Ivy ignores a file with a classifier; empty for other files."""
     if not wanted.classifier:
         return ""
     kind = quoteattr(wanted.extension)

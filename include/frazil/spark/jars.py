@@ -27,7 +27,6 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.spark.ivy import MavenCoordinates, download_jars
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
-"""The lock file that is part of frazil."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +59,12 @@ ROOTS = {
     ),
     "s3-4.0": RootModules(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",), transitive=False),
 }
-"""The sets of jars by name."""
+"""The sets of jars by name. Catalogs need those other than `DEFAULT_SETS`."""
 DEFAULT_SETS = ("kafka", "spark")
-"""The sets that every checkout needs. Other sets are downloaded when a catalog needs them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LockedJar:
-    """One line of the lock file."""
-
     coordinates: MavenCoordinates
     bytes: int
     sha256: str
@@ -83,9 +79,7 @@ class LockedJar:
 
 
 def installed_variant(set_name: str, sets: Container[str] = ROOTS) -> str:
-    """Return the set's variant for the installed version of Spark, such as `spark-4.0`, if `sets` has it; otherwise
-    `set_name`.
-    """
+    """Return the set's variant for the installed Spark, such as `spark-4.0`, if `sets` has it; otherwise `set_name`."""
     try:
         minor = ".".join(version("pyspark").split(".")[:2])
     except PackageNotFoundError:
@@ -94,11 +88,8 @@ def installed_variant(set_name: str, sets: Container[str] = ROOTS) -> str:
 
 
 def load_locked(set_name: str, lock_file: Path | None = None) -> tuple[LockedJar, ...]:
-    """Return the jars of one set for the installed version of Spark, in the order of the lock file.
-
-    Raises EnvironmentUnusable if the lock file or the set does not exist.
-    """
-    path = lock_file or _lock_file()
+    """Return a set's jars for the installed Spark. Raises EnvironmentUnusable without the lock file or the set."""
+    path = lock_file or Path(os.environ.get("FRAZIL_JARS_LOCK") or LOCK_FILE)
     try:
         sets = tomllib.loads(path.read_text())
     except OSError as error:
@@ -109,25 +100,13 @@ def load_locked(set_name: str, lock_file: Path | None = None) -> tuple[LockedJar
     return tuple(LockedJar.parse(line) for line in sets[installed_variant(set_name, sets)]["jars"])
 
 
-def _lock_file() -> Path:
-    """Return the path of the lock file that is used: FRAZIL_JARS_LOCK, or the one that is part of frazil."""
-    return Path(os.environ.get("FRAZIL_JARS_LOCK") or LOCK_FILE)
-
-
 def cache_folder() -> Path:
-    """Return the folder in which jars are cached. It may not exist."""
     folder = os.environ.get("FRAZIL_JARS")
     return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
 def ensure_jars(set_name: str, lock_file: Path | None = None) -> list[Path]:
-    """Return the paths of a set's jars. Downloads missing jars, and checks each jar's SHA-256.
-
-    If two processes call this concurrently, one downloads and the other waits. Writes its progress to standard error.
-
-    Raises EnvironmentUnusable if the set does not exist, if Java or the network is missing, or if a downloaded file
-    differs from the lock file.
-    """
+    """Return the paths of a set's jars; downloads missing jars and checks SHA-256. Raises EnvironmentUnusable."""
     jars = load_locked(set_name, lock_file)
     folder = cache_folder()
     if _find_missing(jars, folder):
@@ -139,9 +118,7 @@ def ensure_jars(set_name: str, lock_file: Path | None = None) -> list[Path]:
 
 
 def _find_missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
-    """Return the jars that must be downloaded. A jar in the cache with a wrong SHA-256 is reported and deleted
-    first.
-    """
+    """Return the jars to download. A cached jar with a wrong SHA-256 is reported and deleted first."""
     missing = []
     for jar in jars:
         path = folder / jar.coordinates.path
@@ -157,7 +134,6 @@ def _find_missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
 
 
 def _download(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
-    """Download jars into a temporary folder, check each jar, and move it into the cache."""
     cache = folder / ".ivy"
     wanted_mb = sum(jar.bytes for jar in missing) / 1e6
     progress = _Progress(set_name, len(missing), wanted_mb, cache)
@@ -172,7 +148,6 @@ def _download(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None
 
 
 def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
-    """Move a downloaded jar into the cache. Raises EnvironmentUnusable if it is missing or has a wrong SHA-256."""
     if not fetched.is_file():
         raise EnvironmentUnusable(
             f"{jar.coordinates} was not downloaded; see {ivy_cache / 'ivy.log'} and run the command again."
@@ -191,7 +166,6 @@ def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Pa
 
 @contextmanager
 def _exclusive_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of the cache; waits while another process holds it."""
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,9 +176,7 @@ def _exclusive_lock(folder: Path) -> Iterator[None]:
 
 
 class _Progress:
-    """Shows progress as `n of m jars, MB`: on a terminal in one line that is updated, otherwise in a line for every ten
-    jars.
-    """
+    """Shows `n of m jars, MB`: on a terminal in one line, otherwise in a line for every ten jars."""
 
     def __init__(self, set_name: str, jars: int, mb: float, cache: Path) -> None:
         self._what, self._jars, self._mb, self._cache = f"jars of {set_name}", jars, mb, cache
@@ -213,19 +185,15 @@ class _Progress:
         _write_to_stderr(f"downloading {jars} {self._what} ({mb:.0f} MB)\n")
 
     def update(self) -> None:
-        """Show the current progress, if it has changed enough."""
         files = [f for f in self._cache.rglob("*") if f.suffix in {".jar", ".gz", ".part"}]
         done = sum(f.suffix != ".part" for f in files)
         mb = sum(f.stat().st_size for f in files if f.exists()) / 1e6
         line = f"  {min(done, self._jars)} of {self._jars} {self._what}, {mb:.0f} of {self._mb:.0f} MB"
         if self._terminal and line != self._last:
             _write_to_stderr(f"\r{line}\033[K")
-        elif done // 10 != self._done_at_last() // 10:
+        elif done // 10 != (int(self._last.split(maxsplit=1)[0]) if self._last else 0) // 10:
             _write_to_stderr(f"{line}\n")
         self._last = line
-
-    def _done_at_last(self) -> int:
-        return int(self._last.split(maxsplit=1)[0]) if self._last else 0
 
     def end(self) -> None:
         self.update()
@@ -244,24 +212,21 @@ def _sha256(path: Path) -> str:
 
 
 def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModules] = ROOTS) -> None:
-    """Resolve the modules of each set, and write the coordinates, size and SHA-256 of each jar to the lock file."""
+    """Resolve each set's modules, and write each jar's coordinates, size and SHA-256 to the lock file."""
     written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in roots_of.items():
             folder = Path(temporary) / name
             wanted = [MavenCoordinates.parse(text) for text in roots.coordinates]
             download_jars(wanted, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
-            jars = sorted(_to_locked_jar(path) for path in folder.rglob("*") if path.is_file())
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            jars = sorted(LockedJar(MavenCoordinates.from_path(f), f.stat().st_size, _sha256(f)) for f in files)
             written += ["", f'["{name}"]', "jars = [", *(f'  "{jar}",' for jar in jars), "]"]
     lock_file.write_text("\n".join(written) + "\n")
 
 
-def _to_locked_jar(path: Path) -> LockedJar:
-    return LockedJar(MavenCoordinates.from_path(path), path.stat().st_size, _sha256(path))
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Run `fetch [SET…]` or `lock`. Return the exit code. An error is printed as one line."""
+    """Run `fetch [SET…]` or `lock`. Return the exit code."""
     names: tuple[str, ...] = ()
     match arguments:
         case ["lock"]:

@@ -21,15 +21,10 @@ _HOW_TO_INSTALL = (
     f"Install a JDK {REQUIRED_MAJOR} (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install "
     f"java-17-openjdk-headless; macOS: brew install openjdk@17) and put it on PATH, or set JAVA_HOME to it."
 )
-"""How to install Java."""
-_VERSION_PATTERN = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def require_java(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the path of `java` from JAVA_HOME or, if that is not set, from PATH. Checks that it is Java 17.
-
-    Raises EnvironmentUnusable if Java is missing or has another major version.
-    """
+    """Return the path of Java 17, from JAVA_HOME or else from PATH. Raises EnvironmentUnusable."""
     env = os.environ if environment is None else environment
     java, found_by = find_java(env)
     try:
@@ -46,17 +41,13 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def runs_in_jvm() -> bool:
-    """Return whether a JVM started this Python process, as for a driver in a cluster. Then no other JVM is needed."""
+    """Return whether a JVM started this Python process, as for a driver in a cluster."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager
 def explain_java_errors() -> Iterator[None]:
-    """Raise clear errors if a JVM cannot start in the `with` block.
-
-    Raises EnvironmentUnusable if Java is missing or unsuitable, and MissingExtra if PySpark is missing. The version is
-    checked only after a failed start, because `java -version` takes as long as starting the JVM.
-    """
+    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start. Only then, Java's version is checked."""
     require_pyspark()
     if runs_in_jvm():
         yield
@@ -72,25 +63,18 @@ def explain_java_errors() -> Iterator[None]:
 
 
 def require_pyspark() -> None:
-    """Raise MissingExtra if PySpark is not installed.
-
-    This checks for Py4J, because `import pyspark` also succeeds with pyspark-client, which has no jars. Airflow's Spark
-    provider installs pyspark-client.
-    """
+    """Raise MissingExtra without Py4J: `import pyspark` succeeds with the pyspark-client of Airflow's provider."""
     require_module("py4j")
 
 
 def parse_major_version(output: str) -> int | None:
-    """Return the major version in the output of `java -version`; None if it has none. Returns 8 for `"1.8.0_402"`."""
-    match = _VERSION_PATTERN.search(output)
+    """Return the major version in the output of `java -version`: 8 for `"1.8.0_402"`, None if it has none."""
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else None
 
 
 def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
-    """Return the path of `java`, and where it was found: "JAVA_HOME" or "PATH". Does not run Java.
-
-    Raises EnvironmentUnusable if Java is missing.
-    """
+    """Return the path of `java`, and "JAVA_HOME" or "PATH". Does not run it. Raises EnvironmentUnusable."""
     if java_home := env.get("JAVA_HOME"):
         java = Path(java_home) / "bin" / "java"
         if not java.is_file():

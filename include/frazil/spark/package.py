@@ -1,8 +1,7 @@
 """Creates the archive with the Python environment of executors and drivers in a cluster.
 
-The archive contains the running Python with its standard library, frazil, and the packages that are needed in a
-cluster. It does not contain Airflow, quality gates, or PySpark, which the cluster provides. The compiled loops that
-decode records are for this host's type of CPU.
+It has the running Python, frazil and its packages, but not Airflow, quality gates, or PySpark, which the cluster
+provides. The compiled loops that decode records are for this host's type of CPU.
 """
 
 from __future__ import annotations
@@ -27,60 +26,42 @@ REQUIRED_PACKAGES = (
     *("confluent-kafka", "cryptography", "google-re2", "msgspec", "numba", "numpy", "psutil", "pyarrow"),
     *("pydantic", "pyiceberg[pyarrow,pyiceberg-core]", "pyroaring", "pyyaml", "requests", "sqlalchemy"),
 )
-"""Python packages that every archive contains."""
 OPTIONAL_PACKAGES = ("psycopg2-binary",)
-"""Packages that a driver's catalog may need. They are included if this host has them."""
+"""Packages that a catalog may need, included if this host has them."""
 STORAGE_PACKAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
-"""Maps each kind of storage to the package that accesses it."""
 EXCLUDED_FILES = (
     *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
     *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
 )
-"""Patterns of package files that are never loaded, and of files outside the packages' folders (`../`), which are
-commands.
-"""
+"""Package files that are never loaded, and commands, which are outside the packages' folders (`../`)."""
 INCLUDED_ANYWAY = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
-"""Patterns of files that are included although they match EXCLUDED_FILES."""
+"""Files that are included although they match EXCLUDED_FILES."""
 STDLIB_EXCLUDED = (
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo"),
     *("ensurepip", "lib2to3", "pydoc_data", "config-*", "_tkinter*", "*.a"),
 )
-"""Parts of the standard library that are not included."""
 FRAZIL_EXCLUDED = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
-"""Packages of frazil that are not included."""
 LAUNCHER = """\
 #!/bin/sh
 # Python finds its shared library next to itself, wherever the archive was unpacked.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
 """
-"""The script `bin/python` of the archive."""
 SMOKE_TEST = (
     "import sys, frazil.stream.worker_daemon as daemon; daemon.preload(); "
     "import frazil.remote.driver, frazil.stream.spark_engine, frazil.stream.writer; "
     "sys.exit(daemon.STAGE not in sys.modules)"
 )
-"""A program that fails if the packaged Python cannot stage records."""
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
-    """Write the archive atomically. `say` is called with a message about the progress of each step.
-
-    Raises MissingExtra if the packages of a kind of storage are not installed on this host, and EnvironmentUnusable if
-    the packaged Python cannot stage records.
-    """
+    """Write the archive atomically, and report each step to `say`. Raises MissingExtra and EnvironmentUnusable."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
         root = Path(made) / "root"
         python = _copy_python(root)
-        _copy_packages(
-            root,
-            [
-                *REQUIRED_PACKAGES,
-                *filter(_is_installed, OPTIONAL_PACKAGES),
-                *(STORAGE_PACKAGES[name] for name in storages),
-            ],
-        )
+        packages = [*REQUIRED_PACKAGES, *filter(_is_installed, OPTIONAL_PACKAGES)]
+        _copy_packages(root, [*packages, *(STORAGE_PACKAGES[name] for name in storages)])
         say("copied Python and packages; compiling the record decoders")
         _compile_and_check(root, python)
         say("packing")
@@ -91,12 +72,10 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
 
 
 def find_installed_storages() -> tuple[str, ...]:
-    """Return the names of the storages whose packages are installed on this host."""
     return tuple(name for name, requirement in STORAGE_PACKAGES.items() if _is_installed(requirement))
 
 
 def _is_installed(requirement: str) -> bool:
-    """Return whether a requirement and all its dependencies are installed."""
     try:
         list(_find_dependencies([requirement]))
     except MissingExtra:
@@ -105,7 +84,7 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _copy_python(root: Path) -> Path:
-    """Copy the running Python to `root`, with a launcher at `bin/python`. Return the launcher's path."""
+    """Copy the running Python to `root`, and return the path of its launcher."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = root / "lib" / version
     skipped = shutil.ignore_patterns(*STDLIB_EXCLUDED)
@@ -123,43 +102,28 @@ def _copy_python(root: Path) -> Path:
 
 
 def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
-    """Copy the required distributions and their dependencies, without files that are never loaded."""
+    """Copy the distributions and their dependencies, without files that are never loaded."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = root / "lib" / version / "site-packages"
     for name in _find_dependencies(requirements):
         for file in distribution(name).files or ():
-            if _is_kept(file.as_posix()):
+            path = file.as_posix()
+            is_included = any(fnmatch(path, pattern) for pattern in INCLUDED_ANYWAY)
+            if is_included or not any(fnmatch(path, pattern) for pattern in EXCLUDED_FILES):
                 source = Path(str(file.locate()))
                 if source.is_file():
                     (site / file).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(source, site / file)
     source = Path(frazil.__file__).parent
-    shutil.copytree(source, site / "frazil", ignore=_ignore_excluded(source))
-
-
-def _ignore_excluded(source: Path) -> Callable[[str, list[str]], set[str]]:
-    """Return the `ignore` function for `shutil.copytree` that omits FRAZIL_EXCLUDED."""
 
     def find_excluded(folder: str, names: list[str]) -> set[str]:
         return set(FRAZIL_EXCLUDED) & set(names) if Path(folder) == source else set()
 
-    return find_excluded
-
-
-def _is_kept(file: str) -> bool:
-    """Return whether the archive contains this file of a package."""
-
-    def matches(patterns: Iterable[str]) -> bool:
-        return any(fnmatch(file, pattern) for pattern in patterns)
-
-    return matches(INCLUDED_ANYWAY) or not matches(EXCLUDED_FILES)
+    shutil.copytree(source, site / "frazil", ignore=find_excluded)
 
 
 def _find_dependencies(requirements: Iterable[str]) -> Iterator[str]:
-    """Yield the names of the required distributions and of all their dependencies.
-
-    Raises MissingExtra if a distribution is not installed.
-    """
+    """Yield the names of the distributions and all their dependencies. Raises MissingExtra."""
     from packaging.requirements import Requirement  # of the extra `spark`
 
     queue = [Requirement(text) for text in requirements]
@@ -185,7 +149,7 @@ def _find_dependencies(requirements: Iterable[str]) -> Iterator[str]:
 
 
 def _compile_and_check(root: Path, python: Path) -> None:
-    """Compile the loops in the package, and check that it can stage records with the executors' PySpark."""
+    """Compile the package's loops, and check that it can stage records with the executors' PySpark."""
     import pyspark  # an extra
 
     (root / PREFIX_FOLDER).mkdir(parents=True)
@@ -200,10 +164,7 @@ def _compile_and_check(root: Path, python: Path) -> None:
 
 
 def _make_root_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Make root the owner of an entry, and remove write access for others.
-
-    An executor that runs as root trusts only files that root owns.
-    """
+    """Make root the owner: an executor that runs as root trusts only files that root alone can write."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode &= ~0o022

@@ -1,7 +1,7 @@
 """The programs that Spark or the supervisor starts by path.
 
-They are in a folder without other modules, because Python puts a program's folder first on its path. A module with a
-common name in that folder (`types.py`, `kafka.py`) would hide another package's module.
+Python puts a program's folder first on its path, so a module here with a common name would hide another package's
+module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Computes one day of a declared aggregation: `spark-submit aggregate_daily.py NAME --aggregations DIR --day DAY`.
 
-Airflow's SparkSubmitOperator starts the program with the snapshot that the DAG's first task chose. Without a snapshot,
-the program reads the day's signals itself. `frazil.errors` lists the exit codes.
+Airflow gives the snapshot that the DAG's first task chose. Without it, the program reads the day's signals.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Stages a backfill of one declared stream: `spark-submit backfill.py NAME --streams DIR --request JSON`.
 
-The request is a JSON object with the same fields as the form of the DAG `frazil_backfill`. If the program is started
-again, it continues where it stopped. The audit and the publication run afterwards, without Spark. `frazil.errors` lists
-the exit codes.
+The request has the fields of the form of the DAG `frazil_backfill`. A restarted program continues where it stopped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The driver of one stream in a cluster: `drive_stream.py NAME --catalog C --table T --driver ID`.
 
-The stream's agent submits this program (see `frazil.remote`); users do not start it. An order, stored next to the
-table's journals, tells the driver what to write and when to stop.
+The stream's agent submits this program, and an order next to the table's journals tells it what to do (see
+`frazil.remote`).
 """
 
 from __future__ import annotations

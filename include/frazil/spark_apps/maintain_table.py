@@ -1,8 +1,4 @@
-"""Maintains tables of declared streams: `spark-submit maintain_table.py TABLE [TABLE…] --streams DIR`.
-
-The program compacts small files, rewrites small manifests and expires old snapshots where that is worthwhile. Writers
-keep running. Airflow's SparkSubmitOperator starts it. `frazil.errors` lists the exit codes.
-"""
+"""Maintains tables of declared streams: `spark-submit maintain_table.py TABLE [TABLE…] --streams DIR`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The writers of several streams in one process: `python write_application.py NAME --streams DIR [--until-caught-up]`.
 
-The supervisor's launcher (or `frazil run`) starts the program and holds the application's lock. After SIGTERM each
-stream commits its current batch, and the program ends with exit code 0; `frazil.errors` lists the other codes.
+Locks, SIGTERM and exit codes are those of `write_stream.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The writer of one declared stream: `python write_stream.py NAME --streams DIR [--until-caught-up]`.
 
-The supervisor's launcher (or `frazil run`) starts the writer and holds the writer's lock. After SIGTERM the writer
-commits its current batch and ends with exit code 0; `frazil.errors` lists the other codes.
+The supervisor's launcher or `frazil run` holds its lock. After SIGTERM it commits its current batch and ends with exit
+code 0.
 """
 
 from __future__ import annotations

@@ -9,21 +9,19 @@ OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wa
 """URI schemes that PyIceberg opens through fsspec."""
 
 FOLDER_PROPERTIES = ("write.data.path", "write.metadata.path")
-"""Table properties whose values are folders."""
 
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
-"""Matches a protocol prefix, which librdkafka allows in front of a server."""
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
-"""Matches `host` or `host:port`; an IPv6 address is in brackets."""
+"""`host` or `host:port`; an IPv6 address is in brackets."""
 _MAX_PORT = 65_535
 _TRUNCATING_CHARACTERS = re.compile(r"[#?\x00-\x1f\x7f]")
 """Characters at which storage libraries truncate a path."""
 
 
 def find_servers_problem(text: str) -> str | None:
-    """Return why a list of brokers cannot be used, as the end of a sentence; None if it can be.
+    """Return why a list of brokers cannot be used, as the end of a sentence.
 
-    A string with `@` or `=` may contain credentials, so the message does not quote it.
+    A string with `@` or `=` may contain credentials, so it is not quoted.
     """
     if sign := next((sign for sign in "@=" if sign in text), None):
         return (
@@ -51,9 +49,9 @@ def _find_server_problem(server: str) -> str | None:
 
 
 def find_path_problem(text: str) -> str | None:
-    """Return why storage libraries would misread a path, as the end of a sentence; None if they would not.
+    """Return why storage libraries would misread a path, as the end of a sentence.
 
-    PyIceberg and Iceberg's S3 client interpret the text after `#` or `?` as a fragment or a query, and drop control
+    PyIceberg and Iceberg's S3 client read the text after `#` or `?` as a fragment or query, and drop control
     characters.
     """
     sign = _TRUNCATING_CHARACTERS.search(text)
@@ -61,7 +59,7 @@ def find_path_problem(text: str) -> str | None:
 
 
 def find_location_problem(text: str) -> str | None:
-    """Return why a location cannot be used to store files, as the end of a sentence; None if it can."""
+    """Return why a location cannot be used to store files, as the end of a sentence."""
     if problem := find_path_problem(text):
         return problem
     if text.startswith("/"):
@@ -78,5 +76,5 @@ def find_location_problem(text: str) -> str | None:
 
 
 def is_object_store_error(error: Exception) -> bool:
-    """Return whether an Arrow error comes from an object store. Only the error's text shows this."""
+    """Return whether an Arrow error comes from an object store, which only its text shows."""
     return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

@@ -20,15 +20,12 @@ class Application:
 
     name: str
     streams: tuple[StreamSpec, ...]
-    """The application's streams, sorted by name; at least one."""
+    """Sorted by name; at least one."""
 
     @property
     def resources(self) -> Resources:
-        """The application's resources: the maximum of its streams' cores and driver memory, and the Spark properties of
-        all streams.
-
-        If streams differ in another setting, the value of the first stream by name is used; for a Spark property, the
-        value of the last. `frazil validate` refuses such streams.
+        """The maximum of the streams' cores and driver memory, all their Spark properties, and the first stream's other
+        settings. `frazil validate` refuses streams that differ in these.
         """
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}
@@ -53,8 +50,7 @@ class Application:
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when the whole application must be restarted.
 
-        It covers the resources, and the names of the connections and environment variables: a process keeps the
-        environment with which it started.
+        It covers resources, and names of connections and environment variables: a process keeps its environment.
         """
         needs = (self.resources.model_dump_json(), sorted(self.connections), sorted(self.environment))
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
@@ -71,10 +67,7 @@ def group_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
 
 
 def find_application(folder: Path, name: str) -> Application | None:
-    """Return the application with this name, from the last valid declarations of a folder.
-
-    Returns None if no stream names it.
-    """
+    """Return the application with this name, from the last valid declarations; None if no stream names it."""
     found = find_declared(folder, STREAMS, now_ms=clock.now_ms())
     specs = [one.spec for one in found if one.spec is not None and not one.removed]
     return group_applications(specs).get(name)

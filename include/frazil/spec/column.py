@@ -1,24 +1,24 @@
-"""A declared column, written in the short form (`long not null`) or as a mapping."""
+"""Declared columns, in the short form (`long not null`) or as a mapping, and the declared event time."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from frazil.spec.event_time import TimeUnit
-from frazil.spec.paths import FieldPath, parse_path
 from frazil.spec.types import parse_type
-from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model, YamlForm
+from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, FieldPath, Model, PositiveDuration, YamlForm, parse_path
 
+TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
+"""ISO 8601 text, or a number since 1970 in this unit."""
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
-"""Matches `not null` at the end of a column in the short form."""
 
 
 READING_KEYS = ("unit", "as_", "from_", "cast", "rounding", "null_if", "default")
-"""Optional attributes of a column that control how it is read from records."""
+"""Optional attributes that control how a column is read from records."""
 
 
 class Column(Model):
@@ -28,9 +28,7 @@ class Column(Model):
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
     required: bool = Field(False, description="`true`: a record without a value is a dead letter (`not null`).")
     doc: str | None = Field(
-        default=None,
-        max_length=MAX_DESCRIPTION_CHARACTERS,
-        description="The column's documentation in the table.",
+        default=None, max_length=MAX_DESCRIPTION_CHARACTERS, description="The column's documentation in the table."
     )
     unit: TimeUnit | None = Field(
         default=None,
@@ -66,8 +64,7 @@ class Column(Model):
         default=(), description='Values that mean null, such as `["N/A", "", -999]`.'
     )
     default: bool | int | float | str | None = Field(
-        default=None,
-        description="The value of a missing or null field, written as in a record.",
+        default=None, description="The value of a missing or null field, written as in a record."
     )
 
     @field_validator("from_")
@@ -92,10 +89,7 @@ class Column(Model):
         return (self.name,) if self.from_ is None else parse_path(self.from_)
 
     def reading_settings(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
-        """Return the settings for reading the column from records, except its type and unit.
-
-        `cast` is the stream's setting. The column's own setting overrides it.
-        """
+        """Return the settings for reading the column, except type and unit. `cast` is the stream's."""
         found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
         if "lenient" in {cast, self.cast} and "<" not in self.type:
             found["cast"] = self.cast or cast
@@ -116,7 +110,7 @@ class Column(Model):
 
     @property
     def json_text_fields(self) -> tuple[str, ...]:
-        """Full names of the string fields that store JSON text: fields of this column, or the column itself."""
+        """Full names of the column's string fields, or of the column itself, that store JSON text."""
         if self.as_ is None:
             return ()
         return tuple(f"{self.name}.{name}" for name in self.as_) if isinstance(self.as_, Mapping) else (self.name,)
@@ -137,7 +131,7 @@ class Column(Model):
 
 
 def convert_columns(value: object) -> object:
-    """Convert a mapping of declared columns to a tuple in the model's form. Raises ValueError for any other value."""
+    """Convert a mapping of declared columns to the model's form. Raises ValueError for any other value."""
     if isinstance(value, list | tuple):
         return value
     if not isinstance(value, Mapping):
@@ -146,11 +140,34 @@ def convert_columns(value: object) -> object:
 
 
 def convert_column(name: str, declared: object) -> object:
-    """Convert a declared column to the model's form: `"type [not null]"`, or a mapping with `type`.
-
-    The model rejects any other value.
-    """
+    """Convert `"type [not null]"`, or a mapping with `type`, to the model's form. The model rejects other values."""
     if isinstance(declared, str):
         bare = _NOT_NULL.sub("", declared)
         return {"name": name, "type": bare, "required": bare != declared}
     return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
+
+
+class EventTime(Model):
+    """The column with the time of a record's event."""
+
+    column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
+    unit: TimeUnit = Field(default="iso", description="How records encode it, as `unit` of a column.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, value: object) -> object:
+        return {"column": value} if isinstance(value, str) else value
+
+
+class Watermark(Model):
+    """How the stream's event time advances."""
+
+    idle_timeout: PositiveDuration = Field(
+        default=timedelta(minutes=5),
+        description="A topic-partition without unread records for this long no longer holds the watermark back.",
+    )
+    max_future: PositiveDuration = Field(
+        default=timedelta(minutes=10),
+        description="A row whose event time is further ahead of Kafka's timestamp or the clock lands, but "
+        "does not advance the watermark.",
+    )

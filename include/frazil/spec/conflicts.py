@@ -12,7 +12,7 @@ from frazil.spec.routed_stream import view_from_table
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
 MAX_SCHEMA_CONFLICTS = 10
-"""Maximum number of contradicting columns to report for two streams of a table."""
+"""Contradicting columns to report for two streams of a table."""
 
 
 def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
@@ -41,7 +41,6 @@ def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[
 
 
 def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each stream whose name an earlier stream has."""
     first: dict[str, Path] = {}
     for path, spec in streams.items():
         if first.setdefault(spec.name, path) != path:
@@ -49,7 +48,6 @@ def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _catalog_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each table that two streams write in different catalogs."""
     first: dict[str, tuple[Path, str | None]] = {}
     for path, spec in streams.items():
         other, catalog = first.setdefault(spec.table.identifier, (path, spec.table.catalog))
@@ -77,7 +75,11 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
     Its windows would wait for an unrelated stream.
     """
-    own = {(spec.table.catalog, name): path for path, spec in streams.items() for name in _own_tables(spec)}
+    own = {
+        (spec.table.catalog, name): path
+        for path, spec in streams.items()
+        for name in (spec.table.identifier, spec.dead_letter_table)
+    }
     for path, spec in streams.items():
         for value, identifier in spec.sinks.by_value.items():
             owner = own.get((spec.table.catalog, identifier))
@@ -87,10 +89,7 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each setting in which streams that route to the same table differ.
-
-    A window of the table is complete only if all these streams agree on it.
-    """
+    """A window of a table is complete only if all streams that route to it agree on its windows."""
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     templates: dict[str, Path] = {}
     for path, spec in streams.items():
@@ -110,16 +109,8 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
                 )
 
 
-def _own_tables(spec: StreamSpec) -> tuple[str, str]:
-    """Return the names of the stream's table and of its dead-letter table."""
-    return spec.table.identifier, spec.dead_letter_table
-
-
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each resource setting in which streams of an application differ.
-
-    Also yields an error if an application and a stream have the same name.
-    """
+    """Streams of an application must agree on resources; its name must not be a stream's."""
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}
     for path, spec in streams.items():
@@ -142,15 +133,11 @@ def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _describe_mode(spec: StreamSpec) -> str:
-    """Describe the stream's mode, with the key of an upsert stream."""
     return f"upsert by {', '.join(spec.key)}" if spec.sinks.mode.replaces_rows else spec.mode
 
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each conflict between streams that write to the same table.
-
-    Each stream is compared with the first one, and its topics with the topics of all streams before it.
-    """
+    """Each stream is compared with the first one; its topics with those of all streams before it."""
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         beside = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
@@ -159,8 +146,7 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         if (spec.mode, spec.key) != (first.mode, first.key):
             yield (
                 f"{path}: mode: {_describe_mode(spec)}, but {beside} has: {_describe_mode(first)}; all streams of a "
-                "table need the "
-                "same mode and key, so declare the same"
+                "table need the same mode and key, so declare the same"
             )
         if first.maintenance != spec.maintenance:
             yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
@@ -174,9 +160,8 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 continue
             if shared := _shared_topics(spec, other):
                 yield (
-                    f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the "
-                    "stream in "
-                    f"{other_path}, so every record would land twice; read it in only one of them"
+                    f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the stream "
+                    f"in {other_path}, so every record would land twice; read it in only one of them"
                 )
             if spec.source.topic_pattern is not None and other.source.topic_pattern is not None:
                 yield (
@@ -187,17 +172,14 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _evolution_conflict(its: StreamSpec, other: str, table: str) -> str:
-    """Return the end of a message about two streams of a table if only one of them has `evolution: full`."""
     return (
-        f"{other}, which also writes to {table}, has: {its.evolution.mode}; with full, records of one stream may "
-        "make a "
-        "column optional that the other stream declares not null, which stops the other stream. Declare full for "
+        f"{other}, which also writes to {table}, has: {its.evolution.mode}; with full, records of one stream may make "
+        "a column optional that the other stream declares not null, which stops the other stream. Declare full for "
         "both or neither"
     )
 
 
 def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the settings of windows in which two streams differ: the key, and both values as text."""
     for key, mine, its in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),
@@ -218,7 +200,6 @@ def _split_servers(spec: StreamSpec) -> set[str]:
 
 
 def _table_struct(spec: StreamSpec) -> Struct:
-    """Return all columns of the stream's table as a struct, including coordinates."""
     declared = [Field(column.name, parse_type(column.type), column.required) for column in spec.columns]
     if spec.coordinates:
         declared += [Field(name, kind, name in REQUIRED_COORDINATES) for name, kind in COORDINATES.items()]
@@ -228,7 +209,7 @@ def _table_struct(spec: StreamSpec) -> Struct:
 
 
 def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield each column that the two structs declare differently: its path, and both declarations as text.
+    """Yield the path and both declarations of each column that the structs declare differently.
 
     A column that only one struct declares is a conflict only if it is `not null`.
     """
@@ -245,7 +226,6 @@ def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Itera
 
 
 def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield the conflicts of one column, like `_struct_conflicts`."""
     if mine.name != its.name:
         yield ".".join(path), f"written {mine.name!r}", repr(its.name)
     elif mine.required != its.required:
@@ -255,7 +235,6 @@ def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator
 
 
 def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield the conflicts of two types, like `_struct_conflicts`."""
     if isinstance(mine, Struct) and isinstance(its, Struct):
         yield from _struct_conflicts(mine, its, path)
     elif isinstance(mine, List) and isinstance(its, List):
@@ -268,5 +247,4 @@ def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tu
 
 
 def _format_field(field: Field) -> str:
-    """Format a field's type as in a declaration."""
     return f"{field.type}{' not null' if field.required else ''}"

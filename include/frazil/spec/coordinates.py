@@ -10,12 +10,11 @@ COORDINATES = {
     "kafka_offset": Primitive("long"),
     "kafka_timestamp": Primitive("timestamptz"),
 }
-"""The columns that frazil adds unless `coordinates: false` is declared, with their types."""
+"""The columns that frazil adds unless `coordinates: false` is declared."""
 
 LINE = "kafka_line"
 """Additional column if a record may become several rows: the row's number within its record, from 0."""
 RESERVED = frozenset({*COORDINATES, LINE})
-"""Names that a declared column cannot have."""
 
 METADATA_COLUMNS = frozenset(
     {
@@ -31,11 +30,10 @@ METADATA_COLUMNS = frozenset(
         "_commit_snapshot_id",
     }
 )
-"""Lower-case names of Iceberg's metadata columns. A table's own columns cannot have these names."""
+"""Lower-case names of Iceberg's metadata columns, which a table's own columns cannot have."""
 METADATA_COLUMN_PROBLEM = (
     "has the name of one of Iceberg's metadata columns, so engines would refuse the table or read the wrong one"
 )
-"""Problem of a column that has a name in `METADATA_COLUMNS`."""
 
 REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})
 """Coordinates that are never null."""

@@ -21,8 +21,7 @@ from pydantic import (
 )
 
 from frazil.errors import SpecError
-from frazil.spec.paths import parse_names
-from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm
+from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm, parse_names
 
 
 class Registry(Model):
@@ -58,11 +57,8 @@ class Registry(Model):
 
 
 MAX_SCHEMA_CHARACTERS = 2**20
-"""Maximum length of `schema-text`."""
 POSITION = "position"
-"""Value in `Envelope.metadata` that stands for an event's position in the source's log. The position is a string; later
-positions sort higher.
-"""
+"""Value in `Envelope.metadata` for an event's position in the source's log: a string that sorts by position."""
 
 
 class Envelope(Model):
@@ -111,8 +107,7 @@ class JsonFormat(Model):
         "The default with a `registry`.",
     )
     lines: bool = Field(
-        default=False,
-        description="Each line of a record is an object and becomes a row, numbered by `kafka_line`.",
+        default=False, description="Each line of a record is an object and becomes a row, numbered by `kafka_line`."
     )
     unwrap: str | None = Field(
         default=None,
@@ -135,7 +130,6 @@ class JsonFormat(Model):
 
     @model_validator(mode="after")
     def _check_unwrapped_once(self) -> Self:
-        """Raise ValueError for `unwrap` together with an envelope, which unwraps records too."""
         if self.unwrap is not None and self.envelope is not None:
             raise ValueError(
                 "has both unwrap and envelope; envelope already finds events in `payload`, so remove unwrap"
@@ -145,7 +139,7 @@ class JsonFormat(Model):
     @model_validator(mode="before")
     @classmethod
     def _set_framing(cls, value: object) -> object:
-        """Make `confluent` the default of `framing` if a registry is declared."""
+        """A registry makes `confluent` the default."""
         if isinstance(value, Mapping) and value.get("registry") is not None:
             return {"framing": "confluent", **value}
         return value
@@ -216,9 +210,7 @@ class _SchemaFormat(Model):
         "starts at the declaration's folder.",
     )
     schema_text: str | None = Field(
-        default=None,
-        max_length=MAX_SCHEMA_CHARACTERS,
-        description="The schema's text, instead of `schema-file`.",
+        default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."
     )
     _folder: Path = PrivateAttr(default=Path())
     """The folder of the file that declares the format; the working directory if no file does."""
@@ -231,7 +223,6 @@ class _SchemaFormat(Model):
 
     @property
     def schema_path(self) -> Path | None:
-        """Path of the schema file."""
         return None if self.schema_file is None else self._folder / self.schema_file
 
     @model_validator(mode="after")
@@ -274,17 +265,14 @@ class ProtobufFormat(_SchemaFormat):
 
 
 def envelope_of(value: ValueFormat) -> Envelope | None:
-    """Return the envelope that the format declares; None if it declares none."""
     return value.envelope if isinstance(value, JsonFormat | AvroFormat) else None
 
 
 def registry_of(value: ValueFormat) -> Registry | None:
-    """Return the schema registry that the format declares; None if it declares none."""
     return getattr(value, "registry", None)
 
 
 ValueFormat = JsonFormat | StringFormat | BytesFormat | CsvFormat | AvroFormat | ProtobufFormat
-"""The model of any format."""
 
 FORMATS: Mapping[str, type[Model]] = {
     "json": JsonFormat,
@@ -294,7 +282,6 @@ FORMATS: Mapping[str, type[Model]] = {
     "avro": AvroFormat,
     "protobuf": ProtobufFormat,
 }
-"""The model of each format, by its `type` in YAML."""
 
 
 def _expand_format_name(value: object) -> object:
@@ -322,16 +309,14 @@ _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
 def dump_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Return the format as written in YAML: its name, or a mapping of the settings that differ from the defaults."""
+    """Return the format as in YAML: its name, or a mapping of the settings that differ from the defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
 
 def dump_portable_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Return the format for use on another host, in the form of `dump_format`.
-
-    A schema file is replaced by its text. A registry that is not needed to read records is omitted. Raises SpecError if
-    the schema file cannot be read.
+    """Return the format for another host: with a schema file's text, without a registry that reading does not need.
+    Raises SpecError if the schema file cannot be read.
     """
     if isinstance(value, JsonFormat):
         return dump_format(value.model_copy(update={"registry": None}))
@@ -341,10 +326,7 @@ def dump_portable_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def read_schema_text(value: AvroFormat | ProtobufFormat) -> str:
-    """Return the text of the declared schema; a compiled descriptor is in base64.
-
-    Raises SpecError if it cannot be read.
-    """
+    """Return the text of the declared schema; a compiled descriptor is in base64. Raises SpecError."""
     if value.schema_text is not None:
         return value.schema_text
     path = value.schema_path
@@ -358,7 +340,7 @@ def read_schema_text(value: AvroFormat | ProtobufFormat) -> str:
 
 
 def parse_format(plain: str | Mapping[str, Any]) -> ValueFormat:
-    """Convert the result of `dump_format` back to the format. Raises pydantic's ValidationError."""
+    """Convert the result of `dump_format` back. Raises pydantic's ValidationError."""
     return _FORMAT.validate_python(plain, by_alias=True, by_name=False)
 
 

@@ -1,6 +1,5 @@
-"""Former names of a table's columns, and the table property that stores them. Pure.
-
-Rows that were staged for the default table may have older names of a routed table's columns.
+"""Former names of a table's columns, and the table property that stores them: rows staged for the default table may
+have older names of a routed table's columns.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ FormerColumns = Mapping[str, int | None]
 
 
 def parse_former_columns(properties: Mapping[str, str]) -> FormerColumns:
-    """Parse the table property with the former names.
-
-    Raises SchemaIncompatible if the property is invalid. Only a manual edit can cause that.
-    """
+    """Parse the table property. Raises SchemaIncompatible if it is invalid, after a manual edit."""
     text = properties.get(PROPERTY, "{}")
     try:
         found = json.loads(text)
@@ -44,10 +40,7 @@ def find_current_name(existing: Schema, field_id: int | None) -> str | None:
 def find_names_in_rows(
     own: Schema, own_former: FormerColumns, main: Schema, main_former: FormerColumns
 ) -> dict[str, set[str]]:
-    """Return the other names that each column of a routed table may have in rows written for the main table.
-
-    Columns without other names are omitted.
-    """
+    """Return the other names of a routed table's columns in rows written for the main table."""
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
     columns = {field.name for field in own.fields}
     found = {}

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
 from itertools import count
 from typing import Any
 
+from pyiceberg import transforms
+from pyiceberg import types as iceberg
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
-from pyiceberg.transforms import (
-    BucketTransform,
-    DayTransform,
-    HourTransform,
-    IdentityTransform,
-    MonthTransform,
-    Transform,
-    TruncateTransform,
-    VoidTransform,
-    YearTransform,
-)
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-    TimeType,
-    UUIDType,
-)
 
 from frazil.spec import types
 from frazil.spec.coordinates import COORDINATES, LINE, REQUIRED_COORDINATES
@@ -47,77 +20,80 @@ from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
 
 FIRST_PARTITION_FIELD_ID = 1000
-"""Field id of the first partition field (Iceberg specification, "Partition Specs")."""
+"""Iceberg specification, "Partition Specs"."""
 
 _PRIMITIVES: dict[str, type[Any]] = {
-    "boolean": BooleanType,
-    "int": IntegerType,
-    "long": LongType,
-    "float": FloatType,
-    "double": DoubleType,
-    "date": DateType,
-    "time": TimeType,
-    "timestamp": TimestampType,
-    "timestamptz": TimestamptzType,
-    "string": StringType,
-    "uuid": UUIDType,
-    "binary": BinaryType,
-    "decimal": DecimalType,
-    "fixed": FixedType,
+    "boolean": iceberg.BooleanType,
+    "int": iceberg.IntegerType,
+    "long": iceberg.LongType,
+    "float": iceberg.FloatType,
+    "double": iceberg.DoubleType,
+    "date": iceberg.DateType,
+    "time": iceberg.TimeType,
+    "timestamp": iceberg.TimestampType,
+    "timestamptz": iceberg.TimestamptzType,
+    "string": iceberg.StringType,
+    "uuid": iceberg.UUIDType,
+    "binary": iceberg.BinaryType,
+    "decimal": iceberg.DecimalType,
+    "fixed": iceberg.FixedType,
 }
-"""PyIceberg's class of each primitive type."""
 _TRANSFORMS: dict[str, type[Any]] = {
-    "identity": IdentityTransform,
-    "bucket": BucketTransform,
-    "truncate": TruncateTransform,
-    "year": YearTransform,
-    "month": MonthTransform,
-    "day": DayTransform,
-    "hour": HourTransform,
-    "void": VoidTransform,
+    "identity": transforms.IdentityTransform,
+    "bucket": transforms.BucketTransform,
+    "truncate": transforms.TruncateTransform,
+    "year": transforms.YearTransform,
+    "month": transforms.MonthTransform,
+    "day": transforms.DayTransform,
+    "hour": transforms.HourTransform,
+    "void": transforms.VoidTransform,
 }
-"""PyIceberg's class of each transform."""
 _COORDINATE_DOCS = {
     "kafka_topic": "Topic of the Kafka record",
     "kafka_partition": "Partition of the Kafka record",
     "kafka_offset": "Offset of the Kafka record",
     "kafka_timestamp": "Timestamp of the Kafka record",
 }
-"""Documentation of the coordinates in new tables."""
 
 
 class _FieldIds:
-    """Assigns new field ids as Iceberg does: all fields of one level get their ids before the fields nested in them."""
+    """Assigns field ids as Iceberg does: all fields of one level before the fields nested in them."""
 
     def __init__(self) -> None:
         self._ids = count(1)
 
-    def convert(self, declared: types.Type) -> IcebergType:
-        """Convert a declared type to Iceberg's type, with new field ids."""
+    def convert(self, declared: types.Type) -> iceberg.IcebergType:
         if isinstance(declared, types.Primitive):
-            primitive: IcebergType = _PRIMITIVES[declared.name](*declared.arguments)
+            primitive: iceberg.IcebergType = _PRIMITIVES[declared.name](*declared.arguments)
             return primitive
         if isinstance(declared, types.Struct):
-            return StructType(*self.fields([(f.name, f.type, f.required, None) for f in declared.fields]))
+            return iceberg.StructType(*self.fields([(f.name, f.type, f.required, None) for f in declared.fields]))
         if isinstance(declared, types.List):
             element_id = next(self._ids)
-            return ListType(element_id, self.convert(declared.element), element_required=False)
+            return iceberg.ListType(element_id, self.convert(declared.element), element_required=False)
         key_id, value_id = next(self._ids), next(self._ids)
-        return MapType(key_id, self.convert(declared.key), value_id, self.convert(declared.value), value_required=False)
+        return iceberg.MapType(
+            key_id, self.convert(declared.key), value_id, self.convert(declared.value), value_required=False
+        )
 
-    def fields(self, declared: list[tuple[str, types.Type, bool, str | None]]) -> list[NestedField]:
-        """Convert declared fields (name, type, required, doc) to Iceberg's fields, with new field ids."""
+    def fields(self, declared: list[tuple[str, types.Type, bool, str | None]]) -> list[iceberg.NestedField]:
+        """Convert declared fields: name, type, required, doc."""
         ids = [next(self._ids) for _ in declared]
         return [
-            NestedField(field_id, name, self.convert(field_type), required=required, doc=doc)
+            iceberg.NestedField(field_id, name, self.convert(field_type), required=required, doc=doc)
             for field_id, (name, field_type, required, doc) in zip(ids, declared, strict=True)
         ]
 
 
-def table_schema(spec: StreamSpec) -> Schema:
-    """Return the stream's schema: the declared columns in order, and the Kafka coordinates unless they are disabled.
+def iceberg_type(text: str) -> iceberg.IcebergType:
+    """Return Iceberg's type for a declared type, with new field ids. Raises ValueError."""
+    return _FieldIds().convert(types.parse_type(text))
 
-    Field ids start at 1. The key of an upsert stream becomes Iceberg's identifier fields.
+
+def table_schema(spec: StreamSpec) -> Schema:
+    """Return the declared columns in order, and the Kafka coordinates. Field ids start at 1.
+
+    The key of an upsert stream becomes Iceberg's identifier fields.
     """
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
@@ -139,10 +115,7 @@ def records_schema(spec: StreamSpec) -> Schema:
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """Return the declared partitioning, with the field ids of the schema `of`.
-
-    Partition fields have the names that Spark gives them.
-    """
+    """Return the declared partitioning of the schema `of`. Partition fields have Spark's names."""
     terms = [parse_term(text) for text in spec.partition_by]
     fields = [
         PartitionField(
@@ -157,9 +130,7 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
 
 
 def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """Return the declared sort order, with the field ids of the schema `of`. Without a declaration, it is the unsorted
-    order (id 0).
-    """
+    """Return the declared sort order of the schema `of`; id 0 if it is unsorted."""
     terms = [parse_sort_term(text) for text in spec.sort_by]
     fields = [
         SortField(
@@ -173,75 +144,129 @@ def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
     return SortOrder(*fields, order_id=1) if fields else SortOrder(order_id=0)
 
 
-def _build_transform(term: Term) -> Transform[Any, Any]:
+def _build_transform(term: Term) -> transforms.Transform[Any, Any]:
     arguments = (term.width,) if term.width else ()
-    transform: Transform[Any, Any] = _TRANSFORMS[term.transform](*arguments)
+    transform: transforms.Transform[Any, Any] = _TRANSFORMS[term.transform](*arguments)
     return transform
 
 
 DEAD_LETTER_SCHEMA = Schema(
-    NestedField(1, "kafka_topic", StringType(), required=True, doc="Topic of the record"),
-    NestedField(2, "kafka_partition", IntegerType(), required=True, doc="Partition of the record"),
-    NestedField(3, "kafka_offset", LongType(), required=True, doc="Offset of the record"),
-    NestedField(
+    iceberg.NestedField(1, "kafka_topic", iceberg.StringType(), required=True, doc="Topic of the record"),
+    iceberg.NestedField(2, "kafka_partition", iceberg.IntegerType(), required=True, doc="Partition of the record"),
+    iceberg.NestedField(3, "kafka_offset", iceberg.LongType(), required=True, doc="Offset of the record"),
+    iceberg.NestedField(
         4,
         "topic_id",
-        StringType(),
+        iceberg.StringType(),
         required=False,
         doc="Kafka's id of the topic, which changes if the topic is recreated",
     ),
-    NestedField(5, "kafka_timestamp", TimestamptzType(), required=False, doc="Timestamp of the record"),
-    NestedField(6, "key", BinaryType(), required=False, doc="The key's bytes, unchanged"),
-    NestedField(7, "value", BinaryType(), required=False, doc="The value's bytes, unchanged"),
-    NestedField(8, "error_class", StringType(), required=True, doc="Class of the error, to count by"),
-    NestedField(9, "error", StringType(), required=True, doc="Message of the error"),
-    NestedField(10, "rejected_at", TimestamptzType(), required=True, doc="When frazil rejected the record"),
-    NestedField(
-        11, "stream", StringType(), required=False, doc="Stream that rejected the record; several may share the table"
+    iceberg.NestedField(5, "kafka_timestamp", iceberg.TimestamptzType(), required=False, doc="Timestamp of the record"),
+    iceberg.NestedField(6, "key", iceberg.BinaryType(), required=False, doc="The key's bytes, unchanged"),
+    iceberg.NestedField(7, "value", iceberg.BinaryType(), required=False, doc="The value's bytes, unchanged"),
+    iceberg.NestedField(8, "error_class", iceberg.StringType(), required=True, doc="Class of the error, to count by"),
+    iceberg.NestedField(9, "error", iceberg.StringType(), required=True, doc="Message of the error"),
+    iceberg.NestedField(
+        10, "rejected_at", iceberg.TimestamptzType(), required=True, doc="When frazil rejected the record"
     ),
-    NestedField(
+    iceberg.NestedField(
+        11,
+        "stream",
+        iceberg.StringType(),
+        required=False,
+        doc="Stream that rejected the record; several may share the table",
+    ),
+    iceberg.NestedField(
         12,
         "headers",
-        ListType(
+        iceberg.ListType(
             17,
-            StructType(
-                NestedField(18, "name", StringType(), required=False),
-                NestedField(19, "value", BinaryType(), required=False),
+            iceberg.StructType(
+                iceberg.NestedField(18, "name", iceberg.StringType(), required=False),
+                iceberg.NestedField(19, "value", iceberg.BinaryType(), required=False),
             ),
             element_required=False,
         ),
         required=False,
         doc="The headers in their order; null if the record has none",
     ),
-    NestedField(13, "replays", IntegerType(), required=False, doc="Number of replays that failed"),
-    NestedField(14, "discarded_at", TimestamptzType(), required=False, doc="When an operator discarded it"),
-    NestedField(15, "discarded_by", StringType(), required=False, doc="Who discarded it"),
-    NestedField(16, "discard_reason", StringType(), required=False, doc="Why it was discarded"),
+    iceberg.NestedField(13, "replays", iceberg.IntegerType(), required=False, doc="Number of replays that failed"),
+    iceberg.NestedField(
+        14, "discarded_at", iceberg.TimestamptzType(), required=False, doc="When an operator discarded it"
+    ),
+    iceberg.NestedField(15, "discarded_by", iceberg.StringType(), required=False, doc="Who discarded it"),
+    iceberg.NestedField(16, "discard_reason", iceberg.StringType(), required=False, doc="Why it was discarded"),
     schema_id=0,
 )
-"""Schema of dead-letter tables."""
 
 DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
-    PartitionField(source_id=10, field_id=FIRST_PARTITION_FIELD_ID, transform=DayTransform(), name="rejected_at_day"),
+    PartitionField(
+        source_id=10, field_id=FIRST_PARTITION_FIELD_ID, transform=transforms.DayTransform(), name="rejected_at_day"
+    ),
     spec_id=0,
 )
-"""Partitioning of dead-letter tables: by day of rejection."""
 
 
-def format_type(kind: IcebergType) -> str:
-    """Format a type as in a declaration: the inverse of `frazil.spec.types.parse_type`. Pure."""
+def format_type(kind: iceberg.IcebergType) -> str:
+    """Format a type as in a declaration: the inverse of `frazil.spec.types.parse_type`."""
     match kind:
-        case StructType():
+        case iceberg.StructType():
             fields = (f"{f.name}: {format_type(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
             return f"struct<{', '.join(fields)}>"
-        case ListType():
+        case iceberg.ListType():
             return f"list<{format_type(kind.element_type)}>"
-        case MapType():
+        case iceberg.MapType():
             return f"map<{format_type(kind.key_type)}, {format_type(kind.value_type)}>"
     return str(kind)
 
 
-def format_declaration(field: NestedField) -> str:
-    """Format a column as an entry of `schema` in YAML. The text is valid in block style and within braces. Pure."""
+def format_declaration(field: iceberg.NestedField) -> str:
+    """Format a column as an entry of `schema` in YAML, valid in block style and within braces."""
     text = format_type(field.field_type) + (" not null" if field.required else "")
     return f"{field.name}: {text!r}" if set(text) & set(",:[]") else f"{field.name}: {text}"
+
+
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+DATE_LIMITS_DAYS = (date.min.toordinal() - _EPOCH_ORDINAL, date.max.toordinal() - _EPOCH_ORDINAL)
+"""The first and last day, in days since 1970."""
+TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1] + 1) * 86_400_000_000 - 1)
+"""The first and last moment, in microseconds since 1970."""
+
+
+def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
+    """Return the smallest and largest value of a number or time type: of decimals as integers without the decimal
+    point, of dates in days, of timestamps in microseconds since 1970.
+    """
+    match kind:
+        case iceberg.IntegerType():
+            return -(2**31), 2**31 - 1
+        case iceberg.LongType():
+            return -(2**63), 2**63 - 1
+        case iceberg.DecimalType():
+            return 1 - 10**kind.precision, 10**kind.precision - 1
+        case iceberg.DateType():
+            return DATE_LIMITS_DAYS
+        case iceberg.TimestampType() | iceberg.TimestamptzType():
+            return TIMESTAMP_LIMITS_US
+    return None
+
+
+def filter_between(field: iceberg.NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
+    """Return a filter for rows with values from `lowest` to `greatest`.
+
+    A bound that all values meet is omitted: PyIceberg would compare partitions with the value beyond it, and raise.
+    """
+    first, last = find_limits(field.field_type) or (None, None)
+    found: BooleanExpression = AlwaysTrue()
+    if first is None or _to_unscaled(lowest) > first:
+        found = GreaterThanOrEqual(term=field.name, value=lowest)
+    if last is None or _to_unscaled(greatest) < last:
+        found = And(found, LessThanOrEqual(term=field.name, value=greatest))
+    return found
+
+
+def _to_unscaled(value: Any) -> Any:
+    if not isinstance(value, Decimal):
+        return value
+    sign, digits, _ = value.as_tuple()
+    return (-1) ** sign * int("".join(map(str, digits)))

@@ -1,7 +1,5 @@
-"""Generates the JSON Schema of a stream's file, with which editors complete and check it.
-
-Most of the schema comes from the models. The short forms that the models also accept are added here. `python -m
-frazil.spec.json_schema > include/streams/stream.schema.json` updates the exported file.
+"""Generates the JSON Schema of a stream's file, for editors, from the models and the short forms that they accept.
+`python -m frazil.spec.json_schema > include/streams/stream.schema.json` updates the exported file.
 """
 
 from __future__ import annotations
@@ -32,56 +30,48 @@ def stream_schema() -> _Schema:
     source["oneOf"] = [{"required": ["topics"]}, {"required": ["topic-pattern"]}]
     source["properties"]["topics"].pop("default")
     source["properties"]["topics"] = _string_or_list_schema(source["properties"]["topics"])
-    source["properties"]["format"] = _format_schema(source["properties"]["format"], definitions)
+    declared = source["properties"]["format"]
+    for each in FORMATS:
+        of_type = definitions[FORMATS[each].__name__]
+        of_type["required"] = ["type"]
+        of_type["properties"]["type"] = {"const": each}
+    source["properties"]["format"] = {
+        "anyOf": [{"enum": list(FORMATS)}, {"oneOf": declared["oneOf"]}],
+        "default": "json",
+        "description": declared["description"],
+    }
     for key in ("partition-by", "sort-by"):
         schema["properties"][key] = _string_or_list_schema(schema["properties"][key])
     schema["properties"]["schema"] = _columns_schema(schema["properties"]["schema"], definitions["Column"])
     source["properties"]["schema"] = _columns_schema(source["properties"]["schema"], definitions["Column"])
     definitions.pop("Column")
     _drop_titles(schema)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A frazil stream",
-        **schema,
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A frazil stream", **schema}
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Generates JSON Schemas whose default durations are written as in a declaration (`60s`), not in ISO 8601."""
+    """Writes default durations as in a declaration (`60s`), not in ISO 8601."""
 
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
 
 
 def render() -> str:
-    """Return the schema as text, for the exported file."""
     return json.dumps(stream_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _allow_string(definitions: dict[str, _Schema], name: str, meaning: str) -> None:
-    """Let a definition also accept a string; `meaning` describes the string."""
     definitions[name] = {"anyOf": [{"type": "string", "description": meaning}, definitions[name]]}
 
 
 def _string_or_list_schema(listed: _Schema) -> _Schema:
-    """Return a schema that also accepts one string instead of a list of strings."""
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}
     return {"anyOf": [{"type": "string"}, inner], **outer}
 
 
-def _format_schema(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
-    """Return a schema that accepts the name of a format, or a mapping with `type`."""
-    for name in FORMATS:
-        of_type = definitions[FORMATS[name].__name__]
-        of_type["required"] = ["type"]
-        of_type["properties"]["type"] = {"const": name}
-    choice = {key: declared[key] for key in ("oneOf",)}
-    return {"anyOf": [{"enum": list(FORMATS)}, choice], "default": "json", "description": declared["description"]}
-
-
 def _columns_schema(declared: _Schema, column: _Schema) -> _Schema:
-    """Return the schema of a mapping from column names to types, or to mappings with `type`."""
+    """Accept a mapping from column names to types, or to mappings with `type`."""
     fields = {key: value for key, value in column["properties"].items() if key != "name"}
     long_form = {"type": "object", "properties": fields, "required": ["type"], "additionalProperties": False}
     short_form = {"type": "string", "description": "type, or: type not null", "examples": ["string", "long not null"]}
@@ -94,7 +84,7 @@ def _columns_schema(declared: _Schema, column: _Schema) -> _Schema:
 
 
 def _drop_titles(node: object) -> None:
-    """Remove the titles that pydantic adds, because they only repeat each field's name."""
+    """Remove pydantic's titles, which only repeat each field's name."""
     if isinstance(node, dict):
         if isinstance(node.get("title"), str):
             del node["title"]

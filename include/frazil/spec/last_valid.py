@@ -1,14 +1,6 @@
-"""Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer.
-
-<home>/declared/<folder>-<hash>/<file>.json the last valid declaration of a file
-
-Every process that reads a folder records the valid declarations in it, and a writer records its own declaration when it
-starts. A process that reads a broken file uses the file's last valid declaration instead. Several processes can do this
-concurrently: a record is replaced atomically, and only if it has changed.
-
-A missing file's record is used for a short time, because an editor may be replacing the file, or a volume may be
-mounted late. Then the record is deleted. The same applies to a stream's old name after its file declares a new one. The
-record of the old name is `<file>~<name>.json`.
+"""Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer:
+`<home>/declared/<folder>-<hash>/<file>.json`, and `<file>~<name>.json` for a stream's old name. The record of a missing
+file is used for a short time: an editor may be replacing it, or a volume may be mounted late.
 """
 
 from __future__ import annotations
@@ -27,27 +19,22 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from frazil.errors import SpecError
 from frazil.home import home, make_folder
-from frazil.spec.file_cache import Signature, read_signature
 from frazil.spec.load import find_file, list_stream_files, load_stream, load_valid_streams, read_stream, validate_stream
 from frazil.spec.model import StreamSpec
+from frazil.spec.yaml_file import Signature, read_signature
 
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-"""Version of the record files' format."""
 MAX_FILE_ABSENCE_MS = 60_000
-"""Milliseconds for which one of several files may be missing before it counts as removed."""
+"""How long one of several files may be missing before it counts as removed."""
 MAX_FOLDER_ABSENCE_MS = 600_000
-"""Milliseconds for which all files of a folder may be missing before they count as removed. This is longer, because the
-folder of an unmounted volume also looks empty.
-"""
+"""The same for all files of a folder: longer, because an unmounted volume also looks empty."""
 REMOVED_FILE_REPORT_MS = 900_000
-"""Milliseconds for which a removed file is still reported, so that its DAG can stop running processes."""
+"""How long a removed file is still reported, so that its DAG can stop running processes."""
 
 
 class NamedDeclaration(Protocol):
-    """A declaration with a name."""
-
     @property
     def name(self) -> str: ...
 
@@ -57,22 +44,19 @@ T = TypeVar("T", bound=NamedDeclaration)
 
 @dataclass(frozen=True, slots=True)
 class FileKind(Generic[T]):
-    """The functions that read one kind of declaration."""
+    """The functions that read one kind of declaration. All raise SpecError."""
 
     load: Callable[[Path], T]
-    """Load a declaration from its file. Raises SpecError."""
+    """Load a declaration from its file."""
     read: Callable[[Path], Mapping[str, Any]]
-    """Read a file as JSON values. Raises SpecError."""
+    """Read a file as JSON values."""
     validate: Callable[[Mapping[str, Any], Path], T]
-    """Validate the values that `read` returned. Raises SpecError."""
+    """Validate the values that `read` returned."""
 
 
 STREAMS: FileKind[StreamSpec] = FileKind(load_stream, read_stream, validate_stream)
-"""How to read declared streams."""
 _known_records: dict[Path, tuple[NamedDeclaration, Signature]] = {}
-"""The declaration and signature of record files by path, because folders are read every few seconds. A declaration is
-current while the signature is unchanged.
-"""
+"""Declaration and signature of record files: a declaration is current while the signature is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +75,7 @@ class DeclaredFile(Generic[T]):
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[DeclaredFile[T]]:
-    """Return all declared files of a folder, sorted by path, including broken files and missing files that have a
-    record.
+    """Return all declared files of a folder by path, also broken files, and missing files that have a record.
 
     Records valid declarations, and deletes the records of files that were removed long ago.
     """
@@ -114,7 +97,7 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Decla
 
 
 def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> DeclaredFile[T]:
-    """Load a file and record its declaration. For a broken file, return the recorded declaration and the problem."""
+    """Load a file and record its declaration, or return the record of a broken file and the problem."""
     try:
         spec = kind.load(path)
         memory.remember(path, spec, kind)
@@ -126,7 +109,7 @@ def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> Decl
 def _find_missing(
     path: Path, spec: T, memory: DeclarationMemory, *, now_ms: int, moment_ms: int
 ) -> Iterator[DeclaredFile[T]]:
-    """Yield a missing file with its last valid declaration, or delete its record if it was removed long ago."""
+    """Yield a missing file with its record, or delete the record if the file was removed long ago."""
     since_ms = memory.missing_since(path, now_ms=now_ms)
     if now_ms - since_ms >= moment_ms + REMOVED_FILE_REPORT_MS:
         memory.forget(path)
@@ -140,17 +123,16 @@ def _find_missing(
 
 
 def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """Return the recorded declaration with this name in a folder; None if none is recorded."""
+    """Return the recorded declaration with this name in a folder, if any."""
     memory = DeclarationMemory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return a stream of a folder, and the problem of its file; None if the file is valid.
+    """Return a stream and the problem of its file, if it is broken: then the stream is the last valid one.
 
-    A valid declaration is recorded. For a broken file, the stream is the last valid declaration. Raises SpecError if
-    none was recorded.
+    A valid declaration is recorded. Raises SpecError if a broken file has no record.
     """
     try:
         return find_and_remember(folder, name), None
@@ -161,10 +143,7 @@ def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
 
 
 def find_and_remember(folder: Path, name: str) -> StreamSpec:
-    """Return a stream of a folder, and record its declaration for the case that its file breaks later.
-
-    Raises SpecError like `find_stream`.
-    """
+    """Return a stream, and record its declaration. Raises SpecError like `find_stream`."""
     path = find_file(folder, name)
     spec = load_stream(path)
     DeclarationMemory(folder).remember(path, spec, STREAMS)
@@ -172,10 +151,9 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 
 
 def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
-    """Return all streams of a folder, sorted by name, and the problems of broken files.
+    """Return all streams of a folder by name, also the last valid ones of broken files, and these files' problems.
 
-    For a broken file, the stream is its last valid declaration. Valid declarations are recorded. Raises SpecError if
-    the folder has neither streams nor problems.
+    Valid declarations are recorded. Raises SpecError if there are neither streams nor problems.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
@@ -185,7 +163,6 @@ def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec
 
 
 def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
-    """Return why a folder cannot be listed (None if it can), and its declared files."""
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         return None, [path.absolute() for path in list_stream_files(folder)]
@@ -193,15 +170,8 @@ def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
         return f"{folder} cannot be read: {error.strerror}", []
 
 
-def _is_record(name: str) -> bool:
-    """Return whether a file name is that of a record, not of a temporary file."""
-    return name.endswith(".json") and not name.startswith(".")
-
-
 class DeclarationMemory:
-    """The recorded declarations of one folder. If a record cannot be read or written, a warning is logged, and it
-    counts as missing.
-    """
+    """The records of one folder. A record that cannot be read or written is logged, and counts as missing."""
 
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())
@@ -218,12 +188,14 @@ class DeclarationMemory:
         except OSError as error:
             log.warning("the last valid declarations of %s cannot be read: %s", self._folder, error)
             records = []
-        return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
+        return sorted(
+            self._folder / name.removesuffix(".json")
+            for name in records
+            if (name.endswith(".json") and not name.startswith("."))
+        )
 
     def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
-        """Record a valid declaration. Raises SpecError if the file has changed since it was loaded and is now
-        broken.
-        """
+        """Record a valid declaration. Raises SpecError if the file was broken since it was loaded."""
         target = self._record(path)
         seen = read_signature(target)
         if seen is not None and _known_records.get(target) == (spec, seen):
@@ -248,10 +220,7 @@ class DeclarationMemory:
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Return since when a recorded file has been missing (ms since 1970).
-
-        The first call for a missing file records the current time.
-        """
+        """Return since when a file has been missing (ms since 1970): since the first call for it."""
         record = self._read(path)
         since_ms = record.get("missing-since-ms")
         if isinstance(since_ms, int) and since_ms <= now_ms:
@@ -260,7 +229,6 @@ class DeclarationMemory:
         return now_ms
 
     def forget(self, path: Path) -> None:
-        """Delete the record of a file."""
         try:
             self._record(path).unlink(missing_ok=True)
         except OSError as error:
@@ -272,7 +240,7 @@ class DeclarationMemory:
         return self._records / f"{path.name}.json"
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """Return the record of a file; empty if it is missing, unreadable, or from a version with another format."""
+        """Return the record of a file; empty if it is missing, unreadable, or of another format."""
         try:
             record = json.loads(self._record(path).read_text())
         except FileNotFoundError:
@@ -284,7 +252,6 @@ class DeclarationMemory:
         return record if valid and isinstance(record.get("declared"), dict) else {}
 
     def _write(self, path: Path, record: Mapping[str, Any]) -> None:
-        """Replace the record of a file atomically. Logs a warning if this fails."""
         target = self._record(path)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:

@@ -1,7 +1,5 @@
-"""Parses partition and sort terms such as `day(ts)` or `bucket(16, id) desc nulls last`, without PyIceberg.
-
-Iceberg's specification, section "Partition Transforms", defines which transforms are allowed for which types. A test
-compares the table below with PyIceberg's `can_transform`.
+"""Parses partition and sort terms such as `day(ts)` or `bucket(16, id) desc nulls last`, without PyIceberg. The allowed
+types are those of Iceberg's specification, "Partition Transforms".
 """
 
 from __future__ import annotations
@@ -14,14 +12,11 @@ from typing import Literal
 from frazil.spec.types import Primitive, Type
 
 TIME_TRANSFORMS = frozenset({"year", "month", "day", "hour"})
-"""Transforms of a time to a number of years, months, days or hours."""
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
-"""All transforms of Iceberg that a term can use."""
 ALLOWED_TERMS = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
-"""The allowed forms of a partition term, for messages."""
 
 MAX_WIDTH = 2**31 - 1
-"""Largest width or bucket count: Iceberg's Java library stores them as `int`."""
+"""Iceberg's Java library stores widths and bucket counts as `int`."""
 
 _TIMES = frozenset({"timestamp", "timestamptz"})
 _BUCKETS = _TIMES | {"int", "long", "decimal", "date", "time", "string", "uuid", "fixed", "binary"}
@@ -33,18 +28,17 @@ _TYPES_BY_TRANSFORM = {
     "day": _TIMES | {"date"},
     "hour": _TIMES,
 }
-"""Types to which each transform can be applied. Other transforms can be applied to all primitive types."""
+"""Types of each transform. Other transforms can be applied to all primitive types."""
 _TERM = re.compile(
     r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()][^,()]*+)(?P<close>\))?"
 )
-"""Matches a column, or a transform of a column with an optional width."""
 _UNFINISHED_SORT_TERM = re.compile(r"\s(?:asc|desc|nulls)$", re.IGNORECASE)
-"""Matches a term that ends with an incomplete direction. A name alone, such as `desc`, may be a column."""
+"""The end of an incomplete direction. A name alone, such as `desc`, may be a column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A transform of a column. `width` is set only for `bucket` (number of buckets) and `truncate` (width)."""
+    """A transform of a column. `width` is set for `bucket` (number of buckets) and `truncate` (width)."""
 
     transform: str
     column: str
@@ -52,9 +46,7 @@ class Term:
 
     @property
     def field_name(self) -> str:
-        """The partition field's name, such as `ts_day`: the name that Iceberg's Java `PartitionSpec.Builder`
-        chooses.
-        """
+        """The partition field's name that Iceberg's Java `PartitionSpec.Builder` chooses, such as `ts_day`."""
         suffix = {"identity": "", "truncate": "_trunc", "void": "_null"}.get(self.transform, f"_{self.transform}")
         return f"{self.column}{suffix}"
 
@@ -66,9 +58,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class SortTerm:
-    """One term of a sort order. Iceberg's default is nulls first in ascending order, and nulls last in descending
-    order.
-    """
+    """A term with its order. The default order of nulls is Iceberg's: first if ascending, last if descending."""
 
     term: Term
     direction: Literal["asc", "desc"]
@@ -79,10 +69,7 @@ class SortTerm:
 
 
 def parse_term(text: str) -> Term:
-    """Parse one partition term. A column name alone means the identity transform.
-
-    Raises ValueError with the allowed forms.
-    """
+    """Parse one partition term. A column name alone is the identity. Raises ValueError with the allowed forms."""
     match = _TERM.fullmatch(text.strip())
     if match is None or bool(match["transform"]) != bool(match["close"]):
         raise ValueError(f"is not a partition or sort term; write one of: {ALLOWED_TERMS}")
@@ -95,10 +82,7 @@ def parse_term(text: str) -> Term:
 
 
 def parse_sort_term(text: str) -> SortTerm:
-    """Parse one sort term: `column`, `column desc`, `bucket(16, id) asc nulls last`.
-
-    Raises ValueError with the allowed forms.
-    """
+    """Parse one sort term, such as `bucket(16, id) asc nulls last`. Raises ValueError with the allowed forms."""
     head = text.strip()
     direction: Literal["asc", "desc"] = "asc"
     nulls: Literal["first", "last"] | None = None
@@ -115,14 +99,12 @@ def parse_sort_term(text: str) -> SortTerm:
 
 
 def can_transform(transform: str, source: Type) -> bool:
-    """Return whether Iceberg allows the transform on a column of this type."""
     if not isinstance(source, Primitive):
         return False
     return source.name in _TYPES_BY_TRANSFORM[transform] if transform in _TYPES_BY_TRANSFORM else True
 
 
 def list_transformable_types(transform: str) -> str:
-    """Return the types to which a transform can be applied, as text for messages."""
     return (
         ", ".join(sorted(_TYPES_BY_TRANSFORM[transform]))
         if transform in _TYPES_BY_TRANSFORM
@@ -131,7 +113,6 @@ def list_transformable_types(transform: str) -> str:
 
 
 def _parse_width(transform: str, text: str | None) -> int | None:
-    """Return the number of a `bucket` or `truncate` term; None for other transforms. Raises ValueError."""
     if transform not in {"bucket", "truncate"}:
         if text is not None:
             raise ValueError(f"has a number, which {transform} does not take; write {transform}(column)")

@@ -1,12 +1,15 @@
-"""Loads declared streams from YAML, and reports all problems of a file in one SpecError.
-
-Does not import PyIceberg, because Airflow's DAG processor loads streams often.
+"""Loads declared streams from YAML, and reports all problems of a file in one SpecError. Does not import PyIceberg,
+because Airflow's DAG processor loads streams often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,18 +18,17 @@ from pydantic import ValidationError
 
 from frazil.errors import SpecError
 from frazil.spec.conflicts import find_conflicts, find_foreign_writes
-from frazil.spec.file_cache import FileCache
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 from frazil.spec.routed_stream import feeding, list_windowed_views
-from frazil.spec.yaml_file import read_mapping
+from frazil.spec.yaml_file import FileCache, read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
-"""File with settings for all streams of its folder."""
+"""Settings for all streams of its folder."""
 
 
 def load_stream(path: Path) -> StreamSpec:
-    """Load the stream that a file declares, with defaults from `_defaults.yaml` in the same folder.
+    """Load the stream that a file declares, with the folder's defaults.
 
     Raises SpecError, which lists for every problem the file, the key, the value and the allowed values.
     """
@@ -38,19 +40,13 @@ def _load_stream(path: Path) -> StreamSpec:
 
 
 def read_stream(path: Path) -> dict[str, Any]:
-    """Return the content of one file, merged with the `_defaults.yaml` of its folder, without validation.
-
-    The file's own values take precedence. Raises SpecError.
-    """
+    """Return the content of one file, merged with the folder's defaults, without validation. Raises SpecError."""
     declared = read_mapping(path)
     return _merge(read_defaults(path.parent), declared)
 
 
 def read_defaults(folder: Path) -> Mapping[str, Any]:
-    """Return the settings in a folder's `_defaults.yaml`, without validation; an empty mapping if the file is missing.
-
-    Raises SpecError if the file cannot be read.
-    """
+    """Return a folder's `_defaults.yaml`, without validation; empty if it is missing. Raises SpecError."""
     file = folder / DEFAULTS_FILE
     return read_mapping(file) if file.exists() else {}
 
@@ -64,9 +60,7 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
 
 
 def _find_file_of_key(key: str, path: Path) -> Path:
-    """Return the file that sets a key: `_defaults.yaml` if only that file has the key, otherwise the stream's own
-    file.
-    """
+    """Return `_defaults.yaml` if only that file sets the key, otherwise the stream's own file."""
     with suppress(SpecError):
         if _has_key(read_defaults(path.parent), key) and not _has_key(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
@@ -74,7 +68,7 @@ def _find_file_of_key(key: str, path: Path) -> Path:
 
 
 def _has_key(declared: Mapping[str, Any], key: str) -> bool:
-    """Return whether a dotted key is declared, or the list that it is an element of. Names may contain dots."""
+    """Return whether a dotted key, or the list that contains it, is declared. Names may contain dots."""
     inner: object = declared
     parts = key.split(".")
     while parts and isinstance(inner, Mapping):
@@ -87,7 +81,7 @@ def _has_key(declared: Mapping[str, Any], key: str) -> bool:
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Return all streams of a folder by name, sorted. Files whose names begin with an underscore or a dot are skipped.
+    """Return all streams of a folder by name, without files that begin with an underscore or a dot.
 
     Raises SpecError with the problems of all files and the conflicts between streams.
     """
@@ -109,7 +103,7 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
 
 
 def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
-    """Return the valid streams of a folder, sorted by name, and the problems of the other files.
+    """Return the valid streams of a folder by name, and the problems of the other files.
 
     Raises SpecError if there are neither streams nor problems.
     """
@@ -126,22 +120,20 @@ def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
 
 
 def no_stream_error(folder: Path) -> SpecError:
-    """Return the error for a folder without declared streams."""
     return SpecError(f"{folder} declares no stream; set the folder with --streams or FRAZIL_STREAMS")
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """Load one stream of a folder by its name. Other files of the folder may be broken.
+    """Load one stream of a folder, whose other files may be broken.
 
-    Raises SpecError with the known names if no file declares the stream, or with the problems of its file.
+    Raises SpecError with the known names if no file declares it, or with the problems of its file.
     """
     return load_stream(find_file(folder, name))
 
 
 def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
-    """Check that no other stream owns the stream's dead-letter table or routed tables.
-
-    Raises SpecError. Broken files are ignored. `frazil validate` checks this too, but may not have been run.
+    """Raise SpecError if another stream owns the dead-letter table or routed tables. Broken files are ignored. `frazil
+    validate` checks this too, but may not have been run.
     """
     if not spec.sinks.can_follow and spec.dead_letters.table is None:
         return
@@ -155,10 +147,7 @@ def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """Return the path of the file that declares a stream, even if the declaration is not valid.
-
-    Raises SpecError with the known names if no file declares the stream.
-    """
+    """Return the file that declares a stream, even if it is not valid. Raises SpecError with the known names."""
     known: dict[str, Path] = {}
     failures: list[str] = []
     for path in list_stream_files(folder):
@@ -181,18 +170,15 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def _read_application(path: Path) -> str | None:
-    """Return the shared application of a file's stream; None if it has none, or if the file is broken."""
     with suppress(SpecError):
         return load_stream(path).application
     return None
 
 
 def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table, sorted by name. A stream that routes to the table is returned as
-    `view_from_table` returns it.
+    """Return the streams that write to a table by name, as `view_from_table` does.
 
-    Raises SpecError with the known tables if no stream writes to the table. Also raises SpecError if a broken file
-    mentions the table, because the file's stream is unknown.
+    Raises SpecError with the known tables if no stream does, or if a broken file mentions the table.
     """
     valid: list[StreamSpec] = []
     failures: list[str] = []
@@ -218,7 +204,6 @@ def list_stream_files(folder: Path) -> list[Path]:
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings recursively. Where both have a value that is not a mapping, the value in `above` is used."""
     merged = dict(beneath)
     for key, value in above.items():
         below = merged.get(key)
@@ -227,4 +212,50 @@ def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 _STREAMS = FileCache(_load_stream, beside=(DEFAULTS_FILE,))
-"""Cache of the streams by file."""
+
+
+MAX_LISTING_AGE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    at_s: float
+    files: Mapping[str, Path | None]
+    """The file that declares each stream; None for a stream that several files declare."""
+
+
+class FolderIndex:
+    """Finds files by stream. Lists each folder at most once per `MAX_LISTING_AGE_S`."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._listings: dict[Path, _Listing] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def find_file(self, folder: Path, stream: str) -> Path | None:
+        """Return the file that declares the stream; None if no readable file does, or several do."""
+        with self._one_at_a_time:
+            listing = self._listings.get(folder)
+            if listing is None or self._clock() - listing.at_s >= MAX_LISTING_AGE_S:
+                listing = self._listings[folder] = _Listing(self._clock(), _map_files(folder))
+        return listing.files.get(stream)
+
+
+def _map_files(folder: Path) -> dict[str, Path | None]:
+    found: dict[str, Path | None] = {}
+    try:
+        os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
+        paths = list_stream_files(folder)
+    except OSError:
+        return {}
+    for path in paths:
+        try:
+            name = str(read_mapping(path).get("name"))
+        except SpecError:
+            continue
+        found[name] = None if name in found else path
+    return found
+
+
+FOLDER_INDEX = FolderIndex()
+"""The index that all supervisors of the process share."""

@@ -10,9 +10,7 @@ from pydantic import Field, model_validator
 from frazil.spec.values import Bytes, Count, CountFromTwo, Model, Percentage, PositiveDuration, Records
 
 _SWITCH = {"on": True, "off": False, "true": True, "false": False}
-"""Values that switch an action on or off. YAML 1.1 reads `on` and `off` as booleans; frazil's loader reads them as
-words.
-"""
+"""YAML 1.1 reads `on` and `off` as booleans; frazil's loader reads them as words."""
 
 
 class SwitchableAction(Model):
@@ -23,7 +21,6 @@ class SwitchableAction(Model):
     @model_validator(mode="before")
     @classmethod
     def _expand_switch(cls, value: object) -> object:
-        """Expand `on` or `off` to a mapping."""
         on = _SWITCH.get(str(value).lower())
         return value if on is None else {"enabled": on}
 
@@ -32,20 +29,17 @@ class Compaction(SwitchableAction):
     """Rewrites the small data files of a partition as few large files."""
 
     strategy: Literal["binpack", "sort"] = Field(
-        default="binpack",
-        description="`sort` also sorts by the table's sort order, at about twice the cost.",
+        default="binpack", description="`sort` also sorts by the table's sort order, at about twice the cost."
     )
     budget: Bytes = Field(default=20 * 2**30, description="The maximum size of the data files that one run rewrites.")
     min_files: CountFromTwo = Field(
         default=5, description="A complete partition is rewritten if it has at least this many small files."
     )
     open_files: CountFromTwo = Field(
-        default=200,
-        description="A partition that is still written to is rewritten above this number.",
+        default=200, description="A partition that is still written to is rewritten above this number."
     )
     deleted_rows: Percentage = Field(
-        default=20,
-        description="A data file is rewritten once this percentage of its rows is deleted.",
+        default=20, description="A data file is rewritten once this percentage of its rows is deleted."
     )
 
 
@@ -98,10 +92,7 @@ class Alerts(SwitchableAction):
         description="Delete files, which every reader must apply. For an upsert table, the limit is higher by the "
         "number of its data files.",
     )
-    deleted_rows: Percentage = Field(
-        default=30,
-        description="Percentage of rows in data files that are deleted.",
-    )
+    deleted_rows: Percentage = Field(default=30, description="Percentage of rows in data files that are deleted.")
     since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
     freshness: PositiveDuration = Field(
         default=timedelta(minutes=15), description="The maximum age of the oldest record that waits in Kafka."
@@ -110,8 +101,7 @@ class Alerts(SwitchableAction):
         default=None, description="Unread records of one stream. By default there is no such alert."
     )
     late_window: PositiveDuration = Field(
-        default=timedelta(hours=2),
-        description="How long a window may stay incomplete after its end and `lateness`.",
+        default=timedelta(hours=2), description="How long a window may stay incomplete after its end and `lateness`."
     )
     writer_down: PositiveDuration = Field(
         default=timedelta(minutes=1), description="How long a stream that should run may have no writer."
@@ -129,24 +119,18 @@ class Alerts(SwitchableAction):
     )
     dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
     stale_changes: Percentage = Field(
-        default=20,
-        description="For `mode: upsert`: percentage of the last changes that were dropped as stale.",
+        default=20, description="For `mode: upsert`: percentage of the last changes that were dropped as stale."
     )
     dead_letters_per_minute: Count | None = Field(
         default=None,
         description="Dead letters of one error class per minute, averaged over five minutes or the longest commit "
         "interval.",
     )
-    failed_runs: Count = Field(
-        default=1,
-        description="How many times in a row the table's partition DAG may fail.",
-    )
+    failed_runs: Count = Field(default=1, description="How many times in a row the table's partition DAG may fail.")
 
 
 MIN_STALE_INTERVALS = 2
-"""A stream with unread records is stale only if its last commit is older than this many commit intervals, even if
-`freshness` is shorter.
-"""
+"""Commit intervals after which a stream with unread records can be stale, even if `freshness` is shorter."""
 
 
 class Maintenance(Model):
@@ -162,18 +146,15 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """Return the minimum age of the last commit (ms) at which a stream with unread records is stale.
+        """Return the age of the last commit (ms) from which a stream with unread records is stale.
 
-        It is at least two commit intervals. One missed commit then does not keep an alert active once the next commit
-        is on time.
+        At least two commit intervals: one missed commit does not keep an alert active once the next is on time.
         """
         return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """The maximum number of snapshots, the maximum number of manifests (None: unlimited), and the interval of
-        maintenance.
-        """
+        """Maximum snapshots and manifests (None: unlimited), and the interval of maintenance."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,
             self.manifests.most if self.manifests.enabled else None,
@@ -183,7 +164,7 @@ class Maintenance(Model):
     @model_validator(mode="before")
     @classmethod
     def _expand_switch(cls, value: object) -> object:
-        """Expand `maintenance: off`, which switches off every action except alerts."""
+        """`maintenance: off` switches off every action except alerts."""
         on = _SWITCH.get(str(value).lower())
         if on is None:
             return value

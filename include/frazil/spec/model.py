@@ -1,7 +1,6 @@
-"""The model of a declared stream. It is immutable, has defaults for all optional settings, and is kebab-case in YAML.
-
-The model contains no secrets. `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references
-until they are used: `frazil.spec.references.resolve` then replaces them.
+"""The model of a declared stream: immutable, with defaults for all optional settings, kebab-case in YAML.
+`${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
+`frazil.spec.references.resolve` replaces them.
 """
 
 from __future__ import annotations
@@ -15,27 +14,26 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.column import READING_KEYS, Column, convert_columns
-from frazil.spec.dedupe import Dedupe
-from frazil.spec.event_time import EventTime, Watermark
+from frazil.spec.column import READING_KEYS, Column, EventTime, Watermark, convert_columns
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, Key, StringFormat, ValueFormat
-from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
 from frazil.spec.route import Route
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.sinks import Sinks
 from frazil.spec.source import Source
-from frazil.spec.upsert import Delete, MergeMode
+from frazil.spec.upsert import Dedupe, Delete, MergeMode
 from frazil.spec.values import (
     MAX_DESCRIPTION_CHARACTERS,
     Bytes,
     Count,
     Duration,
+    InconsistentError,
     Model,
     Moment,
     Percent,
     PositiveDuration,
+    Problem,
     Properties,
     Records,
     YamlForm,
@@ -44,12 +42,11 @@ from frazil.spec.values import (
 MAX_UPSERT_RECORDS = 1_000_000
 """Default maximum number of records in one batch of an upsert stream."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
-"""Pattern of the names of streams and applications."""
+"""Names of streams and applications."""
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 
 def _check_table_identifier(value: str) -> str:
-    """Return a table's identifier. Raises ValueError if it is not `namespace.table`."""
     if not _IDENTIFIER.fullmatch(value):
         raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
     return value
@@ -91,8 +88,7 @@ class Commit(Model):
         "less often.",
     )
     max_interval: PositiveDuration = Field(
-        default=timedelta(minutes=10),
-        description="The longest commit interval with `throttle: stretch`.",
+        default=timedelta(minutes=10), description="The longest commit interval with `throttle: stretch`."
     )
     align: Literal["none", "watermark"] = Field(
         default="none",
@@ -108,17 +104,14 @@ class Commit(Model):
 
     @property
     def longest_interval(self) -> timedelta:
-        """The longest possible commit interval: `max-interval` if throttling may stretch the interval."""
+        """`max-interval` if throttling may stretch the interval."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
 class CircuitBreaker(Model):
     """Ends the writer before it commits a batch of mostly dead letters."""
 
-    share: Percent = Field(
-        default=50,
-        description="A batch with a larger percentage of dead letters is not committed.",
-    )
+    share: Percent = Field(default=50, description="A batch with a larger percentage of dead letters is not committed.")
     at_least: Count = Field(default=1000, description="A batch with fewer records is always committed.")
 
 
@@ -127,8 +120,7 @@ class DeadLetters(Model):
 
     table: str | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
     circuit: CircuitBreaker | Literal["off"] = Field(
-        default=CircuitBreaker(),
-        description="When too many dead letters end the writer. `off`: never.",
+        default=CircuitBreaker(), description="When too many dead letters end the writer. `off`: never."
     )
 
     @field_validator("table")
@@ -161,9 +153,7 @@ class StreamSpec(Model):
 
     name: str = Field(pattern=STREAM_NAME, description="Lower-case letters, digits, `-` and `_`; never reused.")
     description: str | None = Field(
-        default=None,
-        max_length=MAX_DESCRIPTION_CHARACTERS,
-        description="Shown with the stream's DAGs.",
+        default=None, max_length=MAX_DESCRIPTION_CHARACTERS, description="Shown with the stream's DAGs."
     )
     owner: str | None = Field(
         default=None,
@@ -241,8 +231,7 @@ class StreamSpec(Model):
         "else `none`.",
     )
     complete_from: Moment | None = Field(
-        default=None,
-        description="The first window to signal; by default the one that is open at the first check.",
+        default=None, description="The first window to signal; by default the one that is open at the first check."
     )
     evolution: Evolution = Field(
         default=Evolution(), description="Which changes in records change the table's columns automatically."
@@ -295,7 +284,6 @@ class StreamSpec(Model):
 
     @property
     def dead_letter_table(self) -> str:
-        """Identifier of the stream's dead-letter table."""
         return self.sinks.fenced
 
     @property
@@ -310,10 +298,7 @@ class StreamSpec(Model):
 
     @property
     def window(self) -> Literal["hour", "day"] | None:
-        """The window length: `complete` if declared, otherwise the granularity of the event-time partitions.
-
-        None if the stream has no windows.
-        """
+        """The window length: `complete`, or else the granularity of the event-time partitions, if any."""
         if self.complete is not None:
             return None if self.complete == "none" else self.complete
         by_time = self.event_time_partitions
@@ -327,7 +312,6 @@ class StreamSpec(Model):
 
     @property
     def max_records(self) -> int:
-        """Maximum number of records in one batch."""
         if self.sinks.mode.replaces_rows and "max_records" not in self.commit.model_fields_set:
             return MAX_UPSERT_RECORDS
         return self.commit.max_records
@@ -335,9 +319,8 @@ class StreamSpec(Model):
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when a running writer must be restarted.
 
-        It covers everything on which a writer depends. The maintenance settings that throttling uses are covered only
-        if they differ from the defaults. Other maintenance settings, application, owner and description are not
-        covered.
+        Maintenance settings that throttling uses are covered only if they differ from the defaults. Other maintenance
+        settings, application, owner and description are not covered.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
         kept = self.maintenance.kept
@@ -346,9 +329,7 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
-        """Return the keys that the fingerprint omits. These include keys added by newer versions of frazil, unless the
-        declaration uses them, so that an upgrade does not change the hash.
-        """
+        """Keys of newer versions are omitted unless they are used, so that an upgrade does not change the hash."""
         source: dict[str, Any] = dict.fromkeys(
             (key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)), True
         )
@@ -384,12 +365,10 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str | dict[str, Any]]:
-        """How records encode the values of each column, by the column's full name. Columns whose type alone determines
-        this are omitted.
+        """How records encode values, by the column's full name, where its type alone does not determine this.
 
-        The encoding is the unit of times that arrive as numbers, `json` for strings that store JSON text, or `rest` for
-        the column of other fields. For a column with more settings it is a mapping: see
-        `frazil.ingest.formats.fields.ColumnSource`.
+        A unit of times that arrive as numbers, `json` for strings that store JSON text, `rest` for the column of other
+        fields, or a mapping with more settings: see `frazil.ingest.formats.fields.ColumnSource`.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_text_fields}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
@@ -421,9 +400,7 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """Columns that the record's value does not fill. Maps each column to the name of its header, or to None for the
-        record's key.
-        """
+        """Map each column that the record's value does not fill to its header, or to None for the record's key."""
         key = dict.fromkeys(column.name for column in self.record_columns if column.is_from_key)
         if self.source.key and self.source.key.column:
             key[self.source.key.column] = None
@@ -458,7 +435,6 @@ def _rejoin_terms(terms: list[str]) -> list[str]:
 
 
 def _parse_terms(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the terms in canonical form. Raises InconsistentError with the terms that cannot be parsed."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

@@ -1,6 +1,5 @@
-"""Turns pydantic's errors into sentences for the author of the YAML file.
-
-A sentence has the key, the value, the allowed values, and a suggestion.
+"""Turns pydantic's errors into sentences for the author of the YAML file: key, value, allowed values, and a
+suggestion.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from pydantic_core import ErrorDetails
 
 from frazil.spec.column import Column, convert_column
 from frazil.spec.formats import FORMATS
-from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.property_rules import is_secret
+from frazil.spec.values import InconsistentError, Problem
 
 MAX_PROBLEMS = 50
-"""Maximum number of problems that are reported for one file."""
 
 _CREDENTIALS = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
-"""Matches text that ends with `@`, such as credentials in front of a host."""
+"""Text that ends with `@`, such as credentials in front of a host."""
 
 _PLACEHOLDERS: Mapping[str, Any] = {
     "name": "stand-in",
@@ -37,7 +35,6 @@ _PLACEHOLDERS: Mapping[str, Any] = {
 """Valid placeholders for the required parts of a stream, except its columns."""
 
 MAX_LINE_CHARACTERS = 2000
-"""Maximum length of the line that reports a problem; a quoted value may have any length."""
 _FORMAT = ("source", "format")
 
 _MEANINGS = {
@@ -61,7 +58,6 @@ _MEANINGS = {
     "string_too_long": "is too long; write at most {max_length} characters",
     "too_short": "is empty; write at least one",
 }
-"""The phrase for each error type of pydantic."""
 
 _BOUNDS = {
     "greater_than": ("not above", "gt"),
@@ -69,11 +65,11 @@ _BOUNDS = {
     "less_than": ("not below", "lt"),
     "less_than_equal": ("above", "le"),
 }
-"""The phrase for each error about a bound, and the key of the bound in pydantic's context."""
+"""The phrase for each error about a bound, and the bound's key in pydantic's context."""
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
-    """Return one line per problem, `file: key: value message`, up to `MAX_PROBLEMS` lines. Secrets are omitted.
+    """Return one line per problem, `file: key: value message`, up to `MAX_PROBLEMS` lines, without secrets.
 
     `file_of` returns the file that sets a key: the stream's own file (`path`) or the folder's `_defaults.yaml`.
     """
@@ -93,21 +89,17 @@ def _format_line(problem: Problem) -> str:
 
 
 def _remove_credentials(text: str) -> str:
-    """Return the text with `…@` instead of each scheme and `user:password@` in front of a host."""
+    """Write `…@` instead of each scheme and `user:password@` in front of a host."""
     return _CREDENTIALS.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
 def _format_value(value: object) -> str:
-    """Return a value's repr without credentials, shortened to 80 characters."""
     text = _remove_credentials(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Translate pydantic's errors to problems.
-
-    A missing key is omitted if an unknown key is probably the same key, misspelled.
-    """
+    """Translate pydantic's errors. A missing key is omitted if an unknown key probably is its misspelling."""
     found = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
     meant = {
         (*details["loc"][:-1], _find_closest_key(details["loc"]))
@@ -120,26 +112,17 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
         tried = list(of_union)
         inside = [details for details in tried if len(details["loc"]) > len(union) + 1]
         if union and not inside:
-            problems.append(_merge_union_problems(tried, declared))
+            merged = [problem for details in tried for problem in _translate_error(details, declared)]
+            words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in merged]
+            problems.append(Problem(merged[0].key, merged[0].value, f"is neither {' nor '.join(words)}"))
         else:
             shown = inside if union else tried
             problems += (problem for details in shown for problem in _translate_error(details, declared))
     return problems
 
 
-def _merge_union_problems(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
-    """Merge the problems that the members of a union report about a value into one."""
-    found = [problem for details in members for problem in _translate_error(details, declared)]
-    words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
-    return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
-
-
 def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems between parts of the declaration, such as a sort order of an unknown column.
-
-    Pydantic does not check these if a part is invalid, so invalid parts are replaced by placeholders, and the
-    declaration is validated again.
-    """
+    """Pydantic skips these if a part is invalid, so the declaration is validated again with placeholders."""
     locations = [_remove_union_members(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
         return []
@@ -154,7 +137,7 @@ def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, 
 
 
 def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
-    """Return the declaration without its invalid parts. Required parts are replaced by placeholders."""
+    """Return the declaration without its invalid parts, with placeholders for required ones."""
     valid: dict[str, Any] = {key: _copy_mappings(value) for key, value in declared.items() if isinstance(key, str)}
     columns = valid.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
@@ -173,7 +156,7 @@ def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence
 
 
 def _remove_part(valid: dict[str, Any], location: Sequence[int | str]) -> None:
-    """Remove the value at a path. If it is not in a mapping, remove its closest ancestor that is."""
+    """Remove the value at a path, or else its closest ancestor that is in a mapping."""
     inner: Any = valid
     for part, below in zip(location, [*location[1:], None], strict=True):
         if not isinstance(inner, dict) or part not in inner:
@@ -185,7 +168,6 @@ def _remove_part(valid: dict[str, Any], location: Sequence[int | str]) -> None:
 
 
 def _add_placeholders(valid: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the placeholders of missing keys to `valid`, and return it."""
     for key, value in stand_ins.items():
         if isinstance(value, Mapping) and isinstance(valid.get(key, {}), dict):
             valid[key] = _add_placeholders(valid.get(key, {}), value)
@@ -199,7 +181,6 @@ def _copy_mappings(value: Any) -> Any:
 
 
 def _translate_error(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems that one of pydantic's errors describes."""
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InconsistentError):
         yield from cause.problems
@@ -215,14 +196,17 @@ def _translate_error(details: ErrorDetails, declared: Mapping[str, Any]) -> Iter
     if is_secret(key) or details["type"] in unshown or not isinstance(value, str | int | float):
         value = None  # nested values, and text in place of properties, may hold a secret
     if details["type"] == "extra_forbidden":
-        yield Problem(key, None, _describe_unknown_key(details["loc"]))
+        location = details["loc"]
+        allowed = _allowed_keys(location[:-1])
+        meant = _find_closest_key(location)
+        hint = f"; did you mean {meant}?" if meant else ""
+        yield Problem(key, None, f"is an unknown key{hint} (allowed: {', '.join(allowed)})")
     else:
         message = describe_error(details)
         yield Problem(key, None if isinstance(value, str) and repr(value) in message else value, message)
 
 
 def _find_value(declared: Mapping[str, Any], path: Iterable[str]) -> object:
-    """Return the value declared at a path; None if nothing is declared there."""
     inner: object = declared
     for part in path:
         inner = inner.get(part) if isinstance(inner, Mapping) else None
@@ -255,16 +239,13 @@ def describe_error(details: ErrorDetails) -> str:
 
 
 def _is_split_name(details: ErrorDetails) -> bool:
-    """Return whether the dotted name of a property was written as nested mappings.
-
-    Returns False below a name that looks like a secret, because the nested keys may be the secret.
-    """
+    """Return whether a property's dotted name was written as nested mappings, which must not be secret."""
     *parts, name = details["loc"]
     return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
 
 
 def _suggest_mapping(details: ErrorDetails) -> str:
-    """Return a hint for a value that should be a mapping: the required keys, and the allowed keys.
+    """Return the required and the allowed keys of a value that should be a mapping.
 
     If a single key is required, and the value is a word, the hint shows the value under that key.
     """
@@ -293,45 +274,30 @@ def _format_key(location: Sequence[int | str], declared: Mapping[str, Any]) -> s
     return ".".join(part if part.isprintable() and part.strip() else repr(part) for part in parts)
 
 
-def _describe_unknown_key(location: Sequence[int | str]) -> str:
-    allowed = _allowed_keys(location[:-1])
-    meant = _find_closest_key(location)
-    hint = f"; did you mean {meant}?" if meant else ""
-    return f"is an unknown key{hint} (allowed: {', '.join(allowed)})"
-
-
 def _find_closest_key(location: Sequence[int | str]) -> str | None:
-    """Return the allowed key that is most similar to an unknown key; None if none is similar."""
     close = get_close_matches(str(location[-1]).replace("_", "-"), _allowed_keys(location[:-1]), n=1)
     return close[0] if close else None
 
 
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:
-    """Return the keys that are allowed in YAML for the model at a path."""
     model = _find_model(location)
     by_name = model is Column  # whose name is the mapping's key
     return [str(field.alias) for field in model.model_fields.values() if not (by_name and field.alias == "name")]
 
 
 def _find_model(location: Sequence[int | str]) -> type[BaseModel]:
-    """Return the model that is expected at a path."""
     (model,) = _union_members(_resolve_path(location)[1])
     return cast("type[BaseModel]", model)
 
 
 def _find_union(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path of the first union on the way to a location; empty if there is none. The union of formats is
-    skipped.
-    """
+    """Return the path of the first union on the way, except that of formats; empty if there is none."""
     found = next((n for n in range(len(location)) if len(_union_members(_resolve_path(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 
 
 def _resolve_path(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
-    """Return the path without union members, and the type that is expected there.
-
-    Pydantic adds the chosen member after the path of each union.
-    """
+    """Return the path without union members, which pydantic adds, and the type that is expected there."""
     path: list[int | str] = []
     expected: Any = StreamSpec
     for part in location:
@@ -345,7 +311,6 @@ def _resolve_path(location: Sequence[int | str]) -> tuple[tuple[int | str, ...],
 
 
 def _union_members(expected: Any) -> tuple[Any, ...]:
-    """Return the member types of a union, except None. Any other type is returned as the only member."""
     if get_origin(expected) is Annotated:
         return _union_members(get_args(expected)[0])
     if get_origin(expected) not in {Union, UnionType}:
@@ -354,7 +319,6 @@ def _union_members(expected: Any) -> tuple[Any, ...]:
 
 
 def _find_inner_type(expected: Any, part: int | str) -> Any:
-    """Return the type that is expected at a key or index of the type `expected`; None for an unknown key."""
     if isinstance(expected, type) and issubclass(expected, BaseModel):
         return next((field.annotation for field in expected.model_fields.values() if field.alias == part), None)
     inner = get_args(expected)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_location_problem, find_path_problem, find_servers_problem
 from frazil.spec.formats import registry_of
-from frazil.spec.inconsistent import Problem
 from frazil.spec.references import find_reference_problem
+from frazil.spec.values import Problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -42,17 +42,15 @@ JAVA_ONLY = {
 """Properties of Kafka's Java client that librdkafka does not have, and what to write instead."""
 
 _INTEGER_PROPERTIES = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
-"""Matches table properties whose value is an integer, according to Iceberg's configuration page."""
+"""Table properties with an integer value, according to Iceberg's configuration page."""
 
 PAGE_VERSION_PROPERTY = "write.parquet.page-version"
 _VERSION_PROPERTIES = ("write.parquet.format-version", PAGE_VERSION_PROPERTY)
-"""Table properties whose value is `v1` or `v2`."""
 
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
-"""Matches names of properties whose values are secrets."""
 
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
-"""Matches a text that consists of references without defaults."""
+"""A text that consists of references without defaults."""
 
 
 def is_secret(key: str) -> bool:
@@ -61,7 +59,6 @@ def is_secret(key: str) -> bool:
 
 
 def find_consumer_property_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each consumer property that only frazil may set, or that librdkafka does not have."""
     for key, value in spec.source.properties.items():
         if key in SET_BY_FRAZIL:
             yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
@@ -71,9 +68,7 @@ def find_consumer_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problem of the brokers' addresses if they cannot be parsed. Addresses with references are not
-    checked.
-    """
+    """Addresses with references are not checked."""
     text = spec.source.bootstrap_servers
     if "${" not in text and (what := find_servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
@@ -107,13 +102,12 @@ def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
 
 
 def _sensitive_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
-    """Yield the key and value of `sensitive.secret`, if it is declared."""
     if spec.sensitive and spec.sensitive.secret is not None:
         yield "sensitive.secret", spec.sensitive.secret
 
 
 def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each reference that cannot be parsed, and for a `table.location` that cannot be used."""
+    """Yield each reference that cannot be parsed, and a `table.location` that cannot be used."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
@@ -132,7 +126,6 @@ def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each table property that is a secret, is set by frazil, or has an invalid value."""
     for key, value in spec.table.properties.items():
         path = f"table.properties.{key}"
         if is_secret(key):
@@ -156,10 +149,7 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem if page version v2 is declared for a table that has, or may get, boolean columns.
-
-    Spark's vectorised reader cannot read booleans in such pages (Iceberg 1.12).
-    """
+    """Spark's vectorised reader cannot read booleans in pages of version v2 (Iceberg 1.12)."""
     if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
     path, unread = (

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from frazil.spec.formats import envelope_of, registry_of
-from frazil.spec.inconsistent import Problem
-from frazil.spec.paths import FieldPath
 from frazil.spec.upsert import find_tombstone_fields
+from frazil.spec.values import FieldPath, Problem
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
@@ -21,7 +20,6 @@ FORMATS_WITH_FIELD_NAMES = frozenset({"json", "avro", "protobuf"})
 
 
 def find_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each reading setting that is not possible for its column."""
     if spec.source.columns:
         for column in spec.columns:
             for key in column.reading_settings():
@@ -114,12 +112,10 @@ def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
 
 
 def _is_readable_json_text(declared: ValueFormat, column: Column) -> bool:
-    """Return whether a column stores JSON text from which other columns can also be read."""
     return column.as_ == "json" and declared.type == "json" and envelope_of(declared) is None
 
 
 def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
-    """Return why a column's `from` is not possible; None if it is possible or not declared."""
     if column.from_ is None:
         return None
     declared = spec.source.format
@@ -157,7 +153,7 @@ def _is_dropped(spec: StreamSpec, column: Column) -> bool:
 def _find_conversion_problems(
     spec: StreamSpec, column: Column, declared: ValueFormat
 ) -> Iterator[tuple[str, object, str]]:
-    """Yield each conversion that is not possible for a column of this format: its key, its value and the reason."""
+    """Yield the key, value and reason of each conversion that is not possible for a column of this format."""
     reading = column.reading_settings(spec.cast)
     if reading.get("cast") == "strict":
         del reading["cast"]
@@ -199,9 +195,7 @@ def _find_conversion_problems(
 
 
 def _may_be_value_of(value: object, kind: str, unit: str | None) -> bool:
-    """Return whether records may encode a value of the type as this kind of JSON value. Its content is checked when
-    records are read.
-    """
+    """Return whether this kind of JSON value may stand for the type. Its content is checked when records are read."""
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     if kind in {"int", "long"}:

@@ -1,10 +1,8 @@
 """Resolves references to values that must not be in a file, when the values are used.
 
 `${env:NAME}`, `${env:NAME:-default}`: an environment variable.
-
 `${airflow:conn_id.field}`: a field of an Airflow connection (host, port, login, password, schema, or a key of its
-extras). The connection is read from the variable AIRFLOW_CONN_<CONN_ID>. The supervisor sets these variables for a
-writer's connections, so the writer needs no Airflow.
+extras), from the variable AIRFLOW_CONN_<CONN_ID>, which the supervisor sets for a writer's connections.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _FIELDS = ("host", "port", "login", "password", "schema")
 
 
 def resolve(text: str, environment: Mapping[str, str]) -> str:
-    """Return the text with all references replaced by their values.
+    """Replace all references by their values.
 
     Raises SpecError, which names the missing variable, connection or field, but never shows a value.
     """
@@ -36,10 +34,7 @@ def resolve(text: str, environment: Mapping[str, str]) -> str:
 
 
 def resolve_properties(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with all references resolved.
-
-    Raises SpecError like `resolve`; its message begins with the property's key.
-    """
+    """Resolve references in properties. Raises SpecError, whose message begins with the property's key."""
     resolved = {}
     for key, text in properties.items():
         try:
@@ -50,14 +45,13 @@ def resolve_properties(properties: Mapping[str, str], environment: Mapping[str, 
 
 
 def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
-    """Return the librdkafka properties of a stream's source as declared. References are not resolved."""
+    """Return the librdkafka properties of a stream's source, with unresolved references."""
     return {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
 
 
 def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the librdkafka properties of a stream's source, with all references resolved.
-
-    Raises SpecError if a reference cannot be resolved, or if the brokers' addresses are invalid.
+    """Return the librdkafka properties of a stream's source. Raises SpecError for a reference that cannot be resolved,
+    and for invalid addresses.
     """
     try:
         resolved = resolve_properties(declared_kafka_properties(spec), environment)
@@ -69,10 +63,9 @@ def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -
 
 
 def executor_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the librdkafka properties that are sent to executors.
+    """Return the librdkafka properties for executors, in which only the brokers' addresses are resolved.
 
-    Only the brokers' addresses are resolved, because environment variables differ between hosts. The task resolves all
-    other references, so that no secret is sent. Raises SpecError like `find_consumer_property_problems`.
+    Environment variables differ between hosts, and secrets must not be sent: tasks resolve the other references.
     """
     resolved = resolve_kafka_properties(spec, environment)
     return {**declared_kafka_properties(spec), "bootstrap.servers": resolved["bootstrap.servers"]}
@@ -99,7 +92,7 @@ def find_environment_names(spec: StreamSpec) -> frozenset[str]:
 
 
 def find_reference_problem(text: str) -> str | None:
-    """Return why a reference in the text cannot be parsed, as the end of a sentence; None if all can be parsed."""
+    """Return why a reference in the text cannot be parsed, as the end of a sentence."""
     for reference in _REFERENCE.findall(text):
         if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
             return f"has ${{{reference}}}; write ${{env:NAME}}, ${{env:NAME:-default}} or ${{airflow:connection.field}}"
@@ -107,12 +100,11 @@ def find_reference_problem(text: str) -> str | None:
 
 
 def connection_variable(connection: str) -> str:
-    """Return the name of the environment variable that defines a connection, for Airflow and for frazil."""
+    """Return the environment variable that defines a connection, for Airflow and for frazil."""
     return f"AIRFLOW_CONN_{connection.upper()}"
 
 
 def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
-    """Return the value of a reference, which is given without `${}`. Raises SpecError."""
     if match := _ENVIRONMENT.fullmatch(reference):
         value = environment.get(match["name"])
         if not value and match["default"] is not None:  # like a shell's ${NAME:-default}, empty counts as unset
@@ -123,27 +115,24 @@ def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
             )
         return value
     if match := _AIRFLOW.fullmatch(reference):
-        return _read_connection_field(match["connection"], match["field"], environment)
+        connection, field = match["connection"], match["field"]
+        variable = connection_variable(connection)
+        if variable not in environment:
+            raise SpecError(
+                f"the Airflow connection {connection!r} is missing: add it in Airflow, or set {variable} for a writer "
+                "that Airflow does not start"
+            )
+        fields = _parse_connection(environment[variable], variable)
+        found = fields.get(field)
+        if found is None:
+            known = ", ".join(sorted(name for name, field in fields.items() if field is not None))
+            raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {known or 'nothing'}")
+        return found if isinstance(found, str) else json.dumps(found)
     raise SpecError(find_reference_problem(f"${{{reference}}}") or "")
 
 
-def _read_connection_field(connection: str, field: str, environment: Mapping[str, str]) -> str:
-    variable = connection_variable(connection)
-    if variable not in environment:
-        raise SpecError(
-            f"the Airflow connection {connection!r} is missing: add it in Airflow, or set {variable} for a writer "
-            "that Airflow does not start"
-        )
-    fields = _parse_connection(environment[variable], variable)
-    value = fields.get(field)
-    if value is None:
-        known = ", ".join(sorted(name for name, field in fields.items() if field is not None))
-        raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {known or 'nothing'}")
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
-    """Return the fields and extras of a connection by name. `text` is in one of Airflow's two formats, JSON or URI."""
+    """Return a connection's fields and extras from one of Airflow's two formats, JSON or URI."""
     try:
         return _parse_json_connection(text) if text.lstrip().startswith("{") else _parse_uri_connection(text)
     except (ValueError, TypeError):
@@ -163,10 +152,7 @@ def _parse_json_connection(text: str) -> dict[str, Any]:
 
 
 def _parse_uri_connection(text: str) -> dict[str, Any]:
-    """Parse a connection's URI as `airflow.models.Connection` does.
-
-    Parts are percent-encoded. The extras are in the query, or as JSON in its parameter `__extra__`.
-    """
+    """Parse like `airflow.models.Connection`: percent-encoded, extras in the query or as JSON in its `__extra__`."""
     parts = urlsplit(text)
     if not parts.scheme:
         raise ValueError("no scheme")
@@ -183,7 +169,6 @@ def _parse_uri_connection(text: str) -> dict[str, Any]:
 
 
 def _find_texts(value: object) -> Iterator[str]:
-    """Yield all strings in a nested value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from frazil.spec.inconsistent import Problem
+from frazil.spec.values import Problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -18,7 +18,6 @@ class Refusal(NamedTuple):
     place: str
     """Dotted key of the other setting."""
     values: tuple[str, ...]
-    """Refused values of the other setting."""
     why: str
     """End of the message: the reason, and what to do."""
 
@@ -30,7 +29,6 @@ _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "transform": lambda spec: spec.transform is not None,
     "application": lambda spec: spec.application is not None,
 }
-"""A test for each feature: does a stream have it?"""
 _SETTINGS: Mapping[str, Callable[[StreamSpec], str]] = {
     "commit.align": lambda spec: spec.commit.align,
     "resources.deploy-mode": lambda spec: "cluster" if spec.resources.driver_in_cluster else "",
@@ -41,14 +39,11 @@ _SETTINGS: Mapping[str, Callable[[StreamSpec], str]] = {
     "coordinates": lambda spec: str(spec.coordinates).lower(),
     "mode": lambda spec: spec.mode,
 }
-"""A function for each other setting, which returns its value as text."""
 _SEVERAL_ROWS = "makes several rows from a record, and their order is undefined; leave it out with "
-"""Beginning of the message about records with several rows; the feature follows."""
 _SEVERAL_TABLES = (
     "could send rows of one record to several tables, but audits and backfills count a table's records by offset; "
     "make one row from each record"
 )
-"""Reason and remedy for records that could have rows in several tables."""
 REFUSALS = (
     Refusal(
         "route",
@@ -69,15 +64,9 @@ REFUSALS = (
         "distribution",
         ("hash", "auto"),
         "divides rows by the sizes of the default table's recent batches, so one task would write a large routed "
-        "table; "
-        "leave it out",
+        "table; leave it out",
     ),
-    Refusal(
-        "route",
-        "source.format.lines",
-        ("true",),
-        _SEVERAL_TABLES,
-    ),
+    Refusal("route", "source.format.lines", ("true",), _SEVERAL_TABLES),
     Refusal("route", "transform", ("unnest",), _SEVERAL_TABLES),
     Refusal(
         "transform",
@@ -100,10 +89,7 @@ REFUSALS = (
         "has no effect on an upsert, because each merge task has complete partitions; leave it out",
     ),
     Refusal(
-        "dedupe",
-        "mode",
-        ("upsert",),
-        "already has one row per key, and dedupe needs mode: append; leave dedupe out",
+        "dedupe", "mode", ("upsert",), "already has one row per key, and dedupe needs mode: append; leave dedupe out"
     ),
     Refusal(
         "dedupe",
@@ -132,8 +118,7 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(place, declared, why)
     if (field := spec.sinks.field) and spec.sinks.mode.replaces_rows and field not in spec.key:
         what = (
-            "is not in the key, so a change of this column would leave the old row in the former table. Add it to "
-            "the key. "
-            "When its value changes, send a delete of the old row (change capture: replica identity full)"
+            "is not in the key, so a change of this column would leave the old row in the former table. Add it to the "
+            "key. When its value changes, send a delete of the old row (change capture: replica identity full)"
         )
         yield Problem("route.name", field, what)

@@ -13,21 +13,16 @@ from pydantic import AfterValidator, Field
 from frazil.spec.values import Bytes, IntegerBounds, Model, Properties, YamlForm
 
 LOCAL = "local[*]"
-"""Master of a writer without a cluster."""
 YARN = "yarn"
-"""Master of a writer on YARN."""
 KUBERNETES = "k8s://"
-"""Prefix of the master of a writer on Kubernetes."""
 IMAGE_PROPERTIES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
-"""Spark properties with the executors' container image on Kubernetes. One of the two is required."""
+"""Spark properties with the executors' image on Kubernetes, which needs one of them."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _ALLOWED_MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
-"""The allowed masters, for messages."""
 
 
 Cores = Annotated[int, IntegerBounds(1, 100_000)]
-"""A number of cores or concurrent tasks."""
 
 
 class DeployMode(StrEnum):
@@ -46,7 +41,6 @@ class ClusterManager(StrEnum):
 
 
 def _check_master(value: str) -> str:
-    """Return a Spark master. Raises ValueError with the allowed forms."""
     if value in {LOCAL, YARN} or _STANDALONE.fullmatch(value) or _KUBERNETES.fullmatch(value):
         return value
     if value.startswith("local"):
@@ -91,8 +85,7 @@ class Resources(Model):
     )
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
     executor_cores: Cores = Field(
-        default=1,
-        description="On a cluster: the number of concurrent tasks of one executor, a divisor of `cores`.",
+        default=1, description="On a cluster: the number of concurrent tasks of one executor, a divisor of `cores`."
     )
     executor_memory: Bytes = Field(
         default=512 * 2**20,
@@ -113,9 +106,7 @@ class Resources(Model):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether all masters of a standalone cluster listen on loopback, which means that its workers run on this
-        host.
-        """
+        """Whether all masters of a standalone cluster listen on loopback, so that its workers run on this host."""
         if not self.master.startswith("spark://"):
             return False
         hosts = [address.rpartition(":")[0] for address in self.master.removeprefix("spark://").split(",")]
@@ -123,12 +114,11 @@ class Resources(Model):
 
     @property
     def driver_in_cluster(self) -> bool:
-        """Whether the driver also runs in the cluster."""
         return self.on_cluster and self.deploy_mode is DeployMode.CLUSTER
 
     @property
     def manager(self) -> ClusterManager | None:
-        """The kind of cluster that runs the executors; None if the writer runs only on this host."""
+        """The cluster that runs the executors; None if the writer runs only on this host."""
         if self.master == LOCAL:
             return None
         if self.master == YARN:

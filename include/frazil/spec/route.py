@@ -1,6 +1,4 @@
-"""The model of a route, which distributes a stream's records to several tables. Derives table names from routing
-values.
-"""
+"""The model of a route, which distributes a stream's records to several tables, and the table names of its template."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from frazil.spec.inconsistent import Problem, suggest_names
-from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Properties
+from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Problem, Properties, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -24,20 +21,15 @@ VALUE = "{value}"
 MAX_VALUE_CHARACTERS = 200
 """Maximum length of a routing value for which a table is created."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
-"""Maximum number of a routing value's characters in a table name, because some catalogs limit the whole name to 128."""
+"""Some catalogs limit a whole table name to 128 characters."""
 MAX_SIGNALLED_TEMPLATE = 160
-"""Maximum length of a template whose tables are signalled. Airflow's partition keys have 250 characters at most."""
-MAX_LIMIT = 10_000
-"""Maximum value of `limit`."""
-ROUTABLE_TYPES = frozenset({"string", "int", "long"})
-"""Types of the columns by which a route can choose tables."""
+"""Maximum length of a signalled template: Airflow's partition keys have 250 characters at most."""
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
 _PLAIN = re.compile(rf"[a-z0-9][a-z0-9_]{{0,{MAX_VALUE_CHARACTERS_IN_NAME - 1}}}")
-"""Matches a routing value that a table name can contain unchanged."""
 _HASHED = re.compile(r"_[0-9a-f]{12}$")
-"""Matches a value that ends like the hash in a table name."""
+"""The end of a value that looks like the hash in a table name."""
 
 
 class Route(Model):
@@ -60,14 +52,13 @@ class Route(Model):
         default=("*",),
         description="Patterns of values for which `template` creates tables. Other values are dead letters.",
     )
-    limit: Annotated[int, IntegerBounds(1, MAX_LIMIT)] = Field(
+    limit: Annotated[int, IntegerBounds(1, 10_000)] = Field(
         default=100,
         description="The maximum number of tables that `template` creates. Records for further tables are dead "
         "letters.",
     )
     otherwise: Literal["table", "dead-letters"] = Field(
-        default="table",
-        description="Where records without a value or a table go.",
+        default="table", description="Where records without a value or a table go."
     )
     complete: tuple[str, ...] = Field(
         default=(),
@@ -107,7 +98,7 @@ class Route(Model):
         return self
 
     def derive_table_name(self, value: str) -> str:
-        """Return the name of the table that the template creates for a routing value. Each value has its own table."""
+        """Return the table that the template creates for a routing value. Each value has its own."""
         if self.template is None:
             raise AssertionError("a route without a template creates no tables")
         return self.template.replace(VALUE, derive_name_part(value))
@@ -122,7 +113,7 @@ class Route(Model):
 
 
 def find_refusal(value: str, allow: Iterable[str]) -> str | None:
-    """Return why no table may be created for a routing value, as a clause; None if a table may be created."""
+    """Return why no table may be created for a routing value, as a clause."""
     if len(value) > MAX_VALUE_CHARACTERS:
         return f"it has more than {MAX_VALUE_CHARACTERS} characters"
     if not any(fnmatchcase(value, pattern) for pattern in allow):
@@ -133,8 +124,8 @@ def find_refusal(value: str, allow: Iterable[str]) -> str | None:
 def derive_name_part(value: str) -> str:
     """Return the part of a table's name that stands for a routing value.
 
-    A plain value is used unchanged, unless it ends like a hash. Any other value is replaced by its plain characters and
-    a hash. Different values have different names unless their 48-bit hashes collide.
+    A plain value is used unchanged, unless it ends like a hash. Any other becomes its plain characters and a 48-bit
+    hash.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
@@ -143,7 +134,7 @@ def derive_name_part(value: str) -> str:
 
 
 def value_property(stream: str) -> str:
-    """Return the name of the property with which a table that the template created stores its routing value."""
+    """Return the property in which a table that the template created stores its routing value."""
     return f"frazil.route.{stream}"
 
 
@@ -163,7 +154,6 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _find_atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of the tables that `commit.atomic` lists."""
     if isinstance(spec.commit.atomic, bool):
         return
     named = dict.fromkeys(spec.sinks.named)
@@ -178,7 +168,6 @@ def _find_atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _find_window_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
-    """Yield a problem for each table in `complete` whose windows cannot be signalled."""
     named = [*route.tables.values(), *([route.template] if route.template else [])]
     for identifier in route.complete:
         if identifier not in named and not spec.sinks.matches_template(identifier):
@@ -193,7 +182,6 @@ def _find_window_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
-    """Yield the problems of the topics or the column by which the route chooses tables."""
     if route.by == "topic":
         for topic in route.tables:
             if spec.source.topic_pattern is None and topic not in spec.source.topics:
@@ -204,7 +192,7 @@ def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
         name = route.name or ""
         if name not in declared:
             yield Problem("route.name", name, f"is not a column of the schema{suggest_names(name, declared)}")
-        elif declared[name] and declared[name] not in ROUTABLE_TYPES:
+        elif declared[name] and declared[name] not in {"string", "int", "long"}:
             what = f"is a column of type {declared[name]}; a route needs a string, int or long"
             yield Problem("route.name", name, what)
         elif spec.sensitive and name in spec.sensitive.fields:
@@ -216,9 +204,7 @@ def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _find_integer_problems(route: Route, column: str) -> Iterator[Problem]:
-    """Yield a problem for each key of `tables` that no record's value can equal, because it is not a canonical
-    integer.
-    """
+    """Yield each key of `tables` that no value can equal, because it is not a canonical integer."""
     for value in route.tables:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))

@@ -10,10 +10,10 @@ from frazil.spec.sinks import Sinks
 
 
 class RoutedStream(StreamSpec):
-    """A stream as seen by one table of its route, which replaces the stream's `table`.
+    """A stream as seen by one table of its route, which replaces the stream's `table`. Never declared.
 
-    The table has windows only if the route declares them in `complete`. Users never declare a RoutedStream. With the
-    route's template as the table's identifier, it stands for all tables of the template that `complete` does not name.
+    The table has windows only if the route's `complete` names it. With the template as its identifier, it stands for
+    all tables of the template that `complete` does not name.
     """
 
     default_table: str
@@ -21,7 +21,7 @@ class RoutedStream(StreamSpec):
 
     @property
     def is_made(self) -> bool:
-        """Whether only the route's template names the table. The table's properties show whether it created it."""
+        """Whether only the route's template names the table. Its properties show whether that created it."""
         return self.table.identifier not in self.sinks.named
 
     @property
@@ -38,20 +38,19 @@ class RoutedStream(StreamSpec):
         return template
 
     def of_member(self, table: str) -> RoutedStream:
-        """Return the stream from the perspective of another table."""
+        """Return the stream as seen by another table."""
         return self.model_copy(update={"table": Table.model_construct(identifier=table, catalog=self.table.catalog)})
 
 
 def is_group(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
-    """Return whether this is a stream from the perspective of all tables of its route's template."""
+    """Return whether this is a stream as seen by all tables of its route's template."""
     return isinstance(spec, RoutedStream) and spec.table.identifier == spec.sinks.template
 
 
 def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
-    """Return the stream from the perspective of a table; None if neither the stream nor its route names the table.
+    """Return the stream as seen by a table; None if neither the stream nor its route names the table.
 
-    For a table of the route, this is a copy with that table as its own. A template in `complete` names the tables that
-    it may have created, and, as an identifier, all of them.
+    A template in `complete` names the tables that it may have created and, as an identifier, all of them.
     """
     if spec.table.identifier == table:
         return spec
@@ -70,16 +69,14 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def feeding(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
-    """Return the streams that feed a table, sorted by name, as `view_from_table` does.
-
-    If a stream names the table, streams whose template only matches its name are left out.
+    """Return the streams that feed a table by name, as `view_from_table` does: those that name the table, or else those
+    whose template matches its name.
     """
     views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := view_from_table(spec, table)) is not None]
     return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
 
 
 def never_complete_message(spec: StreamSpec) -> str:
-    """Return a message that no window of the table ever completes, with what to declare instead."""
     declare = "declare `complete: hour` or `day`"
     if isinstance(spec, RoutedStream):
         declare = f"add it to route.complete of stream {spec.name!r}"
@@ -87,6 +84,6 @@ def never_complete_message(spec: StreamSpec) -> str:
 
 
 def list_windowed_views(spec: StreamSpec) -> list[StreamSpec]:
-    """Return the stream, and a copy (see `view_from_table`) for each table of its route whose windows are signalled."""
+    """Return the stream, and its view from each routed table whose windows are signalled."""
     views = (view_from_table(spec, table) for table in (spec.route.complete if spec.route else ()))
     return [spec, *(view for view in views if view is not None)]

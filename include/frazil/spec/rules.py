@@ -1,28 +1,28 @@
-"""Rules about a stream, and about how its schema fits its other parts. Pure; all problems are reported."""
+"""Rules about a stream, and about how its schema fits its other parts. All problems are reported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import dedupe, layout_rules, property_rules, readings, refused, route, sensitive, upsert
+from frazil.spec import layout_rules, property_rules, readings, refused, route, sensitive, upsert
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
-from frazil.spec.inconsistent import Problem, suggest_names
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.resources import IMAGE_PROPERTIES, ClusterManager, DeployMode
 from frazil.spec.types import UNREADABLE_TYPES, Map, find_type, find_type_paths, parse_type
 from frazil.spec.units import format_duration
+from frazil.spec.values import Problem, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 
 def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
-    """Return all problems between parts of the declaration; empty if the stream is valid.
+    """Return all problems between parts of the declaration.
 
-    `wrong` has the dotted keys of invalid parts that were replaced by placeholders. Rules that need such a part are
-    skipped. A column with an invalid type has an empty type.
+    `wrong` has the dotted keys of invalid parts that were replaced by placeholders: rules that need one are skipped. A
+    column with an invalid type has an empty type.
     """
     return tuple(
         problem
@@ -33,7 +33,6 @@ def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> t
 
 
 def _is_affected(need: str, wrong: str) -> bool:
-    """Return whether a rule that needs one part is affected by another part that is wrong."""
     if need == "schema":  # individual columns may be wrong
         return wrong == need
     return f"{need}.".startswith(f"{wrong}.") or wrong.startswith(f"{need}.")
@@ -57,7 +56,6 @@ def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
 
 
 def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each column whose name is repeated or reserved."""
     seen: dict[str, str] = {}
     for column in spec.columns:
         lower = column.name.lower()
@@ -77,7 +75,6 @@ def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_lines(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problem of records with several rows in a table without coordinates."""
     if spec.has_lines and not spec.coordinates:
         yield Problem(
             *(("transform", "unnest") if spec.may_unnest else ("source.format.lines", "true")),
@@ -119,9 +116,7 @@ def _check_units(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of a transform's input fields and of settings that it excludes. DuckDB checks the SQL
-    itself.
-    """
+    """DuckDB checks the SQL itself."""
     if spec.transform is None:
         if spec.source.columns:
             yield Problem("source.schema", None, "is only used with a transform; declare one, or leave this out")
@@ -150,7 +145,6 @@ def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of `as: json`."""
     columns = {column.name: parse_type(column.type) for column in spec.record_columns if column.type}
     beside = spec.beside_value
     for column in spec.record_columns:
@@ -175,7 +169,6 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of the column `rest`, which stores all fields without a column."""
     if (name := spec.rest) is None:
         return
     declared = {column.name: column for column in spec.record_columns}
@@ -217,7 +210,7 @@ def _check_topics(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of columns that the key or headers fill. Each key or header needs its own column."""
+    """Each key or header needs its own column."""
     declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
     if (key := spec.source.key) and key.column:
@@ -238,7 +231,6 @@ def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of a format in which the whole value fills one column."""
     declared = spec.source.format
     if not isinstance(declared, StringFormat | BytesFormat):
         return
@@ -262,7 +254,6 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of CSV columns: each needs one field, and a primitive type."""
     if not isinstance(spec.source.format, CsvFormat):
         return
     fields, beside = spec.source.format.columns, spec.beside_value
@@ -285,7 +276,7 @@ def _check_evolution(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_alignment(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problem of `commit.align` in a table where a data file can span two windows."""
+    """A data file must not span two windows."""
     if spec.commit.align == "none":
         return
     column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")
@@ -382,7 +373,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
             "transform",
         ),
     ),
-    (dedupe.problems, ("schema", "dedupe", "sensitive")),
+    (upsert.find_dedupe_problems, ("schema", "dedupe", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
     (
         route.find_problems,
@@ -405,4 +396,3 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (property_rules.find_table_property_problems, ("table.properties",)),
     (property_rules.find_page_version_problems, ("table.properties", "schema", "evolution")),
 )
-"""The rules, each with the parts of the declaration that it needs."""

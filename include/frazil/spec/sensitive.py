@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from frazil.spec import types
-from frazil.spec.inconsistent import Problem, suggest_names
-from frazil.spec.values import IntegerBounds, Model, YamlForm
+from frazil.spec.values import IntegerBounds, Model, Problem, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
-
-PROTECTIONS_WITH_SECRET = frozenset({"hash", "tokenize"})
-"""Protections that need the secret."""
 
 
 class Protection(Model):
@@ -72,7 +68,7 @@ class Sensitive(Model):
 
     @property
     def kept(self) -> dict[str, Protection]:
-        """Protections of the sensitive fields that become columns, by field name."""
+        """The sensitive fields that become columns."""
         return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
 
     @property
@@ -82,12 +78,11 @@ class Sensitive(Model):
 
     @property
     def needs_secret(self) -> bool:
-        """Whether a protection needs the secret."""
-        return self.dead_letters == "encrypt" or any(how.as_ in PROTECTIONS_WITH_SECRET for how in self.fields.values())
+        return self.dead_letters == "encrypt" or any(how.as_ in {"hash", "tokenize"} for how in self.fields.values())
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the conflicts between sensitive fields and the schema, and the problem of a missing secret."""
+    """Yield the conflicts between sensitive fields and the schema, and a missing secret."""
     if (sensitive := spec.sensitive) is None:
         return
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
@@ -111,7 +106,6 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _lower_field_names(kind: types.Type) -> types.Type:
-    """Return the type with its field names in lower case."""
     match kind:
         case types.Struct(fields):
             return types.Struct(

@@ -1,16 +1,18 @@
-"""The model of a stream's source of records."""
+"""The model of a stream's source of records, and patterns of topics."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+import re2
 from pydantic import Field, field_validator
 
 from frazil.spec.addresses import find_servers_problem
 from frazil.spec.column import Column, convert_columns
 from frazil.spec.formats import Format, Header, JsonFormat, Key
-from frazil.spec.topics import TopicPattern, compile_pattern
 from frazil.spec.values import Model, Properties, Start, YamlForm
 
 
@@ -19,9 +21,7 @@ class Source(Model):
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
     topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
-        default=(),
-        min_length=1,
-        description="The topics to read into one table.",
+        default=(), min_length=1, description="The topics to read into one table."
     )
     topic_pattern: str | None = Field(
         default=None,
@@ -40,8 +40,7 @@ class Source(Model):
         default=(), description="The columns that store headers: `{name: …, column: …}`."
     )
     start: Start = Field(
-        default="earliest",
-        description="Where a new stream begins. Later starts continue from the marker.",
+        default="earliest", description="Where a new stream begins. Later starts continue from the marker."
     )
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
@@ -56,12 +55,11 @@ class Source(Model):
 
     @property
     def reads(self) -> tuple[str, ...] | TopicPattern:
-        """The topics that the stream reads, as a container. Use `topic in source.reads` to test a topic."""
+        """The topics that the stream reads, as a container: `topic in source.reads`."""
         return self.topics if self.topic_pattern is None else TopicPattern(self.topic_pattern)
 
     @property
     def topics_text(self) -> str:
-        """The declared topics, separated by commas, or the topic pattern."""
         return ", ".join(self.topics) or str(self.reads)
 
     @field_validator("bootstrap_servers", mode="before")
@@ -100,3 +98,38 @@ class Source(Model):
         if len(set(value)) < len(value):
             raise ValueError("names a topic twice")
         return value
+
+
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
+
+
+def compile_pattern(text: str) -> Any:
+    """Compile a user's pattern with RE2. Raises ValueError if RE2 does not support it.
+
+    RE2 takes linear time. Python's `re` may backtrack forever, with the interpreter's lock, so that SIGTERM cannot end
+    it.
+    """
+    try:
+        return re2.compile(text, _OPTIONS)
+    except (re2.error, UnicodeEncodeError) as error:
+        reason = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else "it is not UTF-8"
+        raise ValueError(
+            f"is not a regular expression that RE2 supports: {reason}. RE2 has no look-around, back references, "
+            "possessive quantifiers or counts above 1000"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPattern(Container[str]):
+    """Matches whole topic names, but never Kafka's internal topics (`__…`)."""
+
+    text: str
+
+    def __contains__(self, topic: object) -> bool:
+        if not isinstance(topic, str) or topic.startswith("__"):
+            return False
+        return compile_pattern(self.text).fullmatch(topic) is not None
+
+    def __str__(self) -> str:
+        return f"topics that match '{self.text}'"

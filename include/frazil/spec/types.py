@@ -1,7 +1,4 @@
-"""Parses Iceberg types from text without PyIceberg, because Airflow parses DAG files often.
-
-`frazil.spec.iceberg` translates the parsed types to PyIceberg types.
-"""
+"""Parses Iceberg types from text without PyIceberg, because Airflow parses DAG files often."""
 
 from __future__ import annotations
 
@@ -24,14 +21,12 @@ PRIMITIVE_NAMES = (
     "uuid",
     "binary",
 )
-"""Names of the primitive types without arguments."""
 ALLOWED_TYPES = ", ".join(
     (*PRIMITIVE_NAMES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>")
 )
-"""All types, for messages."""
 
 MAX_DECIMAL_PRECISION = 38
-"""Maximum decimal precision (Iceberg specification, primitive types)."""
+"""Iceberg specification, primitive types."""
 
 UNREADABLE_TYPES = {
     "time": (
@@ -39,14 +34,13 @@ UNREADABLE_TYPES = {
         "write string ('10:11:12'), or long if records hold a number"
     )
 }
-"""Types that frazil can write but an engine cannot read. Each has the reason why frazil creates no table with it, and
-the types to write instead.
+"""Types that an engine cannot read, each with the reason why frazil creates no table with it, and the types to write
+instead.
 """
 
 _FORMAT_3_TYPES = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
-"""Types of Iceberg's format version 3."""
 _JSON_NAMES = frozenset({"json", "jsonb", "object", "any", "dict"})
-"""Names of types in other systems whose values are JSON."""
+"""Types of other systems whose values are JSON."""
 _ICEBERG_NAMES = {
     "bigint": "long",
     "int64": "long",
@@ -79,7 +73,7 @@ _ICEBERG_NAMES = {
     "row": "struct<name: type>",
     "struct": "struct<name: type>",
 }
-"""Iceberg's names of types that other systems call by different names, or that are written without arguments."""
+"""Iceberg's names of other systems' types, and of types without their arguments."""
 
 _SQL_NAMES = {
     re.compile(rf"(?:{words})\b", re.IGNORECASE): name
@@ -93,14 +87,13 @@ _SQL_NAMES = {
 }
 """Iceberg's names of SQL types with several words. The patterns match tokens separated by one space."""
 MAX_SQL_TOKENS = 8
-"""Maximum number of tokens compared with the SQL names: one more than `timestamp ( 6 ) without time zone` has."""
+"""One more than `timestamp ( 6 ) without time zone` has."""
 MAX_NESTING = 50
-"""Maximum nesting depth of a type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A primitive type. `arguments` are the precision and scale of a `decimal`, or the length of a `fixed`."""
+    """`arguments` are the precision and scale of a `decimal`, or the length of a `fixed`."""
 
     name: str
     arguments: tuple[int, ...] = ()
@@ -125,8 +118,6 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """A struct type."""
-
     fields: tuple[Field, ...]
 
     def __str__(self) -> str:
@@ -135,7 +126,7 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """A list type. Elements may be null, as in Iceberg by default."""
+    """Elements may be null, as in Iceberg by default."""
 
     element: Type
 
@@ -145,7 +136,7 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A map type. Keys are never null; values may be null."""
+    """Keys are never null; values may be null."""
 
     key: Type
     value: Type
@@ -155,14 +146,10 @@ class Map:
 
 
 Type = Primitive | Struct | List | Map
-"""Any Iceberg type."""
 
 
 def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
-    """Yield the dotted path of each occurrence of the primitive type `name` in `kind`.
-
-    `where` is the path of `kind` itself.
-    """
+    """Yield the dotted path of each primitive type `name` in `kind`, which is at `where`."""
     match kind:
         case Primitive():
             if kind.name == name:
@@ -178,8 +165,8 @@ def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
 
 
 def find_type(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
-    """Return the type of a column or nested field; None if it does not exist. The path is its full name in Iceberg,
-    split at dots.
+    """Return the type of a column or nested field, whose full name in Iceberg is split at dots; None if it does not
+    exist.
     """
     found = columns.get(path[0])
     for part in path[1:]:
@@ -199,22 +186,13 @@ _TOKEN = re.compile(
     r"(?<=[<,])\s*+(?P<name>[^\s<>(),:\[\]\"\\.][^<>(),:\[\]\"\\.\0-\x1f]*+)(?=:)"
     r"|\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[<>(),:\[\]]))"
 )
-"""Matches a token of a type. The name of a struct's field may contain spaces and any letters."""
+"""A token of a type. The name of a struct's field may contain spaces and any letters."""
 
 
 def parse_type(text: str) -> Type:
-    """Parse one Iceberg type, which may be nested.
-
-    Raises ValueError with the part that cannot be parsed and the allowed types. For a type of another system
-    (`varchar`, `bigint`), the error suggests Iceberg's type.
+    """Parse one Iceberg type. Raises ValueError with the part that cannot be parsed and the allowed types, or Iceberg's
+    name of a type of another system (`varchar`, `bigint`).
     """
-    parser = _Parser(_tokenize(text))
-    parsed = parser.parse_type()
-    parser.check_end()
-    return parsed
-
-
-def _tokenize(text: str) -> list[str]:
     tokens, position = [], 0
     stripped = text.rstrip()
     while position < len(stripped):
@@ -225,61 +203,57 @@ def _tokenize(text: str) -> list[str]:
             )
         tokens.append(match[0].strip())
         position = match.end()
-    return tokens
+    parser = _Parser(tokens)
+    parsed = parser.parse_type()
+    if rest := parser._tokens[parser._position :]:
+        raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
+    return parsed
 
 
 class _Parser:
-    """Recursive-descent parser for the tokens of a type."""
-
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
         self._position = 0
         self._nesting = 0
 
     def parse_type(self) -> Type:
-        """Parse the type that begins at the next token."""
         self._check_not_sql()
         name = self._take_name("a type")
         if self._peek() == "<":
-            return self._parse_nested(name)
+            makers: dict[str, Callable[[], Type]] = {
+                "struct": self._parse_struct,
+                "list": self._parse_list,
+                "map": self._parse_map,
+            }
+            inside = makers.get(name)
+            if inside is None:
+                raise _unknown_type_error(name)
+            self._nesting += 1
+            if self._nesting > MAX_NESTING:
+                raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
+            made = inside()
+            self._nesting -= 1
+            return made
         if name == "decimal" and self._peek() == "(":
             return self._parse_decimal()
         if name == "fixed" and self._peek() == "[":
-            return self._parse_fixed()
+            self._take_mark("[")
+            length = self._parse_number()
+            self._take_mark("]")
+            if length == 0:
+                raise ValueError("has fixed[0]; the length must be 1 or more")
+            return Primitive("fixed", (length,))
         if name in PRIMITIVE_NAMES:
             return Primitive(name)
         raise _unknown_type_error(name)
 
     def _check_not_sql(self) -> None:
-        """Raise a ValueError that explains an SQL type of several words. Otherwise, the error would only be about the
-        second word.
-        """
+        """Explain an SQL type of several words: the error would only be about the second word."""
         rest = " ".join(self._tokens[self._position : self._position + MAX_SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
             if found := pattern.match(rest):
                 written = re.sub(r" \( \d+ \)", "", found[0])
                 raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
-
-    def _parse_nested(self, name: str) -> Type:
-        makers: dict[str, Callable[[], Type]] = {
-            "struct": self._parse_struct,
-            "list": self._parse_list,
-            "map": self._parse_map,
-        }
-        inside = makers.get(name)
-        if inside is None:
-            raise _unknown_type_error(name)
-        self._nesting += 1
-        if self._nesting > MAX_NESTING:
-            raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
-        made = inside()
-        self._nesting -= 1
-        return made
-
-    def check_end(self) -> None:
-        """Raise ValueError if there are more tokens."""
-        if rest := self._tokens[self._position :]:
-            raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
 
     def _parse_struct(self) -> Struct:
         self._take_mark("<")
@@ -297,10 +271,7 @@ class _Parser:
         name = self._take_name("a field's name", any_name=True)
         self._take_mark(":")
         field_type = self.parse_type()
-        required = [token.lower() for token in self._tokens[self._position : self._position + 2]] == [
-            "not",
-            "null",
-        ]
+        required = [token.lower() for token in self._tokens[self._position : self._position + 2]] == ["not", "null"]
         self._position += 2 * required
         return Field(name, field_type, required)
 
@@ -337,20 +308,11 @@ class _Parser:
             )
         return Primitive("decimal", (precision, scale))
 
-    def _parse_fixed(self) -> Primitive:
-        self._take_mark("[")
-        length = self._parse_number()
-        self._take_mark("]")
-        if length == 0:
-            raise ValueError("has fixed[0]; the length must be 1 or more")
-        return Primitive("fixed", (length,))
-
     def _peek(self) -> str | None:
-        """Return the next token without taking it; None at the end."""
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
     def _take_name(self, wanted: str, *, any_name: bool = False) -> str:
-        """Take and return the next token, which must be a name. `any_name` allows any characters before a colon."""
+        """`any_name` allows any characters before a colon."""
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):
@@ -361,7 +323,6 @@ class _Parser:
         return token
 
     def _take_mark(self, mark: str) -> None:
-        """Take the next token, which must be `mark`."""
         if self._peek() != mark:
             raise ValueError(f"has {self._peek()!r} where {mark!r} should be" if self._peek() else self._end_message())
         self._position += 1
@@ -375,12 +336,10 @@ class _Parser:
 
     @staticmethod
     def _end_message() -> str:
-        """Return the message for a text that ends within a type."""
         return f"ends too early; in a YAML {{…}} or […], quote a type that contains a comma (allowed: {ALLOWED_TYPES})"
 
 
 def _unknown_type_error(name: str) -> ValueError:
-    """Return the error for an unknown type, with a suggestion."""
     lower = name.lower()
     if lower in PRIMITIVE_NAMES:
         return ValueError(f"is written {name!r}; Iceberg's name is {lower!r}")

@@ -8,13 +8,11 @@ from datetime import timedelta
 from decimal import Decimal
 
 MAX_DURATION = timedelta(days=100_000)
-"""Maximum duration. Python cannot wait for longer than 292 years."""
+"""Python cannot wait for longer than 292 years."""
 MAX_SIZE_BYTES = 2**60
-"""Maximum size in bytes."""
 
 _SECONDS_BY_UNIT = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _MILLISECONDS_BY_UNIT = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-MAX_DURATION_CHARACTERS = 1000
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 _BYTES_BY_UNIT = {
@@ -29,11 +27,12 @@ _BYTES_BY_UNIT = {
     "TiB": 2**40,
 }
 _SIZE = re.compile(r"(\d+)|(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
-"""Matches a number of bytes, or a number with a unit."""
 
 
 def format_count(number: int, noun: str, verb: str = "") -> str:
-    """Format a number with its noun: `1 row`, `3 batches`. With a verb (`is|are`): `1 row is`, `2 rows are`."""
+    """Format a number with its noun: `1 row`, `3 batches`. With a verb (`is
+    are`): `1 row is`, `2 rows are`.
+    """
     plural = "es" if noun.endswith(("ch", "sh")) else "s"
     singular_verb, _, plural_verb = verb.partition("|")
     words = noun if number == 1 else f"{noun}{plural}"
@@ -47,15 +46,12 @@ def shorten_list(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
 
 
 def parse_duration(value: object) -> timedelta:
-    """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`. A timedelta is returned unchanged.
-
-    Raises ValueError with the allowed forms, also for a number without a unit, which would be ambiguous.
-    """
+    """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`. Raises ValueError, also for an ambiguous number without a unit."""
     if isinstance(value, timedelta):
         duration = value
     else:
         text = str(value).strip()
-        parts = _DURATION_PART.findall(text) if len(text) <= MAX_DURATION_CHARACTERS else []
+        parts = _DURATION_PART.findall(text) if len(text) <= 1000 else []
         if text == "0":
             duration = timedelta(0)
         elif parts and "".join(number + unit for number, unit in parts) == text:
@@ -71,10 +67,7 @@ def parse_duration(value: object) -> timedelta:
 
 
 def parse_bytes(value: object) -> int:
-    """Parse `128MiB` (binary), `1GB` (decimal), `512B`, or an integer number of bytes.
-
-    Raises ValueError with the allowed forms.
-    """
+    """Parse `128MiB` (binary), `1GB` (decimal), `512B`, or a number of bytes. Raises ValueError."""
     match = _SIZE.fullmatch("" if isinstance(value, bool) else str(value).strip())
     if match is None:
         raise ValueError(
@@ -87,9 +80,7 @@ def parse_bytes(value: object) -> int:
 
 
 def format_duration(duration: timedelta) -> str:
-    """Format a duration, rounded to milliseconds, as the shortest text that `parse_duration` accepts: `1h30m`, `250ms`,
-    `0s`.
-    """
+    """Format a duration, rounded to ms, as the shortest text that `parse_duration` accepts: `1h30m`, `0s`."""
     rest_ms = round(duration / timedelta(milliseconds=1))
     text = ""
     for unit, length_ms in _MILLISECONDS_BY_UNIT.items():
@@ -110,7 +101,7 @@ def format_rounded_bytes(size_bytes: float) -> str:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Format a size exactly, in the largest unit that divides it: `128MiB`, `1GB`. `parse_bytes` accepts the result."""
+    """Format a size exactly, as `parse_bytes` accepts it, in the largest unit that divides it: `128MiB`, `1GB`."""
     if size_bytes == 0:
         return "0B"
     for unit in ("TiB", "GiB", "MiB", "TB", "GB", "KiB", "MB", "KB"):

@@ -1,35 +1,30 @@
-"""Rules for a stream with `mode: upsert`: its key, the order of changes, and deletes."""
+"""Rules for `mode: upsert` (its key, the order of changes, deletes), and for `dedupe`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
-from frazil.spec.inconsistent import Problem, suggest_names
-from frazil.spec.values import Model
+from frazil.spec.values import Model, PositiveDuration, Problem, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
     from frazil.spec.model import StreamSpec
 
 TOMBSTONES = "tombstones"
-"""Short form of `delete` for tombstones alone."""
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 """First names of the paths that `Envelope.metadata` may use."""
 UNKEYABLE_TYPES = ("float", "double")
-"""Types that cannot be part of a key: NaN equals nothing, and floats that look equal may differ."""
+"""NaN equals nothing, and floats that look equal may differ."""
 ORDERABLE_TYPES = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
-"""Types of the column `order-by`."""
 UNSORTED = ("source.gtid", "source.file", "source.sequence", "source.scn", "source.commit_scn", "transaction.id")
-"""Fields of an envelope that are strings with numbers: `…:10` sorts before `…:9`. GTIDs of two servers have no
-order.
-"""
+"""Strings with numbers, where `…:10` sorts before `…:9`. GTIDs of two servers have no order."""
 DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
-"""Types of the column that marks deletes, each with the Python type of its values in YAML."""
+"""Types of the column that marks deletes, with the Python type of its values in YAML."""
 
 
 class Delete(Model):
@@ -60,13 +55,10 @@ class Delete(Model):
 
 
 MergeMode = Literal["auto", "copy-on-write", "merge-on-read"]
-"""How an upsert stream changes existing rows: see `merge` in the declaration."""
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of an upsert stream. For an append stream, yield the settings that only an upsert stream may
-    have.
-    """
+    """Yield the problems of an upsert stream, or the settings that an append stream may not have."""
     if spec.mode == "append":
         if envelope_of(spec.source.format):
             what = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
@@ -91,7 +83,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 def find_key_problems(
     spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]
 ) -> Iterator[Problem]:
-    """Yield a problem for each column that cannot be part of a key. `where` is the key's path in the YAML."""
+    """Yield each column that cannot be part of a key, which is at `where` in the YAML."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -143,16 +135,14 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
 
 
 def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that the fields of a tombstone's key fill; empty if tombstones delete nothing, or
-    `source.key` fills the key.
-    """
+    """Return the key columns that the fields of a tombstone's key fill, if `source.key` does not."""
     if spec.delete is None or not spec.delete.tombstones:
         return ()
     return tuple(name for name in spec.key if name not in spec.beside_value)
 
 
 def _keys_have_fields(spec: StreamSpec) -> bool:
-    """Return whether the keys of records have fields. Keys are assumed to have the format of the values."""
+    """Keys are assumed to have the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -160,7 +150,6 @@ def _keys_have_fields(spec: StreamSpec) -> bool:
 
 
 def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
-    """Yield the problems of a Debezium envelope and its metadata columns."""
     if (envelope := envelope_of(spec.source.format)) is None:
         return
     if spec.delete is not None:
@@ -187,7 +176,6 @@ def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Pr
 
 
 def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of a topic of transaction ends."""
     envelope = envelope_of(spec.source.format)
     if envelope is None or (topic := envelope.transactions) is None:
         return
@@ -206,11 +194,38 @@ def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each column with the name of a coordinate. Change files store coordinates even if the table
-    does not.
-    """
+    """Change files store coordinates even if the table does not."""
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:
                 what = "has the name of a coordinate, which each change stores in any case; rename it"
                 yield Problem(f"schema.{column.name}", column.type or None, what)
+
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+
+class Dedupe(Model):
+    """Drops repeats: of rows with the same key and close event times, only the first is kept."""
+
+    key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
+        min_length=1, description="The columns in which repeats are equal."
+    )
+    within: PositiveDuration = Field(
+        description="A row is dropped if the table or the batch has a row with the same key at most this far "
+        "away in event time."
+    )
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _wrap_single_column(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+def find_dedupe_problems(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield the problems of the key that is declared for `dedupe`."""
+    if (dedupe := spec.dedupe) is None:
+        return
+    columns = {column.name: column for column in spec.columns}
+    yield from find_key_problems(spec, "dedupe.key", dedupe.key, columns)

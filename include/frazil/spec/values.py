@@ -1,13 +1,14 @@
-"""Types of YAML values (durations, sizes, times, mappings), and the base class of all declarations.
-
-The ValueError of a validator is the end of a sentence: `frazil.spec.problems` adds file, key and value before it.
+"""Types of YAML values, paths and problems, and the base class of all declarations. A validator's ValueError is the end
+of a sentence: `frazil.spec.problems` adds file, key and value before it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, PlainSerializer, WithJsonSchema
@@ -17,13 +18,9 @@ from frazil.spec.units import MAX_SIZE_BYTES, format_bytes, format_duration, par
 from frazil.timetext import parse_moment
 
 MAX_PERCENT = 99
-"""Maximum of a `Percent`."""
 MAX_TEXT_CHARACTERS = 100_000
-"""Maximum length of a string in a declaration, unless its key has another limit. Certificates and schemas are the
-longest.
-"""
+"""Maximum length of a string whose key has no other limit. Certificates and schemas are the longest."""
 MAX_DESCRIPTION_CHARACTERS = 10_000
-"""Maximum length of a description or documentation."""
 
 
 def _to_kebab_case(name: str) -> str:
@@ -60,10 +57,7 @@ def _parse_start(value: object) -> object:
 
 
 def _parse_moment(value: object, besides: str = "") -> datetime:
-    """Parse a time. Raises ValueError for a time without a zone, because its meaning would differ between machines.
-
-    `besides` lists other allowed values, for the message.
-    """
+    """A time without a zone is refused: its meaning differs between machines. `besides` has other allowed values."""
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
@@ -74,7 +68,7 @@ def _parse_moment(value: object, besides: str = "") -> datetime:
 
 
 def _convert_to_texts(value: object) -> object:
-    """Convert a mapping's numbers and booleans to text, which Kafka, Iceberg and Spark expect as properties."""
+    """Convert numbers and booleans to text, which Kafka, Iceberg and Spark expect as properties."""
     if not isinstance(value, Mapping):
         return value
     return {
@@ -84,7 +78,7 @@ def _convert_to_texts(value: object) -> object:
 
 
 def _refuse_boolean(value: object) -> object:
-    """Raise ValueError for booleans, because pydantic would accept `true` as 1."""
+    """Pydantic would accept `true` as 1."""
     if isinstance(value, bool):
         raise ValueError("is not an integer")  # noqa: TRY004
     return value
@@ -92,8 +86,7 @@ def _refuse_boolean(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class IntegerBounds:
-    """Restricts an integer of a declaration to the range from `minimum` to `maximum`. The default maximum is the limit
-    of Spark and Iceberg.
+    """Restricts an integer. The default maximum is the limit of Spark and Iceberg.
 
     In pydantic's `Field`, a bound can be lost if a key has two upper bounds, or one and a validator.
     """
@@ -108,13 +101,11 @@ class IntegerBounds:
 
 
 Count = Annotated[int, IntegerBounds()]
-"""An integer from 1."""
 CountFromTwo = Annotated[int, IntegerBounds(minimum=2)]
-"""An integer from 2."""
 Records = Annotated[int, IntegerBounds(maximum=2**63 - 1)]
-"""An integer from 1 to the largest number of offsets in a Kafka partition."""
+"""Up to the largest number of offsets in a Kafka partition."""
 Percentage = Annotated[int, IntegerBounds(maximum=100)]
-"""A percentage as a plain number from 1 to 100. `Percent` also accepts a percent sign."""
+"""A plain number from 1 to 100. `Percent` also accepts a percent sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +128,8 @@ _DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="js
 _BYTES_TEXT = PlainSerializer(format_bytes, return_type=str, when_used="json")
 
 Duration = Annotated[
-    timedelta,
-    BeforeValidator(parse_duration),
-    _DURATION_TEXT,
-    _DURATION_JSON,
-    YamlForm("duration: `60s`, `1h30m`"),
+    timedelta, BeforeValidator(parse_duration), _DURATION_TEXT, _DURATION_JSON, YamlForm("duration: `60s`, `1h30m`")
 ]
-"""A duration of 0 or more."""
 PositiveDuration = Annotated[
     timedelta,
     BeforeValidator(_parse_positive_duration),
@@ -151,10 +137,8 @@ PositiveDuration = Annotated[
     _DURATION_JSON,
     YamlForm("duration: `250ms`, `60s`"),
 ]
-"""A duration above 0."""
 SIZE_FORM = YamlForm("size: `128MiB`, `1GB`, or bytes")
 Bytes = Annotated[int, BeforeValidator(_parse_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE_FORM]
-"""A size above 0, in bytes."""
 _PERCENT_JSON = WithJsonSchema(
     {
         "anyOf": [
@@ -164,29 +148,24 @@ _PERCENT_JSON = WithJsonSchema(
     }
 )
 Percent = Annotated[int, BeforeValidator(_parse_percent), _PERCENT_JSON, YamlForm("percent: `50%`")]
-"""A percentage from 0 to 99, as a number or with a percent sign."""
+"""A number from 0 to 99, with or without a percent sign."""
 Start = Annotated[
     Literal["earliest", "latest"] | datetime,
     BeforeValidator(_parse_start),
     YamlForm("`earliest`, `latest`, or a time with a zone"),
 ]
-"""The place where a new stream begins to read."""
 Moment = Annotated[datetime, BeforeValidator(_parse_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
-"""A time with a zone."""
 Properties = Annotated[
     dict[str, str],
     BeforeValidator(_convert_to_texts),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
     YamlForm("mapping of properties"),
 ]
-"""A mapping of properties, whose numbers and booleans become text."""
+"""Numbers and booleans become text."""
 
 
 class Model(BaseModel):
-    """Base class of all declared models. Fields are snake_case in Python and kebab-case in YAML.
-
-    Unknown keys are errors, and every string has a maximum length.
-    """
+    """Base class of all declared models: snake_case in Python, kebab-case in YAML, no unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -195,3 +174,62 @@ class Model(BaseModel):
         populate_by_name=True,
         str_max_length=MAX_TEXT_CHARACTERS,
     )
+
+
+FieldPath = tuple[str | int, ...]
+"""Names of fields, and indexes in lists."""
+
+_STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
+"""A name with its leading dot, or an index in brackets."""
+MAX_INDEX = 9999
+_ALLOWED_FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
+
+
+def parse_path(text: str) -> FieldPath:
+    """Parse a path. Raises ValueError with the allowed forms."""
+    path: list[str | int] = []
+    position = 0
+    while position < len(text):
+        step = _STEP.match(text, position)
+        if step is None and re.match(r"\[-?[0-9]+\]", text[position:]):
+            raise ValueError(f"has an index that is not between 0, the first element, and {MAX_INDEX:,}")
+        if step is None or ((step["index"] is None) and text.startswith(".", position) is not bool(path)):
+            raise ValueError(f"has a name with an empty part, or a bracket without an index; {_ALLOWED_FORMS}")
+        path.append(re.sub(r"\\(.)", r"\1", step["name"]) if step["index"] is None else int(step["index"]))
+        position = step.end()
+    if not path or isinstance(path[0], int):
+        raise ValueError(f"does not begin with a name; {_ALLOWED_FORMS}")
+    if any(isinstance(name, str) and (not name.strip() or set(name) & set('"\\') or min(name) < " ") for name in path):
+        raise ValueError("has a name that is blank or contains a quote, a backslash or a control character")
+    return tuple(path)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse a path without indexes. Raises ValueError."""
+    path = parse_path(text)
+    if not all(isinstance(name, str) for name in path):
+        raise ValueError("has an index, but each part must be an object; write field, or outer.inner")
+    return tuple(map(str, path))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`key` is a dotted path in the YAML. `value` is the declared value; None if it must not be shown."""
+
+    key: str
+    value: object
+    message: str
+
+
+class InconsistentError(ValueError):
+    """Problems found while the model is validated. `frazil.spec.load` converts it to a SpecError."""
+
+    def __init__(self, found: tuple[Problem, ...]) -> None:
+        super().__init__("; ".join(f"{p.key} {p.message}" for p in found))
+        self.problems = found
+
+
+def suggest_names(name: str, known: Mapping[str, object]) -> str:
+    """Return the end of a message about an unknown name: the most similar known name, or all."""
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

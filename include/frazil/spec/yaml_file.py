@@ -5,33 +5,29 @@ error.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 
 from frazil.errors import SpecError
-from frazil.spec.file_cache import FileCache
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Maximum size of a declaration's file."""
 
 MAX_NESTING = 50
-"""Maximum nesting depth. PyYAML's C code is recursive, so deeper nesting could crash the process."""
+"""PyYAML's C code is recursive, so deeper nesting could crash the process."""
 
 MAX_REPEATED_NODES = 100_000
-"""Maximum number of nodes that aliases may repeat. A few lines of nested aliases could repeat exponentially many."""
+"""A few lines of nested aliases could repeat exponentially many nodes."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's safe loader: the C implementation if it is installed."""
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
-    """PyYAML's safe loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers.
-
-    Keys are always strings. A duplicate key is an error.
-    """
+    """Has no booleans of YAML 1.1, timestamps, octal or sexagesimal numbers. Keys are strings without duplicates."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -64,15 +60,11 @@ _StreamLoader.add_implicit_resolver(
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """Return the mapping in a file. It is shared and must not be changed.
-
-    Raises SpecError with the file's name and, if the file is not valid YAML, the line and column.
-    """
+    """Return the mapping in a file. It is shared and must not be changed. Raises SpecError."""
     return _FILES.get(path)
 
 
 def _load_mapping(path: Path) -> Mapping[str, Any]:
-    """Load the mapping in a file. Raises SpecError like `read_mapping`."""
     text = _read_text(path)
     try:
         _check_size(text)
@@ -97,7 +89,6 @@ def _load_mapping(path: Path) -> Mapping[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises SpecError if it is missing, too large, unreadable or not UTF-8."""
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise SpecError(
@@ -143,7 +134,6 @@ def _check_size(text: str) -> None:
 
 
 def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
-    """Return a hint for correcting the error; empty if neither the error nor its line suggests one."""
     problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
     place = mark.line if mark else 0
     before, line = ["", *lines, ""][place : place + 2]
@@ -160,7 +150,7 @@ def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
 
 
 _BLANKS = re.compile("[\u00a0\u2000-\u200b\u3000]")
-"""Matches characters that look like a space."""
+"""Characters that look like a space."""
 _HINTS = {
     "cannot start any token": "quote a value that begins with such a character",
     "mapping values are not allowed": 'quote a value that contains ": ", or begin a new line before the second key',
@@ -173,8 +163,72 @@ _HINTS = {
     "unexpected end of stream": "close the quote that begins in {opened}",
     "could not find expected ':'": "end a key with a colon and a space",
 }
-"""Hints by a part of PyYAML's message."""
+"""Remedies by a part of PyYAML's message."""
+
+
+T = TypeVar("T")
+
+MIN_SETTLED_AGE_NS = 3_000_000_000
+"""Minimum age of a file's last change for its content to be cached. Two changes in one tick of the file system's clock
+look the same; the coarsest ticks are 2 s (FAT, some NFS).
+"""
+MAX_ENTRIES = 10_000
+"""The cache is emptied when it has this number of files."""
+
+Signature = tuple[int, int, int, int] | None
+"""Change time, modification time, size and inode; None if the file is missing or inaccessible."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[T]):
+    """The value, or the text of the reader's SpecError."""
+
+    signatures: tuple[Signature, ...]
+    value: T | None
+    problem: str | None
+
+
+class FileCache(Generic[T]):
+    """Caches a reader's results by path, also a SpecError, unless a (perhaps temporary) OSError caused it."""
+
+    def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
+        """`beside` names other files of the folder that the reader also reads, if they exist."""
+        self._read, self._beside = read, beside
+        self._entries: dict[Path, _Entry[T]] = {}
+
+    def get(self, path: Path) -> T:
+        """Return the reader's result, or raise its exception. The value is shared and must not be changed."""
+        files = (path, *(path.parent / name for name in self._beside))
+        now_ns, seen = time.time_ns(), tuple(map(read_signature, files))
+        entry = self._entries.get(path)
+        if entry is None or entry.signatures != seen:
+            entry = self._read_entry(path, seen)
+            # A file that has just changed may change again with the same signature, so it is read until it has settled.
+            if all(one is None or one[0] < now_ns - MIN_SETTLED_AGE_NS for one in seen):
+                if len(self._entries) >= MAX_ENTRIES:
+                    self._entries.clear()
+                self._entries[path] = entry
+        if entry.problem is not None:
+            raise SpecError(entry.problem)
+        return entry.value  # type: ignore[return-value]  # set if there is no problem
+
+    def _read_entry(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
+        """Raises a SpecError that an OSError caused."""
+        try:
+            return _Entry(seen, self._read(path), None)
+        except SpecError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            return _Entry(seen, None, str(error))
+
+
+def read_signature(path: Path) -> Signature:
+    """Return a value that changes with the file. It has the ctime, which, unlike the mtime, programs cannot set."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_ctime_ns, seen.st_mtime_ns, seen.st_size, seen.st_ino
 
 
 _FILES = FileCache(_load_mapping)
-"""Cache of the mappings by file."""

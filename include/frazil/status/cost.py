@@ -18,7 +18,6 @@ from frazil.spec.yaml_file import read_mapping
 from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table, state_location
 
-MONTH = timedelta(days=30)
 PRICES_VARIABLE = "FRAZIL_PRICES"
 """Environment variable with the path of a YAML file of prices."""
 
@@ -28,7 +27,6 @@ class Prices(Model):
 
     currency: str = "$"
     cpu_hour: float = Field(0.04, ge=0)
-    """An hour of one core."""
     thousand_writes: float = Field(0.005, ge=0)
     """A thousand requests that write or list objects."""
     thousand_reads: float = Field(0.0004, ge=0)
@@ -37,7 +35,6 @@ class Prices(Model):
 
     @classmethod
     def load(cls, path: Path) -> Prices:
-        """Read the prices from a YAML file. Raises SpecError if it is not valid."""
         try:
             return cls.model_validate(read_mapping(path))
         except ValidationError as error:
@@ -69,14 +66,11 @@ class StreamCost:
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """What one stream cost in a period."""
-
     stream: str
     owner: str
     days: dict[str, StreamCost]
-    """The cost of each day with commits, by its UTC date."""
+    """Costs by UTC date."""
     stored_bytes: int
-    """Size of the files that the table's newest snapshot has."""
 
     @property
     def total(self) -> StreamCost:
@@ -84,7 +78,7 @@ class CostReport:
 
     def storage_price(self, prices: Prices, period: timedelta) -> float:
         """Return the price of storing the table at its current size for the period."""
-        return self.stored_bytes / 1e9 * prices.gigabyte_month * (period / MONTH)
+        return self.stored_bytes / 1e9 * prices.gigabyte_month * (period / timedelta(days=30))
 
 
 def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:

@@ -1,7 +1,5 @@
-"""Derives the state of a stream from its supervisor's decision, its table and Kafka. Pure.
-
-`derive_from_decision` uses only the supervisor's decision. `refine_state` adds the table and Kafka, and never
-contradicts the decision.
+"""Derives the state of a stream. `derive_from_decision` uses only the supervisor's decision. `refine_state` adds the
+table and Kafka, and never contradicts the decision. Pure.
 """
 
 from __future__ import annotations
@@ -23,23 +21,16 @@ from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag
 from frazil.supervise.observed import DecisionInput, error_name
 from frazil.timetext import format_elapsed
 
-CRASH_LOOP_THRESHOLD = 3
-"""Number of consecutive ends without a commit after which a writer counts as crash-looping."""
 MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
-"""Maximum time (ms) from a writer's end, or an operator's request, until a supervisor starts the next writer."""
+"""Maximum time from a writer's end, or an operator's request, until a supervisor starts the next writer."""
 MAX_ERROR_CHARACTERS = 1000
-"""Maximum number of characters shown of a writer's last error."""
 MAX_REASON_CHARACTERS = 800
-"""Maximum number of characters that an alert's sentence quotes from an error."""
 
 
 def derive_from_decision(
     known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return the state that the supervisor's decision determines, as a copy of `known`.
-
-    `problem` is the error of carrying out the decision; None if there was none.
-    """
+    """Return the state of the decision, whose error is `problem`, as a copy of `known`."""
     row, heartbeat = (
         consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy()),
         observed.heartbeat,
@@ -99,7 +90,7 @@ _LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
     State.ELSEWHERE: (Level.WELL, ""),
     State.NOT_BEGUN: (Level.QUIET, ""),
 }
-"""Each state's level, and the alert rule whose runbook entry covers the state; empty if none does."""
+"""Each state's level, and the alert rule whose runbook entry covers the state."""
 
 
 _STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
@@ -109,7 +100,7 @@ _STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
     StorageUnavailable.exit_code: State.STORAGE_UNAVAILABLE,
     RegistryUnavailable.exit_code: State.REGISTRY_UNREACHABLE,
 }
-"""The state after an exit code that names an unreachable service. Restarts continue until the service responds."""
+"""The state after an exit code that names an unreachable service."""
 OUTAGES = frozenset({State.OUTAGE, *_STATES_BY_EXIT_CODE.values()})
 """The states of a stream that waits for a service, and continues by itself."""
 
@@ -125,13 +116,11 @@ def _state_from_decision(decision: Decision, observed: DecisionInput, row: Seque
 
 
 def _state_of_expected_writer(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
-    """Return the state of a writer that should run. `row` has its consecutive crashes that still count, newest
-    first.
-    """
+    """Return the state of a writer that should run. `row` has its crashes that still count, newest first."""
     live = live_state(observed.heartbeat) if observed.process.is_alive else None
     if row and (unreachable := _STATES_BY_EXIT_CODE.get(row[0].code)):
         return live if live in {*OUTAGES, State.STALLED} else unreachable
-    if len(row) >= CRASH_LOOP_THRESHOLD:
+    if len(row) >= 3:
         return State.CRASH_LOOPING
     return live or (State.STARTING if decision.action is WriterAction.START else State.STOPPED)
 
@@ -148,9 +137,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
 
 
 def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
-    """Return a sentence about a state with details from the heartbeat; `otherwise` if it has no details about this
-    state.
-    """
+    """Return a sentence about a state with details from the heartbeat, or `otherwise`."""
     if heartbeat is None:
         return otherwise
     if state in {State.STALLED, State.KAFKA_UNREACHABLE} and heartbeat.stall is not None:
@@ -168,7 +155,7 @@ def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str)
 
 
 def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
-    """Return the writer's process, running or ended, as an observation of its run folder shows it."""
+    """Return the writer's process, running or ended, as its run folder shows it."""
     launch, heartbeat = observation.launch, observation.heartbeat
     if launch is None:
         return WriterProcess(state=observation.process)
@@ -203,10 +190,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
 
 
 def _last_error_sentence(writer: Observation) -> str:
-    """Return a sentence with the last writer's error; empty without an error.
-
-    The heartbeat has the error before the exit record does.
-    """
+    """Return the last writer's error, which the heartbeat has before the exit record does, or an empty text."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
@@ -234,11 +218,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 
 
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """Refine the state of `derive_from_decision` with what the table and Kafka show.
-
-    The checks ask, in this order, what stops the stream, what delays it, and whether it runs. The first check that
-    finds a state decides.
-    """
+    """Refine the state with the table and Kafka: what stops the stream, what delays it, and whether it runs."""
     found = (
         _decided_state(known)
         or _unreachable_state(known, spec, now_ms=now_ms)
@@ -261,9 +241,7 @@ _StateAndSentence = tuple[State, str]
 
 
 def _decided_state(known: StreamState) -> _StateAndSentence | None:
-    """Return a state that no finding about the table or Kafka can change: paused, given up or crash-looping. Otherwise
-    None.
-    """
+    """Return a state that no finding can change: paused, given up or crash-looping."""
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:
@@ -276,10 +254,6 @@ def _decided_state(known: StreamState) -> _StateAndSentence | None:
 
 
 def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
-    """Return the state of a writer that waits for a service; None otherwise.
-
-    The service is Kafka, a schema registry, or one whose outage ended the last writer.
-    """
     if known.state not in _STATES_BY_EXIT_CODE.values() or known.unreachable_since_ms is None:
         return None
     return _outage(known, spec, next(iter(known.problems), known.sentence), now_ms=now_ms)
@@ -302,7 +276,7 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
 
 
 def _stopped_state(known: StreamState) -> _StateAndSentence | None:
-    """Return the state if the table is missing or unreadable, or the last writer failed; None otherwise."""
+    """Return the state if the table is missing or unreadable, or the last writer failed."""
     writer, first = known.writer, next(iter(known.problems), "")
     if known.table_exists is None and known.state not in OUTAGES:
         return State.TABLE_UNREADABLE, first
@@ -314,7 +288,7 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
 
 
 def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSentence | None:
-    """Return the state if this host's last writer has ended and no other host has committed since; None otherwise."""
+    """Return the state if this host's last writer has ended and no other host has committed since."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
@@ -332,7 +306,7 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
 
 
 def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
-    """Return the state if the writer is stalled, silent, late or slow, or has a problem; None otherwise."""
+    """Return the state if the writer is stalled, silent, late or slow, or has a problem."""
     if known.stall is not None:
         return State.STALLED, known.stall.reason
     if known.writer.stale:
@@ -352,9 +326,12 @@ def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Sta
 
 
 def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence:
-    """Return the state of a stream for which no other check found a state."""
     if known.writer.pid is not None:
-        return _state_of_running_writer(known)
+        if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
+            return State.PAUSING, "its writer stops after the current batch"
+        if known.state is State.STOPPING:
+            return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
+        return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
     age_ms = None if known.last_commit_at_ms is None else now_ms - known.last_commit_at_ms
     if known.commits_elsewhere and age_ms is not None and age_ms <= freshness_limit_ms(spec):
         return State.ELSEWHERE, ""
@@ -363,16 +340,7 @@ def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int
     return State.NO_WRITER, "no writer runs on this host, and nothing was committed lately"
 
 
-def _state_of_running_writer(known: StreamState) -> _StateAndSentence:
-    if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
-        return State.PAUSING, "its writer stops after the current batch"
-    if known.state is State.STOPPING:
-        return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
-    return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
-
-
 def describe_reset(known: StreamState, *, now_ms: int) -> str:
-    """Return a sentence about when the stream was reset, and the next step."""
     return (
         f"reset {format_elapsed(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
     )

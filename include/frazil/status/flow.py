@@ -17,11 +17,10 @@ from frazil.spec.model import StreamSpec
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
 LAST_HOUR_BUCKETS = 30
-"""Number of parts into which the last hour is divided, two minutes each."""
+"""Number of parts of the last hour, two minutes each."""
 RATE_PERIOD_MS = HOUR_MS // 6
-"""Shortest period (ms) that a rate covers."""
 RECENT_PERIOD_MS = HOUR_MS // 12
-"""Period (ms) over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
+"""Period over which alerts count recent records, or a longer commit interval, up to an hour."""
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
 MIN_RATE_INTERVALS = 3
@@ -30,8 +29,6 @@ MIN_RATE_INTERVALS = 3
 
 @dataclass(frozen=True, slots=True)
 class CommitCounts:
-    """The time of one commit, and its records and dead letters."""
-
     at_ms: int
     records: int
     rejected: int
@@ -39,13 +36,11 @@ class CommitCounts:
 
 @dataclass(slots=True)
 class CommitSums:
-    """Sums over a stream's commits within a period."""
-
     records: int = 0
-    """Number of records, including dead letters."""
+    """Records, including dead letters."""
     rejected: int = 0
     stale: int = 0
-    """Number of changes that an upsert dropped because the table's rows were newer."""
+    """Changes that an upsert dropped because the table's rows were newer."""
     reasons: dict[str, Reason] = field(default_factory=dict)
 
 
@@ -54,34 +49,30 @@ class Flow:
     """Rates and counts of a stream's recent commits, as far as the table still has their snapshots."""
 
     records_per_s: float | None
-    """Records per second in the last ten minutes or three commit intervals; None before the first commit."""
+    """Over the last ten minutes or three commit intervals; None before the first commit."""
     last_hour: tuple[int, ...]
-    """Number of records in each two-minute part of the last hour, oldest first."""
+    """Records in each two-minute part of the last hour, oldest first."""
     rejected_last_day: int
     rejected_since_ms: int | None = None
-    """When the count of rejected records starts; None if it covers the last day. See `counted_since`."""
+    """When the count of rejected records starts, if it does not cover the last day. See `counted_since`."""
     rejected_since_reset: bool = False
-    """Whether that count starts at the stream's last reset instead of the oldest existing snapshot."""
+    """Whether that count starts at the stream's last reset instead of the oldest snapshot."""
     measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """The period of `measured`: an hour, or longer until it has `MIN_RECORDS` records, but at most a day."""
+    """An hour, or longer until `measured` has `MIN_RECORDS` records, but at most a day."""
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
     rate_ms: int = RATE_PERIOD_MS
-    """The period that `records_per_s` covers."""
 
     @property
     def recent_reasons(self) -> Reasons:
-        """The dead letters of the last `recent_minutes` by error class: all classes of `measured`, perhaps with a count
-        of 0.
-        """
+        """The dead letters of the last `recent_minutes` by error class: all classes of `measured`, perhaps 0."""
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
 def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
-    """Compute the rates and counts of one stream's commits to its table."""
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
     commits = list_commits(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
@@ -103,10 +94,9 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Return when the count of rejected records starts, and whether a reset is the reason.
+    """Return when the count of rejected records starts, and whether a reset is the reason; None for `since_ms`.
 
-    The time is None if the count covers everything since `since_ms`. Records before a reset do not count, because the
-    stream may read them again. Records of expired snapshots do not count either.
+    Records before a reset do not count, because the stream may read them again, nor do those of expired snapshots.
     """
     oldest = None
     for oldest in ancestors(metadata):
@@ -119,10 +109,7 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
-    """Return the stream's commits since `since_ms`, newest first.
-
-    The last one is the commit before that time, if its snapshot exists.
-    """
+    """Return the stream's commits since `since_ms`, newest first, and the one before, if its snapshot exists."""
     found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
@@ -136,9 +123,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
 
 
 def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
-    """Return the start of the shortest period of an hour or more with `MIN_RECORDS` records, but not more than a day
-    ago.
-    """
+    """Return the start of the shortest period of an hour to a day with `MIN_RECORDS` records."""
     records = 0
     for snapshot in lately:
         records += sum_commits([snapshot], stream, since_ms=snapshot.timestamp_ms).records
@@ -148,7 +133,6 @@ def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> 
 
 
 def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> CommitSums:
-    """Sum the stream's commits since `since_ms`."""
     found = CommitSums()
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, newest_first):
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
@@ -163,7 +147,7 @@ def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int)
 
 
 def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> Flow:
-    """Compute the rates from the stream's commits, newest first. `over_ms` is the period of the records per second."""
+    """Compute the rates from the stream's commits. `over_ms` is the period of the records per second."""
     commits = list(newest_first)
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
     begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
@@ -182,5 +166,5 @@ def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms:
 
 
 def _parse_number(text: str | None) -> int:
-    """Parse a number in a snapshot summary; 0 if it is malformed, because other programs may write anything there."""
+    """Parse a number in a snapshot summary; 0 for anything else, which other programs may write."""
     return int(text) if text and text.isdecimal() else 0

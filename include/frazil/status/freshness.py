@@ -1,7 +1,4 @@
-"""Computes how long records wait for a stream. Pure.
-
-DAG files load this module through the alert rules, so it loads no PyIceberg.
-"""
+"""Computes how long records wait for a stream. Pure. DAG files load this module, so it loads no PyIceberg."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from frazil.timetext import format_elapsed
 
 
 class Waiting(Protocol):
-    """Facts about waiting records, which a stream's state has, and its health in the measurement of a table."""
+    """Facts about waiting records, which a stream's state and a table's measured health have."""
 
     @property
     def lag(self) -> int | None: ...
@@ -25,16 +22,12 @@ class Waiting(Protocol):
 
 
 def freshness_limit_ms(spec: StreamSpec) -> int:
-    """Return the maximum allowed age of the oldest waiting record in milliseconds."""
+    """Return the maximum allowed age of the oldest waiting record."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
 def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
-    """Return the largest possible age of the oldest waiting record in milliseconds; 0 if no record waits.
-
-    If it is not known when the writer had last caught up, the age counts from the last commit. Returns None before the
-    first commit.
-    """
+    """Return the largest possible age of the oldest waiting record; 0 if none waits, None before the first commit."""
     since_ms = known.last_commit_at_ms if known.caught_up_at_ms is None else known.caught_up_at_ms
     if since_ms is None:
         return None

@@ -1,4 +1,4 @@
-"""Computes the target offsets and the consequences of a reset, for the command line and the page."""
+"""Computes the target offsets and the consequences of a reset."""
 
 from __future__ import annotations
 
@@ -76,10 +76,7 @@ def find_target_offsets(
 def _offsets_from_marker(
     seen: StateBeforeReset, now: AvailableOffsets, *, named: Offsets | None = None
 ) -> dict[TopicPartition, int]:
-    """Return the marker's offsets, limited to those that Kafka has.
-
-    Without a marker, raises MarkerUnreadable unless `named` has every topic-partition.
-    """
+    """Return the marker's offsets, limited to those in Kafka. Without a marker, `named` must have all."""
     if seen.marker is None:
         if named is not None and named.keys() == now.first.keys():
             return {}
@@ -117,12 +114,7 @@ _REPEATED_TEXTS: Mapping[str, str] = {
 def describe_consequences(
     plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets, merged: RepeatHandling = "no"
 ) -> list[str]:
-    """Return sentences about the records that the table never gets after a reset, and those that it may get twice.
-    Pure.
-
-    `merged` says how the table handles records that it gets twice. With "no", each of them is another row. With
-    "dropped", the stream has dedupe. Otherwise, an upsert stream orders changes in this way.
-    """
+    """Return sentences about records that the table never gets after a reset, and those that it may get again."""
     sentences = []
     if seen.rolled_back:
         sentences.append(
@@ -141,10 +133,8 @@ def describe_consequences(
         if m.rewritten:
             sentences.append(
                 f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. From there on, Kafka has "
-                "or "
-                f"will have different records for {m.rewritten:,} offsets that the table has. The table gets them "
-                "too, and "
-                "keeps those that Kafka lost."
+                f"or will have different records for {m.rewritten:,} offsets that the table has. The table gets them "
+                "too, and keeps those that Kafka lost."
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""

@@ -18,7 +18,7 @@ class State(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     SLOW = "slow"
-    """The stream's batches take longer than the commit interval, so its lag grows."""
+    """The batches take longer than the commit interval, so the lag grows."""
     STALLED = "stalled"
     OUTAGE = "waits for catalog or storage"
     """The writer waits, and no single service fails: for example, routed tables are behind."""
@@ -35,7 +35,6 @@ class State(StrEnum):
     GIVEN_UP = "given up"
     REMOVED = "removed"
     UNKNOWN = "unknown"
-    """The state cannot be read."""
     PAUSING = "pausing"
     RESTARTING = "restarting"
     SILENT = "silent"
@@ -45,7 +44,7 @@ class State(StrEnum):
     PROBLEM = "has a problem"
     NO_TABLE = "no table"
     ANOTHER_TABLE = "another table"
-    """The stream's table was replaced by a different table of the same name."""
+    """A different table of the same name replaced the stream's."""
     TABLE_UNREADABLE = "table unreadable"
     NO_WRITER = "no writer"
     """No writer runs on this host, and no other host has committed lately."""
@@ -56,20 +55,20 @@ class State(StrEnum):
     NO_ANSWER = "no answer"
     UNREADABLE = "unreadable"
     RESTART_NEEDED = "restart needed"
-    """The process that shows this state needs a restart, because frazil was upgraded while it runs."""
+    """frazil was upgraded while the process that shows this state runs."""
 
 
 class Level(IntEnum):
     """How urgently a stream or table needs attention, most urgent first."""
 
     BROKEN = 0
-    """The stream or table has stopped until an operator acts."""
+    """Stopped until an operator acts."""
     TROUBLE = 1
-    """The stream or table continues to work, but needs attention."""
+    """Works, but needs attention."""
     UNKNOWN = 2
-    """The stream or table is being read, or does not respond."""
+    """Is being read, or does not respond."""
     QUIET = 3
-    """The stream or table is intentionally idle: paused, or not started yet."""
+    """Intentionally idle: paused, or not started yet."""
     WELL = 4
 
 
@@ -81,7 +80,6 @@ class WriterProcess:
     pid: int | None = None
     phase: str | None = None
     batch_records: int = 0
-    """Number of records that its current batch has read so far."""
     heartbeat_at_ms: int | None = None
     stale: bool = False
     """Whether the process runs, but its heartbeat is old."""
@@ -90,17 +88,13 @@ class WriterProcess:
     ended_at_ms: int | None = None
     error: str | None = None
     application: str | None = None
-    """The shared application that ran the ended writer; otherwise None."""
     fenced: bool = False
-    """Whether the process runs but cannot commit, because the stream has a newer epoch."""
     epoch: int | None = None
-    """The newest epoch of this writer; None before its first epoch."""
     foreground: bool = False
-    """Whether a user ran the writer in a terminal, so that no supervisor starts the next one."""
+    """Whether a user ran the writer, so that no supervisor starts the next one."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether a writer ran on this host, and none runs now."""
         return self.state == ProcessState.ENDED
 
 
@@ -115,34 +109,33 @@ class StreamState:
     sentence: str = ""
     """The numbers that explain the state, or what to do."""
     rule: str = ""
-    """The alert rule whose runbook entry covers this state; empty if there is none."""
+    """The alert rule whose runbook entry covers this state."""
     writer: WriterProcess = field(default_factory=WriterProcess)
     desired: str | None = None
     desired_reason: str | None = None
     desired_at_ms: int | None = None
-    """The time of the last pause, resume or restart; None if there was none."""
+    """The time of the last pause, resume or restart."""
     problem: str | None = None
-    """The error in the stream's declaration; None if it is valid."""
+    """The error in the stream's declaration."""
     missing: str | None = None
-    """Why the catalog does not have the stream's own table under its name; None if it has it."""
+    """Why the catalog does not have the stream's own table under its name."""
     crashes: int = 0
-    """Number of consecutive times that a writer ended without progress; 0 once the running writer makes progress."""
+    """Consecutive ends of a writer without progress; 0 once the running writer makes progress."""
     given_up: str | None = None
-    """Why the supervisor gave up; None if it did not."""
     unreachable_since_ms: int | None = None
-    """A time since which the service of an `unreachable` state has not responded; None if it responds."""
+    """A time since which the service of an outage has not responded."""
     last_words: str = ""
-    """The error of the last writer, as a sentence; empty without an error."""
+    """The error of the last writer, as a sentence."""
     registry: bool = False
-    """Whether the last writer ended because a schema registry did not respond, and no writer has committed since."""
+    """Whether the last writer ended because a schema registry did not respond, without a commit since."""
     epoch: int | None = None
     batch: int | None = None
     lag: int | None = None
-    """Number of records not yet committed: from the live writer on this host, otherwise from Kafka's offsets."""
+    """Records not yet committed: from the live writer on this host, otherwise from Kafka's offsets."""
     caught_up_at_ms: int | None = None
     """When this host's last writer had last committed every record in Kafka. No waiting record is older."""
     in_transactions: int = 0
-    """Number of offsets that wait for the end of transactions, if a live writer on this host reports them."""
+    """Offsets that wait for the end of transactions, if a live writer on this host reports them."""
     backpressure_ms: int | None = None
     """Milliseconds by which the live writer's batches exceed their interval; None while it waits for a service."""
     last_commit_at_ms: int | None = None
@@ -153,39 +146,36 @@ class StreamState:
     """The snapshot of the commit that wrote the marker."""
     table_exists: bool | None = None
     alive: bool | None = None
-    """Whether a writer runs, on this host or, as its commits show, on another host; None if unknown."""
+    """Whether a writer runs, on this host or, as its commits show, on another host."""
     waiting_batches: int | None = 0
-    """Number of batches that are journaled but not committed, counted only if the last commit is old."""
+    """Batches that are journaled but not committed, counted only if the last commit is old."""
     rolled_back: bool = False
-    """Whether the table was rolled back to a snapshot before the marker's, so that the lag is unknown."""
+    """Whether the table was rolled back to before the marker, so that the lag is unknown."""
     reset_at_ms: int | None = None
-    """The time of the last reset or adoption; None if a writer has taken over since."""
+    """The time of the last reset or adoption, if no writer has taken over since."""
     rows: int | None = None
     """Number of rows of `table`, without the rows in routed tables."""
     problems: tuple[str, ...] = ()
     stall: Stall | None = None
-    """The stall of the live writer, which is also in `problems`; None if it is not stalled."""
+    """The stall of the live writer, which is also in `problems`."""
     throttle: str | None = None
     """Why the writer commits, or should commit, less often than declared; also in `problems`."""
     distribution: str | None = None
     """Whether the last batch's rows were shuffled, and why; None with `distribution: none`."""
     undeclared: tuple[str, ...] = ()
-    """Columns of the table that the stream does not declare, with their types, such as `gate: string`."""
+    """Columns of the table that the stream does not declare, such as `gate: string`."""
     notices: tuple[str, ...] = ()
     """Notices of the live writer or the last one that are not problems."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """Merge counts of the last batch: changes of an upsert stream, or dropped rows with dedupe."""
     flow: Flow | None = None
-    """Rates of the stream's newest commits; None if the table cannot be read or does not exist."""
     replayed: Mapping[str, int] = field(default_factory=dict)
     """Merge counts of an upsert stream's last replay."""
     replayed_at_ms: int | None = None
     backfill: str | None = None
-    """A description of the stream's open backfill or replay; None without one."""
     routed: bool = False
-    """Whether the stream has written to routed tables."""
     amiss: Mapping[str, str] = field(default_factory=dict)
-    """A description of each routed table that is missing rows or was dropped. `problems` has these too."""
+    """A description of each routed table that is missing rows or was dropped; also in `problems`."""
 
     @property
     def reset_since_end(self) -> bool:
@@ -200,9 +190,7 @@ class StreamState:
 
     @property
     def commits_elsewhere(self) -> bool:
-        """Whether another host made the last commit. If this host's last writer committed at all, it ended before
-        that.
-        """
+        """Whether another host made the last commit."""
         if self.last_commit_at_ms is None or not self.writer.has_ended:
             return self.last_commit_at_ms is not None and self.writer.pid is None
         if self.writer.epoch is not None and self.commit_epoch is not None:

@@ -1,6 +1,6 @@
 """Reads the state of one stream from its run folder on this host, its table and its desired state, without a JVM.
 
-If no writer reports a lag, the lag is computed from Kafka's offsets. Parts that cannot be read become problems.
+If no writer reports a lag, the lag is computed from Kafka's offsets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import Marker
 from frazil.errors import FrazilError
 from frazil.home import run_folder
-from frazil.host.heartbeat import Heartbeat, Stall, StallKind
+from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.records import read_notes, read_supervision_times
@@ -35,9 +35,7 @@ LAG_UNKNOWN_PREFIX = "the lag is unknown"
 """The beginning of a problem that makes the lag unknown."""
 ROLLED_BACK = f"{LAG_UNKNOWN_PREFIX}: the table was rolled back to a snapshot before the marker's"
 MAX_WATCH_AGE_MS = 30_000
-"""Maximum age (ms) of a supervisor's last record in the run folder. After that, it no longer counts as watching the
-writer.
-"""
+"""Maximum age of a supervisor's last record for which it counts as watching the writer."""
 
 
 def read_stream_state(
@@ -45,9 +43,8 @@ def read_stream_state(
 ) -> StreamState:
     """Read the state of one stream. Parts that cannot be read become problems.
 
-    `problem` is the error in the stream's declaration, or None. Without `in_full`, neither Kafka nor routed tables are
-    read, and waiting batches are counted instead. With `out_of_reach`, the catalog does not respond and is not read.
-    Raises only errors that come from an upgrade of frazil.
+    `problem` is the error in its declaration. Without `in_full`, waiting batches are counted instead of Kafka and
+    routed tables. With `out_of_reach`, the catalog is not read. Raises only errors that come from an upgrade of frazil.
     """
     folder = run_folder(spec.name)
     try:
@@ -78,14 +75,12 @@ def read_stream_state(
 
 
 def _finish_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """Add whether a writer runs, and refine the state."""
     return refine_state(replace(known, alive=_has_writer(known, spec, now_ms=now_ms)), spec, now_ms=now_ms)
 
 
 def _add_writer_report(
     known: StreamState, spec: StreamSpec, observed: DecisionInput, view: TableReading, *, now_ms: int
 ) -> StreamState:
-    """Return the state with the live writer's report and the lag added."""
     heartbeat, marker = get_fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
     stall, throttle, outage = (
@@ -111,7 +106,8 @@ def _add_writer_report(
         throttle=throttle,
         distribution=heartbeat.distribution if heartbeat else None,
         notices=(*_notices(spec, observed.writer), *_recovery_notices(observed, known, now_ms=now_ms)),
-        unreachable_since_ms=known.unreachable_since_ms or _silent_since_ms(stall),
+        unreachable_since_ms=known.unreachable_since_ms
+        or (stall.since_ms if stall is not None and stall.kind is StallKind.KAFKA else None),
         problems=_drop_repeats((*problems, *known.problems)),
     )
     last = observed.heartbeat
@@ -127,25 +123,15 @@ def _add_writer_report(
     )
 
 
-def _silent_since_ms(stall: Stall | None) -> int | None:
-    return stall.since_ms if stall is not None and stall.kind is StallKind.KAFKA else None
-
-
 def _find_caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
-    """Return when this host's last writer had committed every record; None if a different writer has committed
-    since.
-    """
+    """Return when this host's last writer had committed every record, unless another has committed since."""
     if heartbeat is None or known.commits_elsewhere or known.writer.fenced:
         return None
     return heartbeat.caught_up_at_ms
 
 
 def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
-    """Return whether a writer runs; None if that is unknown.
-
-    A writer on another host is visible only through its commits. A marker without recent commits may belong to a writer
-    that has no records.
-    """
+    """Whether a writer runs, or None: only commits show a writer on another host."""
     if known.writer.pid is not None:
         return True
     if known.writer.has_ended and not known.commits_elsewhere:
@@ -167,9 +153,7 @@ def _fenced_sentence(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
 
 
 def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the problems, except for those whose error is part of the first problem, such as the table's error that
-    ended the writer.
-    """
+    """Return the problems, without those whose error is part of the first problem."""
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:
@@ -186,7 +170,13 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
         return ()
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
-    return (*heartbeat.notices, _older_declaration_notice(observation.process))
+    how = (
+        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to apply the new one"
+        if observation.process is ProcessState.FOREGROUND
+        else "its supervisor (Airflow) restarts it after the current batch"
+    )
+    older = f"the running writer was started with an older declaration than the file's current one; {how}"
+    return (*heartbeat.notices, older)
 
 
 def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
@@ -201,17 +191,8 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
     return (f"{failed}: {shorten_error(cause)}",)
 
 
-def _older_declaration_notice(process: ProcessState) -> str:
-    how = (
-        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to apply the new one"
-        if process is ProcessState.FOREGROUND
-        else "its supervisor (Airflow) restarts it after the current batch"
-    )
-    return f"the running writer was started with an older declaration than the file's current one; {how}"
-
-
 def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
-    """Return the number of records after the marker and None, or None and a sentence that says why it is unknown."""
+    """Return the number of records after the marker, or None and why it is unknown."""
     from frazil.kafka.admin import KafkaAdmin  # librdkafka, which few calls need
     from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations
 

@@ -37,10 +37,7 @@ from frazil.table.tables import check_declaration_fits, load_stream_table, state
 
 log = logging.getLogger(__name__)
 
-MAX_COUNTED_BATCHES = 1_000
-"""Maximum number of waiting batches that are counted."""
 MAX_NAMED_TABLES = 5
-"""Maximum number of routed tables that problems name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class TableReading:
 def read_stream_table(
     spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool
 ) -> TableReading:
-    """Read the stream's table. Errors become problems; only errors that come from an upgrade of frazil are raised.
+    """Read the stream's table. Errors become problems, except those that come from an upgrade of frazil.
 
     `committed` says whether a writer of this host has committed. `in_full` and `out_of_reach` are as in
     `read_stream_state`.
@@ -155,10 +152,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
 
 
 def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
-    """Return the problems of routed tables that are missing rows or were dropped.
-
-    These are sentences about the first tables, and a short description of each table by identifier.
-    """
+    """Return sentences about routed tables that are missing rows or were dropped, and short ones by table."""
     try:
         tables = open_read_only(spec).tables
         behind, dropped = find_lagging_and_dropped_tables(spec, tables, marker)
@@ -175,20 +169,18 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
 
 
 def _count_waiting(table: Table, stream: str) -> int | None:
-    """Return the number of batches that are journaled but not committed; None if the journals cannot be read."""
     try:
         marker = read_marker(table.properties, stream)
         journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
         settled = marker.settled if marker else None
         waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=stream)
-        return sum(1 for _ in zip(range(MAX_COUNTED_BATCHES), waiting, strict=False))
+        return sum(1 for _ in zip(range(1_000), waiting, strict=False))
     except (FrazilError, OSError) as error:
         log.warning("the journals of stream %s cannot be read: %s", stream, error)
         return None
 
 
 def _last_merge_counts(metadata: TableMetadata, stream: str) -> dict[str, int]:
-    """Return the merge counts of the newest batch whose snapshot exists; empty without such a snapshot."""
     for snapshot in reversed(metadata.snapshots):
         summary = snapshot.summary
         counts = merge_counts(summary)
@@ -206,10 +198,9 @@ def _describe_open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int
 
 
 def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
-    """Return why the stream's own table is missing, or was replaced by another table of the same name.
+    """Return why the stream's own table is missing, or was replaced by `table` of the same name, or None.
 
-    Returns None if the catalog has the table, or if the stream has not started yet. `table` is the table that now has
-    the name. `committed` says whether a writer of this host has committed. Raises the errors of `explain_lost_table`.
+    `committed` says whether a writer of this host has committed. Raises the errors of `explain_lost_table`.
     """
     found = explain_lost_table(spec, table)
     if found is None and table is None and committed:
@@ -218,12 +209,7 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
 
 
 def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
-    """Return a sentence for each missing table of the stream and its route, which says why it is missing and what to
-    do.
-
-    This includes tables of the route that rows wait for, but that could not be created yet. Raises the errors of the
-    catalog and the storage.
-    """
+    """Return why each missing table of the stream and its route is missing. Raises the errors of the catalog."""
     table = load_stream_table(spec)
     if table is None:
         try:

@@ -1,7 +1,5 @@
-"""Finds the last time at which a stream had committed every record in Kafka. Pure.
-
-Records that are pending now arrived after that time, so it limits their age. The age of the last commit does not: on a
-quiet topic it may be hours, although a record arrived just now.
+"""Finds the last time at which a stream had committed every record in Kafka, which limits the age of pending records.
+Pure.
 """
 
 from __future__ import annotations
@@ -12,26 +10,18 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import PlannerReport
 
 MAX_REPORTS = 120
-"""Maximum number of kept reports. Beyond it, every second report is dropped, so the result may be too early, never too
-late.
-"""
+"""Beyond it, every second report is dropped, so the result may be too early, never too late."""
 
 
 class CaughtUpTracker:
-    """Tracks the last time at which all records were committed (`caught_up_at_ms`).
-
-    Keeps the planner's reports with records that are not all committed yet.
-    """
+    """Tracks the last time at which all records were committed, from the planner's reports."""
 
     def __init__(self, caught_up_at_ms: int | None = None) -> None:
         self.caught_up_at_ms = caught_up_at_ms
         self._reports: list[PlannerReport] = []
 
     def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
-        """Add a report, and return the updated `caught_up_at_ms`; None if it is unknown.
-
-        It is the time of the newest report whose records are all before the marker's offsets.
-        """
+        """Add a report, and return the time of the newest one whose records are all before the offsets."""
         if report is not None and not (self._reports and report.observed_at_ms <= self._reports[-1].observed_at_ms):
             if self._reports and _has_same_records(self._reports[-1], report):
                 self._reports.pop()

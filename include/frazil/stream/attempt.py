@@ -1,10 +1,6 @@
-"""Lets a task attempt notice that Spark no longer needs its result.
-
-Spark does not inform a Python worker when it abandons the worker's task, for example because a speculative copy was
-faster. The worker would continue to read, and leave files that no journal names. But the executor closes its connection
-to the worker. If the executor itself ends, the daemon that forked the workers sends SIGHUP.
-
-Imports little, because that daemon imports it: see `frazil.stream.worker_daemon`.
+"""Lets a task attempt notice that Spark has abandoned it, because the executor closes its connection or its daemon
+sends SIGHUP. It would otherwise read on, and leave files that no journal names. Imports little: see
+`frazil.stream.worker_daemon`.
 """
 
 from __future__ import annotations
@@ -18,13 +14,11 @@ from types import FrameType
 from typing import Any
 
 _connection: int | None = None
-"""The file descriptor of this worker's connection to its executor; None outside of a worker."""
+"""The file descriptor of this worker's connection to its executor."""
 
 
 class AttemptAbandoned(BaseException):
-    """Ends an abandoned task attempt at any point, so that its files are removed. It does not count as an error of the
-    task.
-    """
+    """Ends an abandoned task attempt at any point, so that its files are removed. No error of the task."""
 
 
 def check_not_abandoned() -> None:
@@ -53,16 +47,12 @@ def wrap_worker_main(main: Callable[[Any, Any], object]) -> Callable[[Any, Any],
             return main(infile, outfile)
         except SystemExit:
             if _is_closed(_connection):
-                _discard_unsent_output(outfile)
+                # Spark's daemon would log long stack traces about unsent output.
+                with Path(os.devnull).open("wb") as nowhere:
+                    os.dup2(nowhere.fileno(), outfile.fileno())
             raise
 
     return run
-
-
-def _discard_unsent_output(outfile: Any) -> None:
-    """Redirect unsent output to the null device. Otherwise Spark's daemon logs long stack traces."""
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), outfile.fileno())
 
 
 def _raise_abandoned(_: int, __: FrameType | None) -> None:

@@ -1,6 +1,5 @@
-"""Runs one batch: stage, journal, commit. The engine runs the staging tasks.
-
-The module is long because its steps share the epoch's state: the marker, the last batch and the published notices.
+"""Runs one batch: stage, journal, commit. The engine runs the staging tasks. The steps share the epoch's state: the
+marker, the last batch and the published notices.
 """
 
 from __future__ import annotations
@@ -72,22 +71,18 @@ from frazil.stream.stage_context import build_stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import MetadataBounds, Throttle, measure_metadata, throttle
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.growth import RefusedField
 from frazil.table.storage_requests import upload_requests
 
 log = logging.getLogger(__name__)
 
 Answers = tuple[TaskAnswer, ...]
-"""The answers of a batch's tasks."""
 
 MAX_RESTAGES = 10
-"""Maximum number of times that one batch is restaged because tables evolved or did not exist yet."""
+"""How often one batch is restaged because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
-"""After this many ignored fields, an epoch reports no more. Records may have any number of ignored fields."""
+"""An epoch reports no more ignored fields. Records may have any number."""
 MAX_RECENT_COMMITS = 4
-"""Number of commit records from which a new writer computes its averages. It is small because a record may take
-megabytes.
-"""
+"""Commit records from which a new writer computes its averages; each may take megabytes."""
 
 
 @dataclass(slots=True)
@@ -106,25 +101,19 @@ class BatchRunner:
     wait: Callable[[float], object] = time.sleep
     """Waits for the given seconds. Returns early, with a true value, if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Rejected records before these offsets do not open the circuit breaker, because an operator accepted them."""
+    """Rejected records before these offsets do not open the circuit breaker."""
     throttle: Throttle | None = None
-    """The state of throttling after the last commit; None before the first commit."""
     notices: frozenset[str] = frozenset()
-    """Notices that were already published."""
     counted: SchemaDrift = NO_DRIFT
-    """Schema drift of this epoch: records whose fields match no column, cast values, and changes without a position in
-    their source's log.
-    """
+    """This epoch's records whose fields match no column, cast values, and changes without a position."""
     reported: SchemaDrift = NO_DRIFT
-    """The part of `counted` that the published notices contain."""
+    """The part of `counted` in published notices."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
-    """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
+    """Reported ignored fields: the table's name, followed by the field's path."""
     recent: RecentSizes | None = None
-    """Average bytes that recent batches wrote to each table partition; None before the first batch."""
+    """Average bytes that recent batches wrote to each table partition."""
     distribution: Distribution | None = None
-    """The shuffle decision for the last batch; None before the first batch."""
     last_journal: Journal | None = None
-    """The journal of the last committed batch; None before the first commit."""
     route: StreamRoute = field(kw_only=True)
     fence: FenceWatch = field(default_factory=FenceWatch)
 
@@ -170,14 +159,12 @@ class BatchRunner:
         self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete files of failed attempts of the last batch again: on a cluster, an abandoned attempt may have written
-        some late.
-        """
+        """Delete the last batch's files of failed attempts again: on a cluster, one may have written some late."""
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._delete_obsolete_files(self.last_journal)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
-        """Emit the events of a committed batch. The durations (s) are 0 if an earlier epoch staged the batch."""
+        """Emit the events of a committed batch. Durations (s) are 0 if an earlier epoch staged it."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
@@ -198,7 +185,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Return the batch's merge counts, summed over all tables that have committed the batch."""
+        """Return the merge counts of all tables that have committed the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -210,12 +197,7 @@ class BatchRunner:
         return dict(total)
 
     def _publish_drift_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish notices about records that match no column, cast values, and changes without a position. Counts are
-        for the epoch.
-
-        A notice replaces the previous one of its kind. Casts and changes without a position may be normal. Their
-        notices are renewed only if the count has more than doubled, or if a new column has casts.
-        """
+        """Publish the epoch's counts of drift; of normal drift, only if they more than double."""
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = join_drift([self.counted, *found])
         before, table = self.reported, self.tables.main.identifier
@@ -232,14 +214,12 @@ class BatchRunner:
                 self.emit(NoticeIssued(text, replaces=earlier))
 
     def _emit_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the notices of the batch's tasks that were not published before."""
         notices = {notice for answer in answers for notice in answer.result.notices}
         for notice in sorted(notices - self.notices):
             self.emit(NoticeIssued(notice))
         self.notices |= notices
 
     def _journal_and_commit(self, journal: Journal) -> float:
-        """Write the journal, and commit the batch. Returns the duration of the commit in seconds."""
         self.emit(PhaseBegan(Phase.JOURNALING))
         written = retry_during_outage(
             lambda: self.tables.journals.put(journal),
@@ -259,11 +239,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _raise_if_fenced(self, error: Exception) -> None:
-        """Raise `Fenced` from `error` if another writer took over. It deletes the files staged here, which may have
-        caused `error`.
-
-        Ignores frazil's own errors. If the check fails, only logs why.
-        """
+        """Raise `Fenced` from `error` if another writer took over, whose deletion of files may have caused it."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -289,12 +265,9 @@ class BatchRunner:
         self.emit(OutageReported(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        """Stage the batch with the tables' current schemas and credentials. Returns the tasks' answers, and the journal
-        to write.
-
-        Stages again if a table evolved, or if records need new tables, up to `MAX_RESTAGES` times. Schema drift that
-        remains after the last attempt is left to the next batch with such records. Raises StaleBatch if records still
-        need new tables.
+        """Stage the batch, again if a table evolved or records need new tables. Returns the tasks' answers and the
+        journal to write. Drift that remains is left to the next batch. Raises StaleBatch if records still need new
+        tables.
         """
         context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
@@ -311,13 +284,16 @@ class BatchRunner:
         return answers, self._build_journal(context, answers, end)
 
     def _prepare_restage(self, key: BatchKey) -> None:
-        """Prepare another attempt to stage the batch."""
         self._discard(key)
-        self._clear_progress()
+        self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
+        try:
+            dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
+        except Exception as error:
+            log.info("progress files of the failed attempt were not deleted: %r", error)
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
-        """Stage the batch once. If a task of a shuffle suspects a record, stage it again without a shuffle."""
+        """Stage the batch once, or again without a shuffle if a task of the shuffle suspects a record."""
         context = self._build_context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)
@@ -328,19 +304,8 @@ class BatchRunner:
             answers = stage(StageRows(context, progress))
         return context, answers
 
-    def _report_ignored_fields(self, refused: Iterable[RefusedField], table: str) -> None:
-        """Publish a notice of the refused fields that were not reported before."""
-        new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
-        if new and len(self.ignored) < MAX_IGNORED_FIELDS:
-            self.emit(NoticeIssued(ignored_fields_notice(new, table=table)))
-            for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
-                log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
-            self.ignored |= {(table, *refusal.path) for refusal in new}
-
     def _evolve_tables(self, context: StageContext, answers: Answers) -> bool:
-        """Evolve the tables to accept the schema drift that the tasks found. Returns whether the batch must be staged
-        again.
-        """
+        """Evolve the tables to accept the tasks' schema drift. Returns whether the batch must be staged again."""
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
             drift.setdefault("main" if self.route.is_absent(target) else target, []).append(found)
@@ -356,9 +321,14 @@ class BatchRunner:
         return has_evolved
 
     def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
-        """Report how a table evolved. Returns whether its columns differ from those with which the rows were staged."""
+        """Report how a table evolved. Returns whether it has other columns than the staged rows."""
         handle = self.tables.handle(target)
-        self._report_ignored_fields(result.refused, handle.identifier)
+        new = [refusal for refusal in result.refused if (handle.identifier, *refusal.path) not in self.ignored]
+        if new and len(self.ignored) < MAX_IGNORED_FIELDS:
+            self.emit(NoticeIssued(ignored_fields_notice(new, table=handle.identifier)))
+            for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
+                log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
+            self.ignored |= {(handle.identifier, *refusal.path) for refusal in new}
         if result.changes:
             table = "the table" if target == "main" else f"table {target}"
             self.emit(TableEvolved(BatchKey(context.epoch, context.batch), result.changes, table))
@@ -366,7 +336,6 @@ class BatchRunner:
         return handle.refresh().schema().schema_id != staged_id
 
     def _decide_shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
-        """Decide how to shuffle the batch, and publish the decision. Returns None if its rows are not shuffled."""
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
@@ -386,7 +355,7 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent_sizes(self, spec_id: int) -> RecentSizes:
-        """Return the average bytes per table partition, computed from the last commit records of earlier writers."""
+        """Return the average bytes per table partition, from earlier writers' last commit records."""
         recent = RecentSizes(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), MAX_RECENT_COMMITS)]
         for journal in reversed(newest):
@@ -394,24 +363,12 @@ class BatchRunner:
         return recent
 
     def _delete_obsolete_files(self, journal: Journal) -> None:
-        """Delete files of failed attempts of a committed batch, and its merged change files."""
         with _log_delete_errors(f"files of failed attempts of batch {journal.key}"):
             sweep_batch(self.tables, journal)
 
     def _discard(self, key: BatchKey) -> None:
-        """Delete the files of a batch that was not journaled."""
         with _log_delete_errors(f"files of the failed batch {key}", logging.INFO):
             discard_batch(self.tables, key)
-
-    def _clear_progress(self) -> None:
-        """Restart the progress count at 0. Otherwise it would stand still until it exceeds the count of the previous
-        attempt.
-        """
-        self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
-        try:
-            dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
-        except Exception as error:
-            log.info("progress files of the failed attempt were not deleted: %r", error)
 
     def _build_context(self, key: BatchKey) -> StageContext:
         context = build_stage_context(
@@ -426,9 +383,7 @@ class BatchRunner:
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """Return the id of each topic that is read, including new topics of a pattern that the marker does not have
-        yet.
-        """
+        """Return the id of each topic, including new topics of a pattern that the marker does not have yet."""
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
             return known.topic_ids
@@ -441,6 +396,9 @@ class BatchRunner:
         read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
         check_same_source(read, source, stream=self.spec.name)
         results = [a.result for a in answers]
+        cpu_s, requests = cost_meter.take()
+        uploads = (upload_requests(file.path, file.bytes) for answer in answers for file in answer.result.files)
+        cpu_ms = round(1000 * (cpu_s + sum(answer.cpu_s for answer in answers)))
         return Journal(
             stream=self.spec.name,
             key=BatchKey(context.epoch, context.batch),
@@ -460,44 +418,35 @@ class BatchRunner:
             without_columns=sum(drift.unknown for result in results for drift in result.drift.values()),
             cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
             other_events=sum(result.other_events for result in results),
-            cost=_take_cost(answers),
+            cost=BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads),
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )
 
     def _record_rates(
         self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float
     ) -> None:
-        """Record the batch's rates and the size of the table's metadata for the planner. Only logs errors."""
+        """Record rates and the metadata's size for the planner. Only logs errors."""
         try:
             task_s = [answer.seconds for answer in answers]
             update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s)
             if self.recent is not None:
                 self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":
-                self._measure_metadata(commit_s)
+                measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
+                before, now = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
+                self.throttle = now
+                pressed = before is not None and before.reason is not None
+                if pressed or now.reason:
+                    self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
+                exchange = open_exchange(self.run_folder)
+                write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
         except Exception as error:  # storages and full disks raise anything
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
-
-    def _measure_metadata(self, commit_s: float) -> None:
-        """Update the throttle from the size of the table's metadata, and publish the new stretch of the commit
-        interval.
-        """
-        measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
-        before, now = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
-        self.throttle = now
-        pressed = before is not None and before.reason is not None
-        if pressed or now.reason:
-            self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
-        exchange = open_exchange(self.run_folder)
-        write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
 
 
 @contextmanager
 def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Log errors of deleting `files` instead of raising them: the next start deletes the files.
-
-    So a failed deletion does not replace an error that is already being raised.
-    """
+    """Log errors of deleting `files`, which the next start deletes, instead of raising them."""
     try:
         yield
     except Exception as error:  # catalogs' clients raise anything
@@ -505,26 +454,15 @@ def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[Non
 
 
 def _merge_counts(table: Table, marker: Marker) -> dict[str, int]:
-    """Return the merge counts in the summary of the marker's snapshot."""
     snapshot = table.metadata.snapshot_by_id(marker.snapshot_id)
     return merge_counts(snapshot.summary if snapshot else None)
 
 
-def _take_cost(answers: Sequence[TaskAnswer]) -> BatchCost:
-    """Return the cost of the batch's tasks, and of this process since the previous batch."""
-    cpu_s, requests = cost_meter.take()
-    uploads = (upload_requests(file.path, file.bytes) for answer in answers for file in answer.result.files)
-    cpu_ms = round(1000 * (cpu_s + sum(answer.cpu_s for answer in answers)))
-    return BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads)
-
-
 def _missing_route_values(answers: Sequence[TaskAnswer]) -> set[str]:
-    """Return the route values whose tables do not exist. Their records were not staged."""
     return {value for answer in answers for value in answer.result.values}
 
 
 def _sum_counts(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
-    """Sum the counts by key; None if a task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
         if count is None:

@@ -1,7 +1,5 @@
-"""The loop of an epoch: poll the planner for the end of the next batch, run that batch, and repeat.
-
-Spark's streaming engine is not needed, because the table stores the stream's position: see
-docs/adr/0014-the-batch-loop-is-ours.md.
+"""The loop of an epoch: poll the planner for the end of the next batch, run that batch, and repeat
+(docs/adr/0014-the-batch-loop-is-ours.md).
 """
 
 from __future__ import annotations
@@ -29,29 +27,25 @@ from frazil.stream.planner import POLL_INTERVAL_S, BatchPlanner, PlannerSettings
 from frazil.stream.whole_transactions import whole_transactions
 
 STOP_CHECK_INTERVAL_S = 0.1
-"""Interval (s) at which the loop checks whether it must stop, while the brokers do not respond."""
+"""How often the loop checks whether it must stop while the brokers do not respond."""
 
 
 @dataclass(slots=True)
 class BatchLoop:
-    """Runs the batches of one epoch, one after the other, from the marker's position. Used once."""
+    """Runs the batches of one epoch from the marker's position. Used once."""
 
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether the writer catches up and then ends. If so, a batch starts whenever any record is unread."""
+    """Whether the writer catches up and then ends. A batch then starts whenever a record is unread."""
     set_planner_report: Callable[[PlannerReport | None], None]
     """Receives the planner's reports; None when the epoch begins."""
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
-    """Number of batches that this loop has committed."""
     planner: BatchPlanner | None = field(default=None, init=False)
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
-        """Run batches until `until` returns True between two batches. Raises the error that ends the epoch.
-
-        `wait` takes seconds, and returns early if the result of `until` may have changed.
-        """
+        """Run batches until `until` returns True. `wait` (seconds) returns early if that may have changed."""
         self.planner = planner = self._create_planner()
         position = planner.position
         interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.max_polling_s)
@@ -87,16 +81,12 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def stays_unread(self, tp: TopicPartition) -> bool:
-        """Whether the partition's remaining records cannot be read now: its topic was deleted, or a source transaction
-        is open.
-        """
+        """Return whether the partition's records cannot be read: its topic is gone, or a source transaction is open."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _create_planner(self) -> BatchPlanner:
-        """Create the epoch's planner. Resets what an earlier epoch left: its report, and the stretch of the commit
-        interval.
-        """
+        """Create the epoch's planner. Resets an earlier epoch's report and stretch of the commit interval."""
         r = self.runner
         exchange = open_exchange(r.run_folder)
         _delete_obsolete_files(r)
@@ -139,11 +129,7 @@ class BatchLoop:
 
 
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
-    """Return the planner's next position; None if `until` returns True before the planner answers.
-
-    Polling brokers that do not respond takes minutes, so the planner runs in a thread that is not joined. The thread
-    ends when the writer destroys the Kafka client.
-    """
+    """Return the planner's next position; None if `until` returns True first. Waits for brokers in a daemon thread."""
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_set_next_position, args=(planner, answer), name="planner", daemon=True)
     thread.start()
@@ -157,7 +143,7 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
 
 @contextmanager
 def poll_during_batch(planner: BatchPlanner) -> Iterator[None]:
-    """Let the planner poll the brokers in a thread while a batch runs. The thread is not joined."""
+    """Let the planner poll the brokers in a thread, which is not joined, while a batch runs."""
     done = threading.Event()
 
     def poll() -> None:
@@ -179,16 +165,13 @@ def _set_next_position(planner: BatchPlanner, answer: Future[Position]) -> None:
 
 
 def _delete_obsolete_files(runner: BatchRunner) -> None:
-    """Delete Spark's checkpoints and the planner's report, which earlier versions left in the run folder."""
+    """Delete what earlier versions left in the run folder."""
     for old in runner.run_folder.glob("checkpoint-*"):
         shutil.rmtree(old, ignore_errors=True)
     (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
-    """Return the planner's polling interval (s): at most `max_s`, and a fraction of the commit interval.
-
-    Polling takes most of the planner's CPU, so it is not more frequent than the commit interval needs.
-    """
+    """Return the planner's polling interval (s): at most `max_s`, and a fraction of the commit interval."""
     part = 60 if max_s <= POLL_INTERVAL_S else 12
     return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

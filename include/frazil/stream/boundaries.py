@@ -10,43 +10,34 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import escape_unsafe
 
 MAX_ENDS = 200_000
-"""Maximum number of remembered transaction ends. A restarted connector sends recent events again."""
+"""Remembered transaction ends. A restarted connector sends recent events again."""
 MAX_OPEN_POSITIONS = 200
-"""Maximum number of source positions at which transactions may be open at once.
-
-In the log of one source, a later transaction closes all earlier ones. If the positions of events only decrease, all
-stay open, and comparing them takes time quadratic in their number.
-"""
+"""Source positions at which transactions may be open at once. Comparing them takes quadratic time."""
 
 
 @dataclass(slots=True)
 class _RecordRun:
-    """Consecutive records of one transaction. If they belong to no transaction, `transaction` is empty."""
+    """Consecutive records of one transaction, or of none."""
 
     transaction: str
     order: int
-    """The number of the last readable record within its transaction."""
+    """The last readable record's number within its transaction."""
     position: str | None
-    """The transaction's position in the source's log; None if unknown."""
+    """The transaction's position in the source's log."""
     end: int
-    """The offset after the last record."""
     unreadable: int = 0
-    """Number of unreadable records after the last readable one. They may belong to this transaction."""
+    """Unreadable records after the last readable one, which may belong to this transaction."""
 
 
 @dataclass(slots=True)
 class _OpenTransactions:
-    """Open transactions in the order in which they began, indexed by their position in the source's log.
-
-    Many transactions may share a position. One without a position is never treated as earlier than another one.
-    """
+    """Open transactions in order of their begin. One without a position never counts as the earlier one."""
 
     positions: dict[str, str | None] = field(default_factory=dict)
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
-    """The open transactions at each position."""
 
     def find_earlier(self, run: _RecordRun) -> list[tuple[str, str]]:
-        """Return the other open transactions that precede this run in the source's log, with their positions."""
+        """Return the other open transactions that precede this run in the source's log, with positions."""
         positions = [earlier for earlier in self._at if is_after(run.position, earlier)]
         return [(one, earlier) for earlier in positions for one in self._at[earlier] if one != run.transaction]
 
@@ -58,9 +49,8 @@ class _OpenTransactions:
         if len(self._at) > MAX_OPEN_POSITIONS:
             raise SpecError(
                 f"source.format.envelope.transactions: transactions at more than {MAX_OPEN_POSITIONS} positions of the "
-                f"source's log are open at once, the last at {escape_unsafe(position or '', lines=False)}: the "
-                "events are not "
-                "in the order of one log. Check what writes into the topic, or leave envelope.transactions out"
+                f"source's log are open at once, the last at {escape_unsafe(position or '', lines=False)}: the events "
+                "are not in the order of one log. Check what writes into the topic, or leave envelope.transactions out"
             )
 
     def remove(self, transaction: str) -> None:
@@ -76,15 +66,10 @@ class _OpenTransactions:
 
 @dataclass(slots=True)
 class Boundaries:
-    """Finds transaction boundaries in a log. Each event must have its transaction's id and its number in that
-    transaction.
-
-    A transaction is open from its first event until its last event, whose number the transaction's end record gives. If
-    a later transaction begins first, the earlier one is closed too, because its last events are unreadable.
-
-    A restarted connector sends events again, so events of an older transaction may appear between two events of
-    another. The repeated events would restore rows that have been deleted since. So no offset is a boundary until the
-    connector has reached the newest transaction again.
+    """Finds transaction boundaries in a log of events with their transaction's id and number in it. A transaction is
+    open until its last event, which its end record numbers, or until a later one begins. Events that a restarted
+    connector sends again would restore deleted rows, so no offset is a boundary until it reaches the newest transaction
+    again.
     """
 
     at: int
@@ -92,17 +77,13 @@ class Boundaries:
     newest: LastTransaction = NO_TRANSACTION
     """The newest complete transaction before `at`."""
     is_behind: bool = False
-    """Whether, at the last call of `settle`, a restarted connector had not yet sent the newest transaction again."""
+    """Whether, at the last `settle`, a restarted connector had not yet sent `newest` again."""
     _runs: list[_RecordRun] = field(default_factory=list)
-    """Records after the last boundary."""
     _counts: dict[str, int] = field(default_factory=dict)
     """The number of events of each transaction whose end record was read."""
 
     def add(self, transaction: str, order: int, position: str | None, end: int, *, unreadable: bool = False) -> None:
-        """Add the next record. `order` is its number in the transaction, `end` the offset after it.
-
-        The transaction of an unreadable record is unknown; it may be the previous record's.
-        """
+        """Add the next record: its number in the transaction, and the offset after it."""
         last = self._runs[-1] if self._runs else None
         if last is not None and unreadable:
             last.unreadable, last.end = last.unreadable + 1, end
@@ -125,11 +106,9 @@ class Boundaries:
             del self._counts[next(iter(self._counts))]
 
     def settle(self, *, whole: bool) -> str:
-        """Move `at` to the last boundary. Returns the id of the transaction that blocks the next one, or "" if none
-        does.
-
-        If `whole` is False, more records follow. They may belong to the last transaction, which then stays open. Raises
-        SpecError if the records are not in the order of one log.
+        """Move `at` to the last boundary. Returns the id of the transaction that blocks the next one, or "". Unless
+        `whole`, the last transaction stays open, because more records follow. Raises SpecError if records are not in
+        the order of one log.
         """
         open_ones = _OpenTransactions()
         newest, behind, begins, end = self.newest, False, 0, self.at
@@ -157,7 +136,7 @@ class Boundaries:
 
 
 def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction now that `transaction` is complete, and whether `transaction` is older than it."""
+    """Return the newest transaction once `transaction` is complete, and whether the latter is older."""
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

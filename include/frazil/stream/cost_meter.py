@@ -1,6 +1,4 @@
-"""Measures the CPU time and storage requests of this process and its JVM since the previous batch of any of its
-streams.
-"""
+"""Measures CPU time and storage requests of this process and its JVM since the previous batch of any of its streams."""
 
 from __future__ import annotations
 
@@ -15,10 +13,9 @@ from frazil.table.storage_requests import StorageRequests, counted_requests
 
 @dataclass(slots=True)
 class CostMeter:
-    """The part of a process's cost that no batch has taken yet. The CPU of a start belongs to the first batch."""
+    """The part of a process's cost that no batch has taken yet. The first batch takes the start's."""
 
     jvm_pid: int | None = None
-    """Process id of the JVM that this process started; None without one."""
     _taken_s: float = 0.0
     _requests: StorageRequests = field(default_factory=StorageRequests)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -39,7 +36,7 @@ cost_meter = CostMeter()
 
 
 def _process_cpu_s(pid: int | None) -> float:
-    """Return the CPU (s) of another process; 0 if it has ended, or on a system without /proc."""
+    """Return the CPU (s) of another process; 0 if it has ended or /proc does not exist."""
     if pid is None:
         return 0.0
     try:

@@ -1,7 +1,5 @@
-"""Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure.
-
-Without a shuffle, each task writes a file for each partition that its ranges contain: up to tasks x partitions files.
-With a shuffle, a partition has as many files as its bytes need, and all writers have about the same work.
+"""Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure. Without a shuffle,
+each task writes a file for each partition in its ranges; with one, a partition has as many files as its bytes need.
 """
 
 from __future__ import annotations
@@ -17,24 +15,20 @@ from typing import Literal
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 MIN_RATIO_TO_BEGIN = 1.5
-"""Start to shuffle if that divides the number of files by at least this factor."""
+"""Shuffle if that divides the number of files by at least this factor."""
 MIN_RATIO_TO_CONTINUE = 1.2
-"""Stop shuffling if that divides the number of files by less than this factor."""
+"""Stop shuffling if that divides it by less."""
 MIN_SAVED_FILES = 16
-"""Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
+"""Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
-"""Forget a partition without new rows if its average bytes are below this fraction of the mean partition with new
-rows.
-"""
+"""A partition without new rows is forgotten below this fraction of the mean of the others."""
 MAX_ASSIGNED_PARTITIONS = 10_000
-"""Maximum number of partitions with assigned writers, the largest first. The assignment is sent with each task."""
+"""The largest partitions that get writers. Each task receives the assignment."""
 FILE_COST_BYTES = 24 * 1024
-"""Bytes of Parquet whose writing takes as much CPU as opening one more file, measured by `python -m
-bench.distribution`.
-"""
+"""Bytes of Parquet that take as much CPU as opening one more file (`python -m bench.distribution`)."""
 MIN_PIECE_SHARE = 0.05
-"""A writer gets a part of a partition only if the part is at least this fraction of the writer's total bytes."""
+"""A writer gets no smaller part of a partition than this fraction of its total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +36,12 @@ class RecentSizes:
     """Average bytes that recent batches wrote to each partition. The newest batch has half of the weight."""
 
     spec_id: int
-    """The id of the partition spec that the partitions belong to."""
     bytes: Mapping[PartitionKey, float] = field(default_factory=dict)
     files_alone: float = 0.0
     """Average number of files per batch if each task wrote the rows that it reads, without a shuffle."""
 
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> RecentSizes:
-        """Return the averages after one more batch with these files of the main table.
-
-        `partitions` is the sum of `TaskAnswer.partitions`; None if the batch was not shuffled. Ignores files of another
-        partition spec.
-        """
+        """Return the averages after a batch with these files of main. Ignores files of another partition spec."""
         newest: dict[PartitionKey, float] = defaultdict(float)
         count = 0
         for file in files:
@@ -83,14 +72,14 @@ class Distribution:
     """Whether one batch's rows are shuffled, and why."""
 
     shuffle: Shuffle | None
-    """The shuffle; None if each task writes the rows that it reads."""
+    """None if each task writes the rows that it reads."""
     reason: str
     partitions: int = 0
-    """Number of partitions that recent batches wrote to."""
+    """Partitions that recent batches wrote to."""
     files_alone: int = 0
-    """Number of files expected without a shuffle."""
+    """Expected files without a shuffle."""
     files_shuffled: int = 0
-    """Number of files expected with a shuffle."""
+    """Expected files with a shuffle."""
 
     @property
     def shuffled(self) -> bool:
@@ -106,14 +95,19 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     target_file_bytes: int,
     before: Distribution | None,
 ) -> Distribution:
-    """Decide whether to shuffle a batch of `tasks` tasks. `before` is the decision for the previous batch, if any."""
+    """Decide whether to shuffle a batch of `tasks` tasks, after the decision `before`."""
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
         return Distribution(None, "the table has no partitions")
     if tasks == 1:
         return Distribution(None, "one task writes the batch")
-    found = _expected_distribution(recent, tasks=tasks, target_file_bytes=target_file_bytes)
+    shares = assign_writers({key: size + FILE_COST_BYTES for key, size in recent.bytes.items()}, tasks)
+    needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
+    alone = max(round(recent.files_alone), sum(needed.values()))
+    apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
+    reason = f"{len(shares)} live partitions: about {alone} files per batch without a shuffle, {apart} with one"
+    found = Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
     if declared == "hash":
         return replace(found, reason=f"distribution: hash; {found.reason}")
     bound = MIN_RATIO_TO_CONTINUE if before is not None and before.shuffled else MIN_RATIO_TO_BEGIN
@@ -123,23 +117,12 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     return replace(found, shuffle=None, reason=f"{found.reason}: a shuffle would save too few files")
 
 
-def _expected_distribution(recent: RecentSizes, *, tasks: int, target_file_bytes: int) -> Distribution:
-    shares = assign_writers({key: size + FILE_COST_BYTES for key, size in recent.bytes.items()}, tasks)
-    needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
-    alone = max(round(recent.files_alone), sum(needed.values()))
-    apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
-    reason = f"{len(shares)} live partitions: about {alone} files per batch without a shuffle, {apart} with one"
-    return Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
-
-
 def assign_writers(
     sizes: Mapping[PartitionKey, float], writers: int
 ) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
-    """Assign writers to partitions of these sizes, in the form of `Shuffle.shares`.
-
-    Uses McNaughton's wrap-around rule: the partitions are laid end to end, the largest first, and the line is cut into
-    equal lengths, one per writer. So fewer partitions are divided than there are writers. Very small pieces are not
-    split off, so no writer gets more than `1 + 2 * MIN_PIECE_SHARE` times the equal length.
+    """Assign writers to partitions of these sizes, as in `Shuffle.shares`, by McNaughton's wrap-around rule: partitions
+    in a line, the largest first, are cut into equal lengths. Without very small pieces, no writer gets more than `1 + 2
+    * MIN_PIECE_SHARE` times the length.
     """
     ordered = _sort_by_size(sizes)
     length = sum(size for _, size in ordered) / writers
@@ -151,17 +134,11 @@ def assign_writers(
             (writer, min(end, length * (writer + 1)) - max(start, length * writer))
             for writer in range(min(int(start / length), writers - 1), min(int(end / length), writers - 1) + 1)
         ]
-        shares[key] = _cumulative_shares(
-            [p for p in parts if p[1] >= MIN_PIECE_SHARE * length] or [max(parts, key=itemgetter(1))]
-        )
+        kept = [p for p in parts if p[1] >= MIN_PIECE_SHARE * length] or [max(parts, key=itemgetter(1))]
+        ends = list(accumulate(size for _, size in kept))
+        shares[key] = tuple((writer, at / ends[-1]) for (writer, _), at in zip(kept, ends, strict=True))
         start = end
     return shares
-
-
-def _cumulative_shares(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Divide `[0, 1)` among the writers in proportion to their sizes. Returns each writer with the end of its part."""
-    ends = list(accumulate(size for _, size in parts))
-    return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
 
 
 def _sort_by_size(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:

@@ -1,7 +1,5 @@
-"""Finds tables of a route that were dropped or renamed, so that the catalog no longer has them.
-
-The catalog may now have another table of the same name. An operator registers the former table again, or lets the route
-continue without the former rows.
+"""Finds tables of a route that were dropped or renamed; another table may have their name. An operator registers the
+former table again, or continues without its rows.
 """
 
 from __future__ import annotations
@@ -40,19 +38,16 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""Maximum number of dropped tables that are reported with their remedy. Others are only counted."""
+"""Dropped tables that are reported with their remedy; others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """A routed table that the catalog no longer has, or that another table has replaced. `reason` also says what to
-    do.
-    """
+    """A routed table that the catalog no longer has or another replaced. `reason` also says what to do."""
 
     target: Target
     reason: str
     amiss: TableAbsence
-    """Whether the table is missing or was replaced."""
 
     def __str__(self) -> str:
         return self.reason
@@ -61,12 +56,7 @@ class DroppedTable:
 def find_dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
-    """Return the route's declared tables that were dropped or renamed, ordered by name.
-
-    If `loaded` has the route's loaded tables, also returns those whose name another table now has. Lists the stream's
-    table records and each namespace, and reads the record of each table in `loaded`. Raises the errors of the catalog
-    and the storage.
-    """
+    """Return the route's tables that were dropped or renamed, by name; with `loaded`, also the replaced ones."""
     if not (sinks := spec.sinks).can_follow:
         return []
     names = set(filter(sinks.may_include, list_recorded_tables(tables)))
@@ -91,7 +81,6 @@ def find_dropped_tables(
 
 
 def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
-    """Return the table names that the catalog does not have. Lists each namespace. Raises the catalog's errors."""
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
@@ -104,7 +93,7 @@ def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
 
 
 def _find_replacement(catalog: Catalog, member: RoutedTableRecord, loaded: Mapping[Target, Table]) -> Table | None:
-    """Return the table that now has the recorded name, if it is not the route's former table; otherwise None."""
+    """Return the table that now has the recorded name, if it is not the route's former table."""
     table = loaded.get(member.target)
     if table is None:  # the template did not create the current table of this name
         try:
@@ -123,11 +112,7 @@ def find_lagging_and_dropped_tables(
     *,
     only_gone: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return two lists: routed tables that are missing rows of the default table, and dropped tables without pending
-    rows.
-
-    `loaded`: see `find_dropped_tables`. With `only_gone`, tables that exist are left out and not loaded.
-    """
+    """Return the routed tables that are missing rows, and the dropped ones without any. `only_gone` loads none."""
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
     def remedy(target: Target) -> str:
@@ -155,7 +140,6 @@ def find_lagging_and_dropped_tables(
 
 
 def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    """Return a report of the routed table, by its name, if another table now has this name; otherwise an empty dict."""
     member = read_table_record(tables, target)
     if member is None or not spec.sinks.includes(member.target, member.value):
         return {}
@@ -171,15 +155,12 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
 
 
 def belongs_to_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Whether a table of the name for the route value `value` was created for something else. Pure.
-
-    False for a table that the declaration names (`value` is None).
-    """
+    """Return whether a table of the name for `value` was created for something else and is not declared. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether the route's current declaration includes this table, or may include it: its value may be unknown."""
+    """Return whether the declared route includes this table, or may: its value may be unknown."""
     return _may_include(spec, RoutedTableRecord(target, _find_route_value(spec, tables, target), ""))
 
 
@@ -191,9 +172,7 @@ def _may_include(spec: StreamSpec, member: RoutedTableRecord) -> bool:
 def describe_dropped_table(
     spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord, replacement: Table | None = None
 ) -> str:
-    """Return a sentence: what happened to a table of the route, and what to do. `replacement` is the table that has its
-    name.
-    """
+    """Return what happened to a table of the route, and what to do. `replacement` now has its name."""
     target, catalog, has = member.target, tables.main.catalog_name, _may_include(spec, member)
     of = f" (created for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
@@ -219,9 +198,7 @@ def describe_dropped_table(
 
 
 def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
-    """Return a sentence: what to do about a named table that the catalog does not have and that no start has loaded
-    yet.
-    """
+    """Return what to do about a declared table that is not in the catalog and was never loaded."""
     member = _find_member(spec, tables, target)
     if member.location:
         return describe_dropped_table(spec, tables, member)
@@ -232,7 +209,7 @@ def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Targe
 
 
 def _find_member(spec: StreamSpec, tables: StreamTables, target: Target) -> RoutedTableRecord:
-    """Return the member record of a missing table. If it has none, build the record from the files in its folder."""
+    """Return the record of a missing table, or one built from the files in its folder."""
     member = read_table_record(tables, target)
     if member is not None:
         return member
@@ -245,9 +222,7 @@ def _find_member(spec: StreamSpec, tables: StreamTables, target: Target) -> Rout
 
 
 def _find_leftovers(tables: StreamTables, member: RoutedTableRecord) -> tuple[str | None, bool]:
-    """Return the path of the table's newest metadata file, if it can be read, and whether any files of the table
-    remain.
-    """
+    """Return the path of the newest readable metadata file, and whether any files of the table remain."""
     if not member.location:
         return None, False
     try:
@@ -262,16 +237,11 @@ def _find_leftovers(tables: StreamTables, member: RoutedTableRecord) -> tuple[st
 
 
 def shorten_dropped_tables(dropped: Sequence[DroppedTable]) -> list[str]:
-    """Return a sentence for each of the first `MAX_NAMED` dropped tables, and one with the number of the others."""
     return shorten_list([*map(str, dropped)], MAX_NAMED, "table")
 
 
 def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Create a missing table of the route, empty and without a marker.
-
-    Uses another folder if files of the old table are left. Raises SpecError if the route no longer has the table, and
-    the errors of `ensure_declared`.
-    """
+    """Create a missing table of the route, empty and without a marker. Raises SpecError if it is not the route's."""
     value = dropped_table_value(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), declare_routed_table(spec, identifier, value)
     found = find_remains(catalog, declared)
@@ -281,10 +251,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value for which a table was created; None if the declaration names the table.
-
-    Raises SpecError if the value is unknown.
-    """
+    """Return the route value for which a table was created, if any. Raises SpecError if it is unknown."""
     if identifier in spec.sinks.named:
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:
@@ -296,9 +263,7 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value that a note or record of the table has, or that its name contains; None if it is
-    unknown.
-    """
+    """Return the route value that the table's note, record or name has, if any."""
     known = [
         found.value
         for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))

@@ -1,7 +1,4 @@
-"""The interface of engines, which map a function over the tasks of a batch.
-
-Production uses Spark. Most tests use an engine that runs tasks in their own process.
-"""
+"""The interface of engines, which map a function over the tasks of a batch: Spark, or a test's own process."""
 
 from __future__ import annotations
 
@@ -18,20 +15,16 @@ from frazil.stream.stage_rows import StageRows, parse_answer, process_name
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """The result of one task of a batch, and the task's duration in seconds."""
-
     result: StageResult
     seconds: float
     cpu_s: float = 0.0
-    """CPU (s) that the task used in a process other than the driver's."""
+    """CPU (s) in another process than the driver."""
     partitions: int | None = None
-    """Number of table partitions of the task's rows; None if the rows were not shuffled."""
+    """Table partitions of the task's rows; None if they were not shuffled."""
 
 
 class RecordSuspected(Exception):
-    """Raised if a task of a shuffled batch failed, perhaps because of one record. Staging without a shuffle finds the
-    record.
-    """
+    """A shuffled task failed, perhaps because of one record. Staging without a shuffle finds it."""
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -39,32 +32,25 @@ Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
 
 
 class Engine(Protocol):
-    """A context manager. Entering it starts the engine in the background; leaving it ends the engine."""
+    """A context manager: entering it starts the engine in the background."""
 
     @property
-    def parallelism(self) -> int:
-        """Number of tasks that run at the same time."""
+    def parallelism(self) -> int: ...
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Wait until a cluster can run the tasks. Returns False if `until` returns True first.
-
-        Called before the take-over, so that a cluster that cannot run this stream fences no other writer. Raises the
-        error that prevents the engine from starting.
-        """
+        """Wait until a cluster can run the tasks, before the take-over; False if `until` returns True first."""
 
     def warm_up(self) -> None:
-        """Start workers for the first batch, in the background."""
+        """Start workers for the first batch in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises the error with which a task ended, if
-        any.
-        """
+        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises a task's error."""
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """Map `work` over the plans of merge tasks, and return the answers in order. A task may run several plans."""
+        """Map `work` over the plans of merge tasks, and return the answers in order."""
 
     def check(self) -> None:
-        """Raise an error if the engine has ended and cannot run another batch. Called about once a second."""
+        """Raise an error if the engine cannot run another batch. Called about once a second."""
 
     def __enter__(self) -> Self: ...
 
@@ -74,23 +60,21 @@ class Engine(Protocol):
 
 
 def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of `StageRows`. Raises the error with which a task ended, if any."""
+    """Parse the answers of `StageRows`. Raises a task's error."""
     return tuple(_parse_task_answer(parse_answer(answer)) for answer in answers)
 
 
 def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
-    return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"], _cpu_s(answer))
-
-
-def _cpu_s(answer: Mapping[str, Any]) -> float:
-    return 0.0 if answer.get("process") == process_name() else answer.get("cpu_s", 0.0)
+    return TaskAnswer(
+        StageResult.from_json(answer["result"]),
+        answer["task_s"],
+        0.0 if answer.get("process") == process_name() else answer.get("cpu_s", 0.0),
+    )
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of a shuffled batch, and join the answer of reader i with that of writer i.
-
-    Raises the FrazilError with which a task ended. Raises RecordSuspected if a task suspects a record. Raises
-    StaleBatch unless each writer received exactly the rows that the readers sent: a reader that Spark ran again may
+    """Parse the answers of a shuffled batch, and join those of reader and writer i. Raises a task's error,
+    RecordSuspected, and StaleBatch unless each writer received exactly the rows sent: a reader that Spark ran again may
     have sent others.
     """
     found = [parse_answer(answer) for answer in answers]

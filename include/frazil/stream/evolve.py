@@ -1,4 +1,4 @@
-"""Evolves a stream's tables to fit the schema drift in a batch's records, before any file of the batch is committed."""
+"""Evolves a stream's tables to the schema drift in a batch's records, before the batch is committed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.schema_drift import SchemaDrift, find_new_fields, iceberg_type, join_drift
+from frazil.ingest.schema_drift import SchemaDrift, find_new_fields, join_drift
 from frazil.spec.former_columns import FormerColumns, find_current_name, parse_former_columns
+from frazil.spec.iceberg import iceberg_type
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count, shorten_list
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
@@ -18,26 +19,22 @@ from frazil.table.growth import RefusedField, walk_fields
 from frazil.table.schema_update import describe_change, evolve_for_records
 
 MAX_NAMED = 5
-"""Maximum number of ignored fields that a notice names."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvolutionResult:
-    """The changes that a batch's schema drift made to a table, and the changes that were refused."""
-
     changes: tuple[str, ...]
-    """A description of each change. If it is empty, the staged batch can be committed."""
+    """Their descriptions. If empty, the staged batch can be committed."""
     refused: tuple[RefusedField, ...]
 
 
 def ignored_fields_notice(refused: Sequence[RefusedField], *, table: str) -> str:
-    """Return the notice about fields of records that cannot become columns."""
     named = "; ".join(shorten_list([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
 def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
-    """Return the notice about records whose fields match no column; empty if there are none."""
+    """Return the notice about records whose fields match no column, or ""."""
     if not counted_so_far.unknown:
         return ""
     names = counted_so_far.names
@@ -51,7 +48,7 @@ def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 
 
 def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
-    """Return the notice about values that lenient casts converted; empty if there are none."""
+    """Return the notice about values that lenient casts converted, or ""."""
     if not counted_so_far.cast:
         return ""
     columns = sorted(counted_so_far.cast.items(), key=lambda one: (-one[1], one[0]))
@@ -61,7 +58,7 @@ def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 
 
 def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
-    """Return the notice about changes without a position in their source's log; empty if there are none."""
+    """Return the notice about changes without a position in their source's log, or ""."""
     if not counted_so_far.unplaced:
         return ""
     found = format_count(counted_so_far.unplaced, "change", "has|have")
@@ -75,11 +72,7 @@ def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 def evolve_table(
     table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None
 ) -> EvolutionResult:
-    """Change the table as far as the stream's `evolution` allows, so that it accepts the drift.
-
-    For a routed table, pass the default table as `main`: columns get the same names as in the default table. Raises the
-    errors of `evolve`.
-    """
+    """Change the table as far as `evolution` allows. Columns of a routed table are named as those of `main`."""
     wanted, refused = requested_changes(join_drift(drift))
     wanted, dropped = refuse_sensitive_fields(wanted, _sensitive_paths(main or table, spec))
     refused = (*refused, *dropped)
@@ -93,11 +86,7 @@ def evolve_table(
 
 
 def columns_for_pending_files(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
-    """Return the schema changes that a routed table needs before it accepts pending files.
-
-    The files were written with the default table's schema. Leaves out columns that are empty in all files. With
-    `widening`, includes wider types and optional columns.
-    """
+    """Return the changes that a routed table needs for files with the default table's schema."""
     schemas, wanted = default.schemas(), dict[Path, list[Change]]()
     for file in files:
         empty = {i for i, values in file.value_counts.items() if values == file.null_value_counts.get(i)}
@@ -112,43 +101,26 @@ def columns_for_pending_files(default: Table, files: Iterable[StagedFile], *, wi
 
 
 def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return the paths of sensitive fields, which evolution must not add as columns.
-
-    Includes the former and current names of columns that were renamed.
-    """
+    """Return the paths of sensitive fields, with former and current names of renamed columns."""
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
     schema, former = table.schema(), parse_former_columns(table.properties)
-    columns = {path[0] for path in hidden} | {
-        name for path in hidden for name in _current_names(schema, former, path[0])
-    }
+    columns = {path[0] for path in hidden} | {find_current_name(schema, former.get(path[0])) for path in hidden}
+    columns.discard(None)
     return [*hidden, *((name,) for name, field in former.items() if find_current_name(schema, field) in columns)]
-
-
-def _current_names(schema: Schema, former: FormerColumns, name: str) -> list[str]:
-    """Return the current name of a former column, in a list; empty if the column was dropped."""
-    now = find_current_name(schema, former.get(name))
-    return [] if now is None else [now]
 
 
 def _use_current_names(
     wanted: Sequence[Change], main: Schema, former: FormerColumns
 ) -> tuple[list[Change], tuple[RefusedField, ...]]:
-    """Return the changes with the current names of columns that `frazil evolve` renamed, and refusals for dropped
-    columns.
-    """
+    """Return the changes with current names of renamed columns, and refusals for dropped ones."""
     kept: list[Change] = []
     refused: list[RefusedField] = []
     for change in wanted:
         first, *rest = change.path
-        now = (
-            first
-            if first in main.column_names
-            else find_current_name(main, former[first])
-            if first in former
-            else first
-        )
+        kept_name = first in main.column_names or first not in former
+        now = first if kept_name else find_current_name(main, former[first])
         if now is None:
             refused.append(RefusedField(change.path, "was dropped from the stream's tables"))
         else:
@@ -159,7 +131,7 @@ def _use_current_names(
 def refuse_sensitive_fields(
     wanted: Sequence[Change], hidden: Sequence[Path]
 ) -> tuple[list[Change], tuple[RefusedField, ...]]:
-    """Return the changes that add no sensitive field, and refusals of the others. Names are compared without case."""
+    """Return the changes that add no sensitive field, and refusals of the others. Ignores case."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[RefusedField] = []
@@ -179,7 +151,7 @@ def refuse_sensitive_fields(
 
 
 def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[RefusedField, ...]]:
-    """Return the changes with which the table accepts all drift, and refusals for fields that cannot become columns."""
+    """Return the changes that accept all drift, and refusals for fields that cannot become columns."""
     wanted: list[Change] = []
     refused: list[RefusedField] = []
     for found in find_new_fields(drift):

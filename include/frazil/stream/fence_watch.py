@@ -1,6 +1,5 @@
-"""Lets a writer without new records notice that a reset or another writer replaced it.
-
-Every commit checks the epoch. Without this check, a replaced writer that receives no records would continue to run.
+"""Lets a writer without new records notice that a reset or another writer replaced it. Otherwise only commits check
+this.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from frazil.table.catalogs import open_existing_catalog, translate_catalog_error
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 30.0
-"""Interval (s) at which a writer without commits loads its table's marker."""
+"""How often a writer without commits loads its table's marker."""
 
 
 def _start_thread(work: Callable[[], None]) -> None:
@@ -31,17 +30,11 @@ def _start_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """Checks whether a newer epoch has fenced this one, `POLL_INTERVAL_S` after the last commit or check.
-
-    The marker is loaded in a thread, because a catalog may take minutes to fail. The thread has its own catalog client,
-    because some clients may be used by only one thread.
-    """
+    """Checks in a thread with its own catalog client whether a newer epoch has fenced this one."""
 
     clock: Callable[[], float] = time.monotonic
     open: Callable[[str], Catalog] = open_existing_catalog
-    """Opens the catalog of this name."""
     start: Callable[[Callable[[], None]], None] = _start_thread
-    """Runs a function in another thread."""
     _checked_s: float = field(init=False)
     _catalog: Catalog | None = None
     _pending: Future[Marker | None] | None = None
@@ -51,14 +44,11 @@ class FenceWatch:
         self.postpone()
 
     def postpone(self) -> None:
-        """Postpone the next check, because a commit has just checked the epoch."""
+        """Postpone the next check after a commit, which checks the epoch."""
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Check the epoch of the last loaded marker, and start to load the marker again if it is due. Does not wait.
-
-        Raises `Fenced` if the marker has a newer epoch.
-        """
+        """Check the last loaded marker's epoch, and start to load it again if due, without waiting. Raises `Fenced`."""
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:

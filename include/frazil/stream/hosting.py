@@ -1,7 +1,5 @@
-"""The resources of a writer's process. A single writer creates its own; several writers in one process share them.
-
-A hundred writers, each with its own threads, Kafka client and poll per second, would use a whole core even without new
-records. If all ran their batches simultaneously, each batch would take a hundred times as long.
+"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots: a hundred
+of each would use a whole core without new records.
 """
 
 from __future__ import annotations
@@ -30,15 +28,14 @@ from frazil.telemetry.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
-"""Interval (s) at which the shared threads check which streams are due."""
+"""How often the shared threads check which streams are due."""
 HEARTBEAT_INTERVAL_S = 3.0
-"""Interval (s) of heartbeats that a shared thread sends. Readers consider a heartbeat stale after ten seconds."""
+"""Of a shared thread. Readers consider a heartbeat stale after ten seconds."""
 MAX_POLLING_S = 5.0
-"""Maximum polling interval (s) of each planner if a process has many writers."""
+"""Each planner's maximum polling interval if a process has many writers."""
 FOLD_INTERVAL_S = 600.0
-"""Interval (s) between two folds of a stream's commit records."""
 FOLD_PAUSE_S = 1.0
-"""Pause (s) after each folded object, so that folding years of commit records does not slow batches down."""
+"""After each folded object, so that years of commit records do not slow batches down."""
 
 
 class Slots:
@@ -53,10 +50,7 @@ class Slots:
 
     @contextmanager
     def slot(self, *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> Iterator[bool]:
-        """Wait for a slot, and hold it during the context. Yields whether the thread has a slot.
-
-        It has none if `cancelled` returned True first. `on_wait` is called every second while the thread waits.
-        """
+        """Hold a slot; False if `cancelled` returns True first. Calls `on_wait` every second while waiting."""
         if not self._acquire(cancelled, on_wait):
             yield False
             return
@@ -70,11 +64,7 @@ class Slots:
                 self._release()
 
     def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
-        """Release this thread's slot, call `wait`, and then queue for a slot again.
-
-        Returns True if `cancelled` returns True meanwhile; the thread then has no slot. `on_wait` is called every
-        second while the thread queues. If the thread had no slot, only `wait` is called.
-        """
+        """Release this thread's slot, call `wait`, and queue again. Returns True if `cancelled` does meanwhile."""
         thread_id = threading.get_ident()
         lent = thread_id in self._holders
         if lent:
@@ -90,7 +80,6 @@ class Slots:
         return False
 
     def _acquire(self, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
-        """Wait for a slot. Returns False if `cancelled` returns True first."""
         event = threading.Event()
         with self._lock:
             if self._free:
@@ -109,7 +98,7 @@ class Slots:
         return True
 
     def _leave_queue(self, event: threading.Event) -> bool:
-        """Leave the queue. Returns False if a slot was already assigned."""
+        """Return False if a slot was already assigned."""
         with self._lock:
             if event.is_set():
                 return False
@@ -117,7 +106,6 @@ class Slots:
             return True
 
     def _release(self) -> None:
-        """Pass the slot to the thread that has waited longest, or free it."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()
@@ -129,8 +117,7 @@ class HeartbeatSender(Protocol):
     """A writer whose heartbeat a shared thread sends."""
 
     @property
-    def is_changed(self) -> bool:
-        """Whether the heartbeat has changed, so that it must be sent before its next interval."""
+    def is_changed(self) -> bool: ...
 
     def send_heartbeat(self) -> None: ...
 
@@ -160,7 +147,7 @@ class Heartbeats:
             self._sent_s[one] = float("-inf")
 
     def remove(self, one: HeartbeatSender) -> None:
-        """Stop sending a writer's heartbeat. If it is being sent now, waits until it has been sent."""
+        """Stop sending a writer's heartbeat, after the one that is being sent."""
         with self._lock:
             self._sent_s.pop(one, None)
 
@@ -172,18 +159,14 @@ class Heartbeats:
                         one.is_changed or self._clock() - self._sent_s[one] >= self._heartbeat_interval_s
                     ):
                         self._sent_s[one] = self._clock()
-                        self._send_heartbeat(one)
-
-    @staticmethod
-    def _send_heartbeat(one: HeartbeatSender) -> None:
-        try:
-            one.send_heartbeat()
-        except Exception as error:  # a full disk must not end this thread
-            log.warning("cannot write a heartbeat: %r", error)
+                        try:
+                            one.send_heartbeat()
+                        except Exception as error:  # a full disk must not end this thread
+                            log.warning("cannot write a heartbeat: %r", error)
 
 
 class FoldingThread:
-    """One thread that folds (compacts) the old commit records of many streams, one stream after the other."""
+    """One thread that folds the old commit records of many streams in turn."""
 
     def __init__(self) -> None:
         self._due_s: dict[Callable[[], object], float] = {}
@@ -198,7 +181,7 @@ class FoldingThread:
         self._over.set()  # a daemon thread: an interruption at any point loses nothing
 
     def add(self, fold: Callable[[], object]) -> None:
-        """Call `fold` every ten minutes, first in ten minutes: a starting writer has more urgent work."""
+        """Call `fold` every ten minutes, first in ten minutes."""
         self._due_s[fold] = time.monotonic() + FOLD_INTERVAL_S
 
     def remove(self, fold: Callable[[], object]) -> None:
@@ -231,33 +214,26 @@ class KafkaClients:
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """The resources that a process gives a writer; the defaults are for a process with one writer."""
+    """The resources that a process gives a writer; None and the defaults if it has one writer."""
 
     kafka_client: Callable[[Mapping[str, str]], AdminClient] = AdminClient
     heartbeats: Heartbeats | None = None
-    """The shared heartbeat thread; None if the writer has its own."""
     foldings: FoldingThread | None = None
-    """The shared thread that folds commit records; None if the writer has its own."""
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
     slots: Slots = field(default_factory=lambda: Slots(1))
-    """Slots for take-overs and batches."""
     max_polling_s: float = 1.0
-    """The planner's maximum polling interval (s). If it is longer than the default, batches start earlier by the
-    polling interval.
-    """
+    """Beyond the default, batches start earlier by the polling interval."""
 
 
 @dataclass(slots=True)
 class RecordFolding:
-    """Folds a stream's old commit records in a thread with its own clients. The next fold continues an interrupted
-    one.
-    """
+    """Folds a stream's old commit records in a thread with its own clients."""
 
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]
     others: FoldingThread | None = None
-    """The thread that folds the records of several streams; None if this stream has its own thread."""
+    """The shared thread, if any."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> RecordFolding:
@@ -286,7 +262,7 @@ class RecordFolding:
                 return
 
     def fold(self) -> int:
-        """Fold old commit records, and return how many were folded. Raises the catalog's and the storage's errors."""
+        """Fold old commit records, and return how many. Raises errors of catalog and storage."""
         table = open_existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
 
         def marker_now() -> Marker | None:

@@ -1,6 +1,5 @@
-"""The writer's process: its signal handlers, and the exit code that the supervisor reads.
-
-It starts the JVM before it imports the rest of the writer, because that import takes more than a second of CPU.
+"""The writer's process: its signal handlers, and the exit code that the supervisor reads. It starts the JVM before it
+imports the rest of the writer, which takes more than a second of CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ log = logging.getLogger("frazil")
 
 
 def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
-    """Run the writer, and return its exit code (see `frazil.errors`). Unexpected exceptions are not caught."""
+    """Run the writer, and return its exit code (see `frazil.errors`)."""
     try:
         write(spec, until_caught_up=until_caught_up)
     except FrazilError as error:
@@ -33,10 +32,9 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
 
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
-    """Run the writer until it has caught up (with `until_caught_up`), or until SIGTERM or SIGINT.
-
-    After a signal, commits the current batch first. Returns whether a signal ended the writer. `sinks` receive the
-    writer's events. The log goes to standard error. Raises the errors of `Writer.run`.
+    """Run the writer until it has caught up (with `until_caught_up`), or until SIGTERM or SIGINT, after which it
+    commits the current batch. Returns whether a signal ended it. `sinks` receive its events. Raises the errors of
+    `Writer.run`.
     """
     log_to_stderr()
     # Checked before the take-over, so that a host without Java or PySpark fences no other writer.

@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a merge. It takes a task and returns the result, both as JSON."""
+"""The function that an engine runs on each task of a merge, both as JSON."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function that an engine sends to its executors. Like `StageRows`, it returns a FrazilError instead of raising
-    it.
-    """
+    """Sent to executors. Like `StageRows`, it returns a FrazilError instead of raising it."""
 
     contexts: tuple[MergeContext, ...]
-    """The merge contexts of one job, all of the same stream. Each plan has the index of its context."""
+    """The contexts of one job and stream. Each plan has the index of its own."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
@@ -78,8 +76,6 @@ class MergeTasks:
 
 @dataclass(slots=True)
 class _Request:
-    """A merge that waits for the next job."""
-
     context: MergeContext
     tasks: Sequence[MergeTask]
     results: Future[Sequence[MergeResult]] = field(default_factory=Future)
@@ -87,22 +83,15 @@ class _Request:
 
 @dataclass(slots=True)
 class MergeRun:
-    """Runs merges on an engine, one job at a time. The progress count restarts at 0 with each job.
-
-    Requests that arrive from several threads during a job are joined into the next job. So a batch that is merged into
-    hundreds of tables takes only a few jobs.
-    """
+    """Runs merges on an engine, one job at a time; each job has all requests that arrived during the last."""
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
-    """`Engine.merge`."""
     progress: ProgressFolder
     on_job: Callable[[int, float], object] = lambda _tasks, _seconds: None
-    """Called after each job, with the number of its tasks and its duration in seconds."""
+    """Called after each job with the number of its tasks and its duration (s)."""
     _waiting: list[_Request] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while `_waiting` changes."""
     _running: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a job runs."""
 
     def __call__(self, context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
         request = _Request(context, tasks)
@@ -116,9 +105,7 @@ class MergeRun:
         return request.results.result()
 
     def _run_job(self, job: Sequence[_Request]) -> None:
-        """Run one job, and set the results of its requests. If a job of several requests fails, each runs on its
-        own.
-        """
+        """Run one job, and set its requests' results. If a job of several requests fails, each runs on its own."""
         progress = replace(self.progress, io=job[0].context.target.io, attempt=clock.now_ms())
         try:
             progress.clear()
@@ -147,7 +134,7 @@ class MergeRun:
 
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | VersionRefusal:
-    """Rebuild the merge function that a driver sent, or return a refusal: see `frazil.stream.stage_rows.shipped`."""
+    """Rebuild the function that a driver sent, or refuse it: see `frazil.stream.stage_rows.shipped`."""
     return rebuild(
         work, lambda: MergeTasks(tuple(map(_parse_context, work["contexts"])), ProgressFolder(**work["progress"]))
     )
@@ -159,5 +146,5 @@ def _parse_context(value: Mapping[str, Any]) -> MergeContext:
 
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:
-    """Parse the answers of `MergeTasks` in task order. Raises the FrazilError with which a task ended, if any."""
+    """Parse the answers of `MergeTasks` in task order. Raises a task's FrazilError."""
     return tuple(MergeResult.from_json(parse_answer(answer)) for answer in answers)

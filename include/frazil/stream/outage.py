@@ -16,15 +16,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_TIMEOUT_S = 600.0
-"""Time (s) after which a batch no longer waits for a catalog, storage or registry. A commit waits as long."""
+"""How long a batch waits for a catalog, storage or registry, as a commit does."""
 MAX_OUTAGE_WAIT_S = 30.0
-"""Maximum wait (s) between two attempts."""
-MAX_CREDENTIAL_EXPIRIES = 3
-"""Maximum number of attempts in a row of one batch that may fail because its credentials expired."""
-EXPIRED_REMEDY = (
-    "the batch takes longer than the catalog's credentials are valid. Let the catalog vend them for longer, or declare "
-    "smaller batches (commit.size, commit.max-records) or more resources.cores"
-)
 
 
 def retry_during_outage(
@@ -35,14 +28,10 @@ def retry_during_outage(
     report: Callable[[str, int], None],
     prepare_retry: Callable[[], None] = lambda: None,
 ) -> T:
-    """Call `operation`, retry while a service that it needs is unavailable, and return its result.
-
-    `what` describes what cannot be done meanwhile. `prepare_retry` is called before another attempt. `report` receives
-    a sentence and an exit code for each failed attempt. `wait` takes seconds, and returns a true value if the writer is
-    asked to end.
-
-    After expired credentials, the next attempt starts at once. Raises the error of `operation` if waiting does not
-    help, if the writer is asked to end, or after `OUTAGE_TIMEOUT_S`.
+    """Call `operation`, retry while a service that it needs is unavailable, and return its result. After expired
+    credentials, the retry is immediate. `what` says what cannot be done meanwhile; `report` receives a sentence and an
+    exit code for each failure; `wait` takes seconds, and returns true if the writer is asked to end. Raises the last
+    error then, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:
@@ -52,8 +41,12 @@ def retry_during_outage(
             raise
         except (CommitUnavailable, RegistryUnavailable) as error:
             expired += is_credentials_expiry(error)
-            if expired > MAX_CREDENTIAL_EXPIRIES:
-                raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {EXPIRED_REMEDY}") from error
+            if expired > 3:
+                raise CommitUnavailable(
+                    f"{error}. {what}, {expired} times in a row: the batch takes longer than the catalog's credentials "
+                    "are valid. Let the catalog vend them for longer, or declare smaller batches (commit.size, "
+                    "commit.max-records) or more resources.cores"
+                ) from error
             tries += 1
             wait_s = (
                 0.0 if is_credentials_expiry(error) else random.uniform(0.5, 1) * min(2.0**tries, MAX_OUTAGE_WAIT_S)

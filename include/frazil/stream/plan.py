@@ -1,6 +1,5 @@
-"""Plans batches: when a batch starts, at which offsets it ends, and how its ranges are divided among tasks.
-
-Times are seconds of a monotonic clock. Producers' timestamps are not used.
+"""Plans batches: when one starts, where it ends, and how its ranges are divided among tasks. Times are seconds of a
+monotonic clock, not producers' timestamps.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _RATES = "rates.json"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The offsets at which a batch ends. The batch's journal and the marker record them."""
+    """The offsets at which a batch ends."""
 
     offsets: Mapping[TopicPartition, int]
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epoch of the leader that had the last record before each offset, if known."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last complete source transaction before these offsets, if the stream reads whole transactions."""
+    """The last complete source transaction before these offsets, if the stream reads whole ones."""
 
     @classmethod
     def from_marker(cls, marker: Marker) -> Position:
@@ -42,20 +41,20 @@ class PlannerReport:
     """The planner's last observation."""
 
     ends: Mapping[TopicPartition, int]
-    """The offsets up to which records may be read."""
+    """Up to these offsets, records may be read."""
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The first offsets of partitions that appeared while the writer ran and that are not in a marker yet."""
+    """The first offsets of new partitions that are not in a marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of offsets that wait for transactions to end, for each partition that has such offsets."""
+    """Offsets that wait for transactions to end, if any."""
     transaction: str = ""
-    """The source transaction that the offsets wait for, and what to do; empty for Kafka's own transactions."""
+    """The source transaction that the offsets wait for, and what to do; "" for Kafka's own."""
     observed_at_ms: int = 0
-    """Time of the observation, in milliseconds since 1970; 0 before Kafka's first answer."""
+    """0 before Kafka's first answer."""
     silent_since_ms: int | None = None
-    """Time of the first poll since the observation that got no answer; None if Kafka answers."""
+    """The first poll since then that got no answer, if any."""
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the number of records after these offsets, for each topic-partition that has such records."""
+        """Return the number of records after these offsets, by partition that has any."""
         starts = {**self.began, **offsets}
         lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
         return {tp: lag for tp, lag in lags.items() if lag > 0}
@@ -63,16 +62,16 @@ class PlannerReport:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates measured in earlier batches. The defaults are for small JSON records on a slow core."""
+    """Measured in earlier batches. The defaults are for small JSON records on a slow core."""
 
     bytes_per_record: float = 40.0
-    """Parquet bytes per record."""
+    """Of Parquet."""
     task_seconds_per_record: float = 6e-6
     """Wall time, not CPU time, because a busy host delays commits too."""
     overhead_s: float = 1.0
-    """The part of a batch's duration that does not depend on its size: scheduling, journal and commit."""
+    """The part of a batch's duration that does not depend on its size."""
     stretch: float = 1.0
-    """Factor by which the commit interval is stretched (`frazil.stream.throttle`)."""
+    """Factor of the commit interval (`frazil.stream.throttle`)."""
 
 
 def write_rates(exchange: Exchange, rates: Rates) -> None:
@@ -80,7 +79,7 @@ def write_rates(exchange: Exchange, rates: Rates) -> None:
 
 
 def read_rates(exchange: Exchange) -> Rates:
-    """Return the rates of earlier batches; the defaults if none are stored or the document is malformed."""
+    """Return the rates of earlier batches, or the defaults."""
     try:
         return Rates(**dict(exchange.read(_RATES)))
     except (ValueError, TypeError):
@@ -89,17 +88,15 @@ def read_rates(exchange: Exchange) -> Rates:
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """A stream's commit settings, in the planner's units."""
-
     interval_s: float
     size_bytes: int
     max_records: int
     target_file_bytes: int
     parallelism: int
     longest_interval_s: float = 0.0
-    """Maximum interval (s) to which throttling may stretch the commit interval."""
+    """To which throttling may stretch the commit interval."""
     drain: bool = False
-    """Whether the writer catches up and then ends. If so, a batch starts whenever any record is unread."""
+    """Whether the writer catches up and then ends. A batch then starts whenever a record is unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +107,10 @@ class BatchDecision:
     reason: str
 
 
-def predict_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
-    """Return the predicted duration (s) of staging these records with `tasks` tasks."""
-    return rates.overhead_s + records * rates.task_seconds_per_record / max(tasks, 1)
-
-
 def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
-    """Decide whether to start a batch now.
-
-    A batch starts if it is large enough, or if a later start would commit its oldest record after the commit interval.
-    `oldest_age_s` is the time since the oldest unread record was first seen. It is None if records were unread when the
-    writer started; then the batch starts immediately.
+    """Decide whether to start a batch: it is large enough, or would otherwise commit its oldest record after the commit
+    interval. `oldest_age_s` is the time since that was first seen; None if records were unread when the writer started,
+    so that it starts immediately.
     """
     if unread <= 0:
         return BatchDecision(False, "no records are unread")
@@ -132,7 +122,8 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
     if size >= policy.size_bytes:
         return BatchDecision(True, f"about {size:.0f} bytes are unread, and commit.size is {policy.size_bytes}")
     records = min(unread, policy.max_records)
-    stage_s = predict_stage_s(records, tasks=choose_task_count(records, rates=rates, policy=policy), rates=rates)
+    tasks = choose_task_count(records, rates=rates, policy=policy)
+    stage_s = rates.overhead_s + records * rates.task_seconds_per_record / tasks
     interval_s = max(policy.interval_s, min(policy.interval_s * rates.stretch, policy.longest_interval_s))
     deadline_s = max(interval_s - stage_s, 0.0)
     oldest = f"the oldest record is {oldest_age_s:.1f} s old"
@@ -144,11 +135,7 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
 def limit_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
-    """Return the end offsets of a batch. These are `ends` if at most `max_records` offsets are unread.
-
-    Otherwise each partition gets a share of `max_records` in proportion to its lag, so that all partitions and the
-    watermark advance. No end is before the partition's position.
-    """
+    """Return the end offsets of a batch: `ends`, or shares of `max_records` in proportion to each partition's lag."""
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
     if total <= max_records:
@@ -158,9 +145,7 @@ def limit_ends(
 
 
 def choose_task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """Return the number of tasks: one per file of the target size, or more if staging would take longer than the
-    interval.
-    """
+    """Return the number of tasks: one per file of the target size, or more to stage within the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
@@ -169,7 +154,7 @@ def choose_task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int
 def assign_tasks(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """Split the unread offsets into tasks of equal size. Each task has at most one range per topic-partition."""
+    """Split the unread offsets into tasks of equal size, with at most one range per partition."""
     return split_ranges(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
         tasks=tasks,
@@ -177,7 +162,7 @@ def assign_tasks(
 
 
 def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
-    """Split the ranges, laid end to end, into `tasks` tasks whose lengths differ by at most one offset."""
+    """Split the ranges, end to end, into `tasks` tasks whose lengths differ by at most one offset."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
     pieces = [list(_part_of_ranges(ranges, a, b)) for a, b in pairwise(edges)]
@@ -185,7 +170,7 @@ def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTas
 
 
 def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
-    """Yield the part `[low, high)` of the ranges, counted as if they were laid end to end."""
+    """Yield the part `[low, high)` of the ranges, end to end."""
     at = 0
     for r in ranges:
         length = r.end - r.start
@@ -196,7 +181,7 @@ def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Itera
 
 
 def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
-    """Return the rates after one more batch: a moving average in which a large batch weighs more."""
+    """Return the moving average of rates after one more batch; a large one weighs more."""
     if records <= 0:
         return old
     weight = min(0.5, records / 100_000 + 0.1)
@@ -213,7 +198,6 @@ def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float
 
 
 def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float) -> None:
-    """Update the planner's rates after a batch that took `batch_s` seconds in all."""
     rates = average_rates(
         read_rates(exchange),
         records=journal.records,
@@ -225,11 +209,7 @@ def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], 
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
-    """Join the ranges that several tasks read into one range per topic-partition.
-
-    Raises `StaleBatch` if there is a gap between two ranges. Only a bug can cause this, and such a batch must never be
-    journaled.
-    """
+    """Join the ranges that several tasks read into one per partition. Raises `StaleBatch` for a gap."""
     whole = []
     in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))
     for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):

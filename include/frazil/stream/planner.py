@@ -1,6 +1,5 @@
-"""The planner: polls Kafka for the ends of the stream's logs, and chooses where the next batch ends.
-
-It reports its observations to the heartbeat's thread, which computes lag and stalls.
+"""The planner: polls Kafka for the ends of the stream's logs, chooses where the next batch ends, and reports its
+observations to the heartbeat's thread.
 """
 
 from __future__ import annotations
@@ -37,44 +36,34 @@ from frazil.stream.whole_transactions import WholeTransactions
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
-"""Default minimum interval (s) between two polls of Kafka."""
+"""Between two polls of Kafka, by default."""
 DESCRIBE_INTERVAL_S = 10.0
-"""Interval (s) at which the planner fetches the partitions of the stream's topics."""
+"""Between two fetches of the topics' partitions."""
 MAX_ABSENT_POLLS = 3
-"""Number of polls in a row that must miss a topic of a pattern before it counts as deleted."""
+"""Polls in a row that must miss a topic of a pattern before it counts as deleted."""
 QUEUE_DECAY = 0.8
-"""Factor by which `queue_s` decays from batch to batch."""
+"""Of `queue_s`, from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Time (s) without a response from Kafka before a warning. Starting brokers respond with errors for some seconds."""
+"""Without a response from Kafka. Starting brokers respond with errors for some seconds."""
 WARN_INTERVAL_S = 30.0
-"""Interval (s) of the warnings that Kafka does not respond."""
 UNREACHABLE_TIMEOUT_S = 120.0
-"""Time (s) without a response from Kafka after which the writer ends, and its supervisor restarts it."""
+"""Without a response from Kafka, the writer ends, and its supervisor restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """The planner's settings, from the stream's declaration."""
-
     stream: str
     topics: Container[str]
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
-    """The location of the stored rates, for `frazil.host.exchange.open_exchange`."""
+    """Where the rates are, for `frazil.host.exchange.open_exchange`."""
     poll_s: float = POLL_INTERVAL_S
-    """Minimum interval (s) between two polls of Kafka."""
 
 
 @dataclass(slots=True)
 class BatchPlanner:
-    """Chooses the positions at which batches end.
-
-    `clock` returns monotonic seconds. `clock_ms` returns the wall clock's time, and is used only to date the reports.
-
-    The position has every topic-partition of the marker. Topic-partitions of topics that are no longer declared are not
-    read, and count as idle. If they are declared again, they continue from their offsets.
-    """
+    """Chooses the positions at which batches end. `clock` returns monotonic seconds; `clock_ms` only dates reports."""
 
     settings: PlannerSettings
     kafka: KafkaAdmin
@@ -82,37 +71,35 @@ class BatchPlanner:
     position: Position
     report: Callable[[PlannerReport], None] = field(default=lambda _: None)
     reported: PlannerReport = field(default_factory=lambda: PlannerReport({}))
-    """The last report after a poll that Kafka answered."""
+    """After the last poll that Kafka answered."""
     clock: Callable[[], float] = time.monotonic
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
-    """When each partition's oldest unread record was first seen (`clock`); None if it existed at the start."""
+    """When each partition's oldest unread record was first seen; None if it existed at the start."""
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
-    """When each partition last had a record after the position (`clock`), even in an open transaction."""
+    """When each partition last had a record after the position, even in an open transaction."""
     polled_at: float = float("-inf")
-    """Time (`clock`) of the last poll."""
     described_at: float = float("-inf")
-    """Time (`clock`) at which the topics' partitions were last fetched."""
     answered_at: float | None = None
-    """Time (`clock`) of the last poll that Kafka answered; None before the first."""
+    """The last poll that Kafka answered."""
     silent_since: float | None = None
-    """Time (`clock`) of the first poll without a response since Kafka's last response; None after a response."""
+    """The first poll without a response since the last response."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
-    """The longest time (s) that a recent batch waited for a slot. It decays with each batch."""
+    """The longest time (s) that a recent batch waited for a slot, with decay."""
     poll_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a thread polls Kafka or chooses a position."""
     poll_error: Exception | None = None
-    """An error of `observe`. It ends the epoch after the current batch."""
+    """An error of `observe`, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Number of polls that missed a topic, for topics of the position that match the stream's pattern."""
+    """Polls that missed a topic, for topics of the position that match the stream's pattern."""
     polls: int = 0
     """Number of times that Kafka has described the stream's topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
-    """Maps each partition that appeared while the writer ran to its first offset."""
+    """The first offset of each partition that appeared while the writer ran."""
     whole: WholeTransactions | None = None
-    """Finds the boundaries of source transactions; None unless batches must have whole transactions."""
+    """Finds boundaries of source transactions, if batches must have whole ones."""
 
     @property
     def _exchange(self) -> Exchange:
@@ -124,10 +111,7 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return where the next batch must end. If no batch is due, returns the unchanged position.
-
-        Polls Kafka if that is due. Raises the errors of this poll, and those of `observe`.
-        """
+        """Return where the next batch must end, or the unchanged position. Raises the errors of polling Kafka."""
         with self.poll_lock:
             if self.poll_error is not None:
                 raise self.poll_error
@@ -135,9 +119,7 @@ class BatchPlanner:
             return self._choose_position(now) if self._poll_if_due(now) else self.position
 
     def observe(self) -> None:
-        """Poll Kafka while a batch runs, so that the lag is known. The next call of `next_position` raises any
-        error.
-        """
+        """Poll Kafka while a batch runs, so that the lag is known. The next `next_position` raises any error."""
         with self.poll_lock:
             if self.poll_error is None:
                 try:
@@ -146,25 +128,21 @@ class BatchPlanner:
                     self.poll_error = error
 
     def record_queue_time(self, seconds: float) -> None:
-        """Record how many seconds a batch waited for its slot, so that the next batches start earlier.
-
-        They start earlier by at most a quarter of the commit interval. Otherwise streams that wait for each other would
-        commit more and more often, and wait even longer.
-        """
+        """Record how long a batch waited for its slot, so that the next ones start somewhat earlier."""
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether records from this offset on cannot be read yet, because their source transaction has not ended."""
+        """Return whether records from this offset on wait for their source transaction to end."""
         return self.whole is not None and self.whole.is_stuck and tp in self._read_offsets() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
-        """Whether a topic of the stream's pattern counts as deleted, so that nothing waits for its records."""
+        """Return whether a topic of the stream's pattern counts as deleted."""
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
     def _poll_if_due(self, now: float) -> bool:
-        """Poll Kafka if the last poll was `poll_s` or longer ago. Returns False if Kafka did not respond."""
+        """Poll Kafka if `poll_s` has passed. Returns False if Kafka did not respond."""
         if now - self.polled_at >= self.settings.poll_s:
             self.polled_at = now
             try:
@@ -175,7 +153,7 @@ class BatchPlanner:
         return True
 
     def plans(self, begin: Position, until: Position) -> list[str]:
-        """Return the tasks of the batch between two positions, each as JSON text. An empty commit has no tasks."""
+        """Return the tasks of the batch between two positions as JSON texts. An empty commit has none."""
         # A partition that appeared after the first position begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
@@ -184,7 +162,7 @@ class BatchPlanner:
         return [json.dumps(task.to_json()) for task in tasks]
 
     def _poll(self, now: float) -> None:
-        """Fetch the ends of the logs, check for truncated logs and recreated topics, and report the result."""
+        """Fetch the logs' ends, check for truncated logs and recreated topics, and report."""
         ends = dict(self.ends)
         if now - self.described_at >= DESCRIBE_INTERVAL_S:
             self._update_topics(ends)
@@ -212,23 +190,21 @@ class BatchPlanner:
             if not self.watch.has_no_more_records(tp, start):
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
-        self._record_answer(now)
+        if self.silent_since is not None and self.warned_at >= self.silent_since:
+            log.warning("Kafka answers again after %.0f s", now - self.silent_since)
+        self.answered_at, self.silent_since = now, None
         waits_for = self.whole.waits_for if self.whole else ""
         waiting = self.watch.count_in_transactions()
         self.reported = PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms())
         self.report(self.reported)
 
     def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
-        """Limit the readable part of the log to complete source transactions.
-
-        Raises SpecError if the topic has several partitions.
-        """
+        """Limit what is read to complete source transactions. Raises SpecError for several partitions."""
         if len(read) > 1:
             raise SpecError(
                 f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic with one "
-                "partition, "
-                f"whose transactions are in the source's order. Topic {sorted(read)[0][0]} has {len(read)}: remove the "
-                "option, or let the connector write into a topic with one partition"
+                f"partition, whose transactions are in the source's order. Topic {sorted(read)[0][0]} has {len(read)}: "
+                "remove the option, or let the connector write into a topic with one partition"
             )
         for tp, start in read.items():
             end = self.ends.get(tp, start)
@@ -241,11 +217,7 @@ class BatchPlanner:
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _update_topics(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Fetch the topics, and add new partitions at their first offsets.
-
-        Raises TopicRecreated if a topic was recreated, and OffsetGap if unread records were deleted. The message counts
-        unread records up to `ends`, the log ends of the previous poll: a recreated topic has other ends.
-        """
+        """Fetch the topics, and add new partitions. Raises TopicRecreated, and OffsetGap if unread records are gone."""
         found = self.kafka.describe()
         try:
             check_same_source(self.source, found.identity, stream=self.settings.stream)
@@ -254,7 +226,11 @@ class BatchPlanner:
             made_again = {topic for topic, known in self.source.topic_ids.items() if now.get(topic, known) != known}
             raise TopicRecreated(f"{error}{self._unread_sentence(made_again, ends)}") from error
         self.source = merge_identities(self.source, found.identity)
-        self._check_not_hidden(found.identity.topic_ids)
+        read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
+        if missing := sorted(
+            t for t in read if t not in found.identity.topic_ids and self.absent.get(t, 0) < MAX_ABSENT_POLLS
+        ):
+            self.kafka.check_not_hidden(missing)
         self.polls += 1
         self._count_missing_polls(found.identity.topic_ids)
         beginnings = self.kafka.earliest(found.partitions)
@@ -265,14 +241,8 @@ class BatchPlanner:
             self.began.update(new)
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
-    def _check_not_hidden(self, present: Container[str]) -> None:
-        """Raise AccessDenied if ACLs hide an existing topic of the position that does not count as deleted."""
-        read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
-        if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < MAX_ABSENT_POLLS):
-            self.kafka.check_not_hidden(missing)
-
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count the consecutive polls that missed a topic of the position. Only topics of a pattern may be missing."""
+        """Count consecutive polls that missed a topic of the position, which only a pattern's may."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -280,30 +250,20 @@ class BatchPlanner:
                 continue
             self.absent[topic] = polls = self.absent.get(topic, 0) + 1
             if polls == 1:
-                unread = self._forget_topic(topic)
+                unread = 0
+                for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
+                    unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
+                    self.watch.high.pop(tp, None)
+                    self.first_seen.pop(tp, None)
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
-    def _forget_topic(self, topic: str) -> int:
-        """Discard the known log ends of a deleted topic. Returns how many of its known records were not read."""
-        unread = 0
-        for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
-            unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
-            self.watch.high.pop(tp, None)
-            self.first_seen.pop(tp, None)
-        return unread
-
     def _unread_sentence(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
-        """Return a sentence with the number of records before `ends` that were not read; empty if there are none."""
+        """Return a sentence with the number of records before `ends` that were not read, or ""."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {format_count(unread, 'record')} that Kafka had before were not read" if unread else ""
 
-    def _record_answer(self, now: float) -> None:
-        if self.silent_since is not None and self.warned_at >= self.silent_since:
-            log.warning("Kafka answers again after %.0f s", now - self.silent_since)
-        self.answered_at, self.silent_since = now, None
-
     def _handle_no_response(self, error: KafkaUnavailable, since: float) -> None:
-        """Report and log that Kafka does not respond. Raises `error` if this has lasted for `UNREACHABLE_TIMEOUT_S`."""
+        """Report and log that Kafka does not respond. Raises `error` after `UNREACHABLE_TIMEOUT_S`."""
         now = self.clock()
         self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
@@ -319,9 +279,7 @@ class BatchPlanner:
             raise error
 
     def _choose_position(self, now: float) -> Position:
-        """Return where the next batch ends, and move the planner's position there. Without a due batch, it does not
-        move.
-        """
+        """Return where the next batch ends, and move the planner's position there, if one is due."""
         policy = self.settings.policy
         offsets = self.position.offsets
         unread = sum(max(self.ends.get(tp, start) - start, 0) for tp, start in offsets.items())
@@ -339,38 +297,26 @@ class BatchPlanner:
                 if end[tp] >= self.ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
             last = self.whole.last if self.whole else NO_TRANSACTION
-            self.position = Position(end, idle, {**self.position.leader_epochs, **self._new_leader_epochs(end)}, last)
+            epochs = {**self.position.leader_epochs}
+            for tp, epoch in self.watch.leader_epochs.items():  # another partition's log may have been truncated
+                if tp not in epochs or end[tp] > self.position.offsets[tp]:
+                    epochs[tp] = epoch
+            self.position = Position(end, idle, epochs, last)
         elif len(idle) == len(offsets) and idle != self.position.idle:
             log.info("all partitions are idle: an empty commit advances the watermark")
             self.position = replace(self.position, idle=idle)
         return self.position
 
-    def _new_leader_epochs(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the leader epochs that replace those of the position.
-
-        A partition whose offset does not advance keeps its epoch, because its log may have been truncated.
-        """
-        return {
-            tp: epoch
-            for tp, epoch in self.watch.leader_epochs.items()
-            if tp not in self.position.leader_epochs or end[tp] > self.position.offsets[tp]
-        }
-
     def _oldest_age_s(self, now: float) -> float | None:
-        """Return the time (s) since the oldest unread record was first seen.
-
-        Returns None if no records are unread, or if some existed when the writer started.
-        """
+        """Return the age (s) of the oldest unread record; None if there is none, or some existed at the start."""
         seen = list(self.first_seen.values())
         known = [s for s in seen if s is not None]
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
-        """Return the partitions that have had no unread records for the idle timeout.
-
-        Partitions that are idle in the marker stay idle while they have no new records. Records in an open transaction
-        count as unread: once committed, they may be older than all records read before. A missing topic also counts as
-        unread, because a broker's response may have omitted it by mistake.
+        """Return the partitions without unread records for the idle timeout. Those idle in the marker stay so. Records
+        in open transactions count as unread: they may be older than all others. So do missing topics, which a response
+        may have omitted by mistake.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, start in read.items() if self.watch.has_no_more_records(tp, start)}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from frazil.commit.open_streams import open_kafka
@@ -31,8 +30,6 @@ PreviewOutcome = Literal["row", "dropped", "dead letter", "no change"]
 
 @dataclass(frozen=True, slots=True)
 class PreviewedRecord:
-    """One record, and whether it would become rows, a dead letter, or neither."""
-
     topic: str
     partition: int
     offset: int
@@ -42,9 +39,7 @@ class PreviewedRecord:
 
 
 def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
-    """Return previews of the newest `limit` records, sorted by topic, partition and offset. Raises SpecError and
-    Kafka's errors.
-    """
+    """Preview the newest `limit` records, sorted by topic, partition and offset. Raises SpecError and Kafka's."""
     context, schema = _build_context(spec)
     ranges = _newest_ranges(spec, limit)
     if not ranges:
@@ -68,7 +63,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
 
 
 def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
-    """Return the context for decoding records as if the table were new, and the schema of that table."""
+    """Return the context and schema for decoding records as if the table were new."""
     schema = iceberg.table_schema(spec)
     changes = change_rules(spec, schema, {})
     columns = schema if changes is None else change_schema(schema, changes.key)
@@ -78,7 +73,7 @@ def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
 
 
 def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
-    """Return the newest offsets: an equal share of `limit` from each partition, rounded up."""
+    """Return the newest offsets: an equal share of `limit` from each partition."""
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         first, ends = kafka.earliest(partitions), kafka.log_ends(partitions)
@@ -95,7 +90,9 @@ def _preview_chunk(
     errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
     dropped = set(shaped.dropped.tolist())
     rows = defaultdict[int, list[dict[str, Any]]](list)
-    for index, row in zip(shaped.kept.tolist(), _to_row_dicts(shaped.rows), strict=True):
+    own = [name for name in shaped.rows.column_names if not name.startswith(("kafka_", "_frazil"))]
+    found: list[dict[str, Any]] = shaped.rows.select(own).to_pylist()
+    for index, row in zip(shaped.kept.tolist(), found, strict=True):
         rows[index].append(row)
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
@@ -107,10 +104,3 @@ def _preview_chunk(
 def _preview_unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
     of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
     return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
-
-
-def _to_row_dicts(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows as dicts, without the columns that frazil adds."""
-    own = [name for name in rows.column_names if not name.startswith(("kafka_", "_frazil"))]
-    found: list[dict[str, Any]] = rows.select(own).to_pylist()
-    return found

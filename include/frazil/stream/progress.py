@@ -1,6 +1,5 @@
-"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat sums them.
-
-The files are stored next to the journals, because executors may run on other hosts.
+"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat sums them. The
+files are next to the journals, because executors may run on other hosts.
 """
 
 from __future__ import annotations
@@ -13,27 +12,25 @@ from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
 MAX_WRITES_PER_SECOND = 8.0
-"""Maximum number of writes per second by all tasks of a batch on a cluster. Each write is a storage request."""
+"""By all tasks of a batch on a cluster: each is a storage request."""
 MAX_WRITE_INTERVAL_S = 15.0
-"""Maximum interval (s) between a task's writes, so that users see a large batch advance."""
+"""Of a task, so that users see a large batch advance."""
 _WRITE = "write-"
 _MERGE = "merge-"
 MIN_MERGE_WRITE_INTERVAL_S = 1.0
-"""Minimum write interval (s) of a merge task, which may read many small files."""
+"""A merge task may read many small files."""
 
 
 def cluster_period_s(tasks: int) -> float:
-    """Return the interval (s) at which each task writes its progress, if `tasks` tasks run at the same time."""
+    """Return the interval (s) at which each of `tasks` tasks writes its progress."""
     return min(max(1.0, tasks / MAX_WRITES_PER_SECOND), MAX_WRITE_INTERVAL_S)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """The number of records that the tasks of one batch have read and written."""
-
     read: int = 0
     written: int = 0
-    """Number of records written after a shuffle, whose writers start when all records are read; otherwise 0."""
+    """After a shuffle, whose writers start when all records are read; otherwise 0."""
     delay_s: float = 0.0
     """The longest time (s) by which a quota of Kafka's brokers delays each fetch of a task."""
 
@@ -45,16 +42,13 @@ class ProgressFolder:
     location: str
     io: IoProperties
     period_s: float = 0.0
-    """Time (s) before a task's first write and between two writes; 0 writes each report."""
+    """Before a task's first write and between two writes; 0 writes each report."""
     attempt: int = 0
-    """The number of the batch's attempt. It tells its files from those that late tasks of earlier attempts write.
-
-    For a merge: the time of its start, in milliseconds since 1970.
-    """
+    """The batch's attempt, to tell files of late tasks apart; for a merge, its start (ms since 1970)."""
 
     def write(self, task: str, *, epoch: int, batch: int, records: int, delay_s: float = 0.0) -> None:
-        """Write how many records a task has read or, for a task named by `writer_task_name`, how many its writer has
-        written. A quota of Kafka's brokers delays each of the task's fetches by `delay_s` seconds.
+        """Write how many records a task has read or, if `writer_task_name` names it, written. A quota of Kafka's
+        brokers delays each of its fetches by `delay_s` seconds.
         """
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
         self._put(task, {**value, "delay-s": delay_s})
@@ -71,13 +65,13 @@ class ProgressFolder:
         store.delete(file.path for file in store.list_files(self.location))
 
     def count_merged_rows(self, *, since: int) -> int:
-        """Return the number of rows that the newest merge has read; 0 if no merge began at `since` or later."""
+        """Return the rows that the newest merge has read; 0 if none began at `since` or later."""
         values = [value for _, value in self._read_files(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)
 
     def count_records(self, *, epoch: int, batch: int) -> RecordCounts:
-        """Return the number of records that the newest attempt of one batch has read and written so far."""
+        """Return what the newest attempt of a batch has read and written so far."""
         read, written, newest, delay_s = 0, 0, -1, 0.0
         for task, value in self._read_files():
             attempt = value.get("attempt", 0)
@@ -93,7 +87,6 @@ class ProgressFolder:
         return RecordCounts(read, written, delay_s)
 
     def _read_files(self, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
-        """Yield the file name and the content of each task whose name begins with `prefix`."""
         store = open_store(self.location, self.io)
         for file in store.list_files(self.location):
             name = file.path.rpartition("/")[2]
@@ -102,5 +95,4 @@ class ProgressFolder:
 
 
 def writer_task_name(writer: int) -> str:
-    """Return the task name of a shuffle's writer."""
     return f"{_WRITE}{writer}"

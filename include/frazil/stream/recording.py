@@ -1,4 +1,4 @@
-"""Connects a writer with the recorders of its events: the stream's history, and OpenLineage if it is declared."""
+"""Connects a writer with the recorders of its events: the stream's history, and OpenLineage if declared."""
 
 from __future__ import annotations
 
@@ -40,22 +40,15 @@ from frazil.timetext import format_elapsed
 
 log = logging.getLogger(__name__)
 
-LINEAGE_THREAD = "openlineage"
-"""Name of the thread that sends to OpenLineage. It is separate from the threads that write to storages."""
-
 
 @dataclass(frozen=True, slots=True)
 class WriterRecorders:
-    """The recorders of one writer."""
-
     recorder: Recorder
     lineage: StreamLineage | None
     recording_threads: RecordingThreads
 
     def start(self, tables: StreamTables) -> None:
-        """Start to record. Call it when the tables exist; the history is written with the main table's latest
-        credentials.
-        """
+        """Start to record, once the tables exist, with the main table's latest credentials."""
         main = tables.main
         table = main.current()
         location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
@@ -65,12 +58,10 @@ class WriterRecorders:
         if self.lineage is not None:
             catalog, identifier = table.catalog.name, main.identifier
             self.lineage.opens(lambda: open_existing_catalog(catalog).load_table(identifier))
-            self.recording_threads.add(self.lineage, storage=LINEAGE_THREAD)
+            self.recording_threads.add(self.lineage, storage="openlineage")
 
     def finish(self, error: BaseException | None, *, at_ms: int) -> None:
-        """Record that the writer has ended, and its error, if any. Waits at most some seconds until the last entries
-        are written.
-        """
+        """Record that the writer has ended, and why. Waits some seconds at most for the last entries."""
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
             self.recorder.ended(words, at_ms=at_ms)
@@ -84,7 +75,7 @@ class WriterRecorders:
 def record_events(
     spec: StreamSpec, events: EventDispatcher, recording_threads: RecordingThreads
 ) -> Iterator[WriterRecorders]:
-    """Record the events of a writer from its start to its end."""
+    """Record a writer's events from its start to its end."""
     lineage = _create_lineage(spec)
     recording = WriterRecorders(
         Recorder(spec.name, interval_ms=StallLimits.for_stream(spec).interval_ms), lineage, recording_threads
@@ -102,7 +93,6 @@ def record_events(
 
 
 def _create_lineage(spec: StreamSpec) -> StreamLineage | None:
-    """Return the stream's OpenLineage recorder; None if OpenLineage is not configured."""
     settings = LineageSettings.load(os.environ)
     for problem in settings.problems:
         log.warning("stream %s: %s", spec.name, problem)
@@ -128,7 +118,6 @@ _folding = logging.getLogger("frazil.stream.record_folding")
 
 
 def log_event(event: Event) -> None:
-    """Log one event. Kinds of events without a case here are not logged."""
     stream, what = event.stream, event.what
     match what:
         case EpochBegan():

@@ -39,20 +39,19 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
 LAG_INTERVAL_MS = 10_000
-"""Interval (ms) at which sinks receive lag measurements."""
+"""At which sinks receive lag measurements."""
 LOG_CHECK_INTERVAL_MS = 60_000
-"""Interval (ms) at which the size of the log file is checked."""
 COUNT_TIMEOUT_S = 0.5
-"""Maximum time (s) that a heartbeat waits for the record count, if the writer has its own heartbeat thread."""
+"""How long a heartbeat of the writer's own thread waits for the record count."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MAX_INHERITED_AGE_MS = 3_600_000
-"""Maximum age (ms) of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""
+"""Of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""Phases in which an upsert stream merges batches. A take-over merges unfinished batches of the previous writer."""
+"""In which an upsert stream merges. A take-over merges the previous writer's batches."""
 
 
 class Reporter:
-    """Writes the heartbeat file until the context ends, and emits events when stalls begin and end."""
+    """Writes the heartbeat file until the context ends, and emits stall events."""
 
     def __init__(
         self,
@@ -118,7 +117,6 @@ class Reporter:
         self._write()
 
     def take(self, event: Event) -> None:
-        """Update the heartbeat from one event."""
         match event.what:
             case PhaseBegan(phase, key):
                 if phase not in BATCH_PHASES:
@@ -141,48 +139,37 @@ class Reporter:
             case TablesBehind(names=names, sentence=sentence):
                 self._update(outage=sentence if names else None, outage_code=None)
             case NoticeIssued(sentence, replaces):
-                self.add_notice(sentence, replaces=replaces)
+                with self._lock:
+                    others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
+                    self._state = dataclasses.replace(self._state, notices=(*others, sentence))
 
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        """Set the writer's phase, and its batch if it has one."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written, self._delay_s = 0, 0.0
         self._phase_since_ms = self._clock_ms()
         self._update(phase=phase, outage=None, merged_rows=0, **at)
 
     def set_table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
-        """Set the table's location and its folder of progress files. `merges` is whether batches are merged into the
-        table.
-        """
         self._progress, self._merges = progress, merges
         self._update(table_location=location)
 
     def set_marker(self, marker: Marker, *, at_ms: int | None) -> None:
-        """Set the new marker. `at_ms` is the time of the batch's commit; None after a take-over or skipped records."""
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
         self._update(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def set_planner_report(self, report: PlannerReport | None) -> None:
-        """Set the planner's last observation; None when a new planner starts."""
         with self._lock:
             self._report = report
 
     def set_throttle(self, reason: str | None, *, stretch: float) -> None:
-        """Set the factor by which the commit interval is stretched, and the reason; None without pressure."""
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
 
-    def add_notice(self, sentence: str, *, replaces: str = "") -> None:
-        """Add a notice to the heartbeat. It replaces the notice `replaces`, if that is shown."""
-        with self._lock:
-            others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
-            self._state = dataclasses.replace(self._state, notices=(*others, sentence))
-
     def _update(self, **values: object) -> None:
-        """Set fields of the heartbeat, and send it soon. Counts as progress of the writer."""
+        """Set fields of the heartbeat, and send it soon. Counts as progress."""
         with self._lock:
             self._state = dataclasses.replace(self._state, advanced_at_ms=self._clock_ms(), **values)  # type: ignore[arg-type]
         self._wake.set()
@@ -198,9 +185,7 @@ class Reporter:
                 log.warning("cannot write the heartbeat: %r", error)
 
     def send_heartbeat(self) -> None:
-        """Sample the writer's state, write the heartbeat, and rotate a full log. A thread calls this every few
-        seconds.
-        """
+        """Sample the writer's state, write the heartbeat, and rotate a full log."""
         self._wake.clear()
         self._count_records()
         self._evaluate_backpressure()
@@ -210,13 +195,10 @@ class Reporter:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the heartbeat has changed since it was last sent."""
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count the batch's records in a daemon thread, because requests to an unavailable storage service time out
-        late.
-        """
+        """Count in a daemon thread: requests to unavailable storage time out late."""
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():
@@ -232,13 +214,16 @@ class Reporter:
             log.info("the progress of the current batch cannot be read: %s", error)
 
     def _update_counts(self) -> None:
-        """Update the record count of a staged batch, or the number of merged rows, from the progress files."""
         state, progress = self._state, self._progress
         if progress and time.monotonic() - self._counted_at < progress.period_s:
             return
         if progress and self._merges and state.phase in MERGE_PHASES:
             self._counted_at = time.monotonic()
-            self._set_merged_rows(state.phase, progress.count_merged_rows(since=self._phase_since_ms))
+            rows = progress.count_merged_rows(since=self._phase_since_ms)
+            with self._lock:
+                is_new = self._state.phase is state.phase and rows != self._state.merged_rows
+            if is_new:
+                self._update(merged_rows=rows)
         elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
             counted = progress.count_records(epoch=state.epoch, batch=state.batch)
@@ -247,19 +232,12 @@ class Reporter:
                 self._written = counted.written
                 self._update(batch_records=counted.read)
 
-    def _set_merged_rows(self, phase: Phase, rows: int) -> None:
-        """Set the number of merged rows. A merge that restarts counts from 0 again; that also counts as progress."""
-        with self._lock:
-            is_new = self._state.phase is phase and rows != self._state.merged_rows
-        if is_new:
-            self._update(merged_rows=rows)
-
     def _beyond_interval_ms(self, batch_ms: int) -> int:
-        """Return by how many milliseconds a batch of this duration exceeds the commit interval."""
+        """Return by how much a batch of this duration exceeds the commit interval."""
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """Update the backpressure while a batch runs, so that a hanging batch shows backpressure too."""
+        """Update the backpressure while a batch runs, which may hang."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
@@ -268,7 +246,6 @@ class Reporter:
                 self._state = dataclasses.replace(self._state, backpressure_ms=beyond_ms)
 
     def _update_stall(self) -> None:
-        """Update the heartbeat's lag and stall from the marker and the planner's report."""
         # Read all under one lock: with a phase older than the report, later records would count for the batch.
         with self._lock:
             state, marker, report, stretch = self._state, self._marker, self._report, self._stretch
@@ -299,7 +276,6 @@ class Reporter:
             self._report_lag(sample)
 
     def _report_lag(self, sample: WriterSample) -> None:
-        """Send the lag to the sinks, at most once per `LAG_INTERVAL_MS`."""
         if abs(sample.at_ms - self._measured_ms) < LAG_INTERVAL_MS:
             return
         self._measured_ms, state, lag = sample.at_ms, self._state, sum(sample.unread.values())
@@ -341,7 +317,7 @@ def _build_sample(state: Heartbeat, marker: Marker, report: PlannerReport | None
 
 
 def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
-    """Return the current batch; None if the writer runs none, or if it is already in the marker."""
+    """Return the current batch, unless it is already in the marker."""
     if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
         return None
     landed = (state.epoch, state.batch) == marker.at
@@ -349,7 +325,7 @@ def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
 
 
 def _read_caught_up_at_ms(exchange: Exchange, now_ms: int) -> int | None:
-    """Return when this host's earlier writer was last known to have committed every record; None if this is unknown."""
+    """Return when this host's earlier writer had committed every record, if known."""
     try:
         before = Heartbeat.read(exchange)
     except (ValueError, TypeError, KeyError, OSError):

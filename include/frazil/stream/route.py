@@ -1,4 +1,4 @@
-"""The route of a stream during one epoch: its routed tables, and the rows that they do not have yet."""
+"""A stream's route during one epoch: its tables, and the rows that they do not have yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from frazil.table.catalogs import load_catalog
 from frazil.timetext import format_utc
 
 MAX_NAMED = 5
-"""Maximum number of tables that a message names."""
 
 
 @dataclass(slots=True)
@@ -40,11 +39,11 @@ class StreamRoute:
     followers: Followers
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
-    """The routed tables; None if the route is no longer declared, even if rows still wait for its tables."""
+    """None if the route is no longer declared, even if rows still wait for its tables."""
     tried_at_s: float = 0.0
-    """When waiting rows were last committed, in seconds of the monotonic clock."""
+    """When waiting rows were last committed (monotonic)."""
     _reported: bool = False
-    """Whether the last report named tables that are missing rows."""
+    """Whether the last report named tables."""
 
     @classmethod
     def begin(
@@ -55,10 +54,8 @@ class StreamRoute:
         followers: Followers | None,
         emit: Callable[[StreamEvent], None],
     ) -> StreamRoute:
-        """Commit the rows that earlier writers left for the routed tables, and open these tables.
-
-        Also deletes staged files of routed tables that no writer will
-        commit. Raises RouteBehind, and the errors of `RoutedTables.open`.
+        """Commit the rows that earlier writers left for the routed tables, delete staged files that no writer will
+        commit, and open the tables. Raises RouteBehind, and the errors of `RoutedTables.open`.
         """
         found = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
         if followers is None or (not spec.sinks.can_follow and marker.routed is None):
@@ -75,12 +72,7 @@ class StreamRoute:
         return found
 
     def _commit_overdue_rows(self) -> bool:
-        """Commit the waiting rows, and retry for a while if they are overdue. Returns True if the writer is asked to
-        end.
-
-        After a downtime, rows are overdue even if no table is broken, and a table may recover a second later. So one
-        failure must not raise RouteBehind.
-        """
+        """Commit the waiting rows, retrying overdue ones for a while. Returns True if the writer is asked to end."""
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
         self.followers.commit()
@@ -93,22 +85,20 @@ class StreamRoute:
 
     @property
     def behind(self) -> bool:
-        """Whether any routed table is missing rows."""
         return bool(self.followers.behind)
 
     @property
     def _lag(self) -> timedelta:
-        """Maximum time for which a routed table may be missing rows (`route.lag`)."""
+        """How long a routed table may be missing rows (`route.lag`)."""
         return self.spec.route.lag if self.spec.route else Route.model_fields["lag"].default
 
     @property
     def _is_overdue(self) -> bool:
-        """Whether a routed table has been missing rows for longer than `route.lag`."""
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
     def add_targets(self, context: StageContext, key: BatchKey, default_marker: Marker) -> StageContext:
-        """Return the staging context with the routed tables added. First retries those that could not be loaded."""
+        """Return the context with the routed tables. First retries those that could not be loaded."""
         if self.routed is None:
             return context
         self.routed.retry_absent(default_marker)
@@ -120,22 +110,21 @@ class StreamRoute:
             self.routed.make(values, default_marker)
 
     def is_absent(self, target: Target) -> bool:
-        """Whether a routed table could not be loaded or created, so that its rows wait next to the default table."""
         return self.routed is not None and target in self.routed.absent
 
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> Iterable[tuple[Target, EvolutionResult | None]]:
-        """Evolve routed tables by a batch's schema drift. Returns the results of `RoutedTables.evolve_tables`."""
+        """Evolve routed tables, and return the results of `RoutedTables.evolve_tables`."""
         return self.routed.evolve_tables(drift, main).items() if self.routed else ()
 
     def commit_batch(self) -> None:
-        """Commit the last batch of the default table to the routed tables. An atomic commit has already done so."""
+        """Commit the default table's last batch to the routed tables, unless an atomic commit did."""
         self.tried_at_s = time.monotonic()
         self.followers.commit()
 
     def follow(self) -> None:
-        """Retry commits to tables that are missing rows, at most once per commit interval. Raises RouteBehind."""
+        """Retry commits to tables that are missing rows, once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
         if (self.followers.waiting or self._reported) and time.monotonic() - self.tried_at_s >= interval_s:
             self.tried_at_s = time.monotonic()
@@ -143,9 +132,7 @@ class StreamRoute:
             self.report()
 
     def report(self) -> None:
-        """Emit an event with the tables that are missing rows. Raises RouteBehind if rows are missing for longer than
-        `route.lag`.
-        """
+        """Report the tables that are missing rows. Raises RouteBehind after `route.lag`."""
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
             if self._reported:
@@ -160,9 +147,8 @@ class StreamRoute:
         if self._is_overdue:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {describe_lagging_tables(behind)}. This has lasted for longer than "
-                "route.lag "
-                f"({format_duration(self._lag)}). The rows are kept. Fix the table and start the writer again, or "
-                f"continue without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
+                f"route.lag ({format_duration(self._lag)}). The rows are kept. Fix the table and start the writer "
+                f"again, or continue without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 
@@ -171,7 +157,7 @@ def describe_lagging_tables(behind: Sequence[LaggingTable]) -> str:
 
 
 def remedy_pointer(stream: str, behind: Sequence[LaggingTable]) -> str:
-    """Return a sentence with the command that shows the remedies; empty if the reasons already contain commands."""
+    """Return the command that shows the remedies; "" if the reasons contain commands."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

@@ -1,11 +1,10 @@
-"""The tables of a stream's route: which table each route value has, how tasks write to the tables, and how they are
-created.
-"""
+"""The tables of a stream's route: which each route value has, how tasks write to them, and how they are created."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -56,11 +55,9 @@ log = logging.getLogger(__name__)
 
 
 def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Create a routed table that does not exist yet and for which rows of these batches wait. Write its first marker.
-
-    An existing table is not created again. Then the waiting rows can be committed. Raises RouteBehind for a table that
-    was dropped or belongs to another owner. Raises AdoptionRequired for a table with batches that the default table
-    does not have. Raises the errors of the catalog and of `ensure_declared`.
+    """Create or load a routed table for which rows of these batches wait, and write its first marker. Raises
+    RouteBehind if it was dropped or belongs to another owner, AdoptionRequired if it has batches that the default table
+    does not have, and the errors of the catalog and of `ensure_declared`.
     """
     catalog, default_marker = load_catalog(spec.table.catalog), tables.marker()
     value = _route_value_in_note(spec, tables, target)
@@ -99,10 +96,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
 
 
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether a table was not created by this stream, although it has a name that the route's template would use.
-
-    Raises the catalog's errors.
-    """
+    """Return whether another stream or user created a table with a name of the route's template."""
     properties = tables.handle(target).current().properties
     if target in spec.sinks.named or property_name(spec.name) in properties:
         return False
@@ -113,27 +107,24 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
-    """Return the route value in the note of a missing table. None without a note, and for a table that the route
-    names.
-    """
+    """Return the route value in a missing table's note; None for a table that the route names."""
     note = None if target in spec.sinks.named else load_missing_table_note(tables, target)
     return None if note is None else note.value
 
 
 def _check_only_waiting_files(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Raise RouteBehind if batches have files that were staged in the folder of a table that has since been dropped."""
+    """Raise RouteBehind if batches have files in the folder of a table that was dropped since."""
     if not all_files_wait(tables, journals, target):
         raise RouteBehind(f"table {target} was dropped after rows of uncommitted batches were written into its folder")
 
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
-    """Raise TableLost if the route once had this missing table: a new table would be missing its rows."""
+    """Raise TableLost if the route once had this missing table, whose rows a new one would miss."""
     if (member := read_table_record(tables, target)) is not None:
         raise TableLost(describe_dropped_table(spec, tables, member))
 
 
 def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord | None, table: Table) -> None:
-    """Raise TableLost if a table of the route was replaced by another table of the same name."""
     if member is not None and member.is_another(table):
         raise TableLost(describe_dropped_table(spec, tables, member, table))
 
@@ -152,43 +143,35 @@ def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class RoutedTables:
-    """The tables of one stream's route, as known to the stream's writer.
-
-    A table that cannot be loaded or created is in `absent`. Its rows wait next to the default table.
-    """
+    """The tables of one stream's route, as known to its writer. Rows of those in `absent` wait."""
 
     spec: StreamSpec
     route: Route
     catalog: Catalog
     tables: StreamTables
     behind: Mapping[Target, LaggingTable] = field(default_factory=dict)
-    """Routed tables that do not have all their rows yet, with the reasons."""
+    """Tables that do not have all their rows yet."""
     targets: dict[str, Target] = field(default_factory=dict)
-    """Maps each route value to its table."""
+    """The table of each route value."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Maps a route value that gets no table to the reason."""
+    """Why a route value gets no table."""
     absent: dict[Target, str] = field(default_factory=dict)
-    """Maps each table that could not be loaded or created to the reason."""
+    """Why a table could not be loaded or created."""
     _members: set[Target] = field(default_factory=set)
-    """Names of tables that have a record, so the route once had them."""
+    """Tables that have a record, so the route once had them."""
     _unread: set[Target] = field(default_factory=set)
-    """Tables that the template may have created and that could not be loaded, so their route values are unknown."""
+    """Tables of the template that could not be loaded, so their route values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
-    """Each table's layout, and the location of the metadata from which the layout was derived."""
-    _texts: dict[str, str] = field(default_factory=dict)
-    """Schemas, partition specs and sort orders as JSON. Equal strings share one object."""
+    """Each table's layout, and the metadata's location from which it was derived."""
     sinks: Sinks = field(init=False)
 
     def __post_init__(self) -> None:
         self.sinks = self.spec.sinks
 
     def open(self, default_marker: Marker) -> None:
-        """Load the existing tables, and create those that are declared. An error of one table does not affect the
-        others.
-
-        Raises AdoptionRequired for a table with batches that the default table does not have. Tables that commit
-        atomically with the default table also raise the errors of `ensure_declared`. They raise RouteBehind if rows
-        wait for a table that was replaced by another table of the same name.
+        """Load the existing tables, and create the declared ones, each on its own. Raises AdoptionRequired for a table
+        with batches that the default table does not have. Tables that commit atomically with it also raise the errors
+        of `ensure_declared`, and RouteBehind if rows wait for a table that was replaced.
         """
         self._members |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
@@ -204,35 +187,29 @@ class RoutedTables:
 
     @property
     def made_count(self) -> int:
-        """Number of tables that the template has created, or may have created."""
+        """The tables that the template has created, or may have."""
         return len(self.targets.keys() - self.sinks.by_value.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
-        """Return the route values whose tables earlier writers could not create, if the route still allows these
-        values.
-        """
+        """Return the allowed route values whose tables earlier writers could not create."""
         noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
-        """Keep the template's tables that exist but cannot be loaded. Their rows wait, even if the route no longer
-        allows the value.
-        """
+        """Keep the template's tables that cannot be loaded, even for a value no longer allowed: their rows wait."""
         names = sorted(self._unread & self._members)
         members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.derive_table_name(m.value) == m.target]
         _run_many(lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
-        """Return the route values whose tables the catalog no longer has. An operator decides what happens to them."""
+        """Return the route values whose tables the catalog no longer has, for an operator to decide."""
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if self.sinks.matches_template(n)]
         found = (read_table_record(self.tables, name) for name in names)
         return [m.value for m in found if m and m.value is not None and self.sinks.includes(m.target, m.value)]
 
     def _try_prepare(self, target: Target, value: str | None, default_marker: Marker) -> None:
-        """Load or create a table, and prepare it for this epoch. If that fails, it is added to `absent`."""
-
         def prepare() -> None:
             if value is None:
                 self._prepare_table(self._load_or_create_table(target, None), None, default_marker)
@@ -242,7 +219,7 @@ class RoutedTables:
         self._try_table(target, value, prepare)
 
     def _load_or_create_table(self, identifier: Target, value: str | None) -> Table:
-        """Return the table. Creates it if the route never had it. Raises TableLost if it was dropped."""
+        """Return the table; create it if the route never had it. Raises TableLost if it was dropped."""
         table = self._load(identifier)
         if table is None:
             if identifier in self._members:
@@ -251,11 +228,7 @@ class RoutedTables:
         return table
 
     def _try_table(self, target: Target, value: str | None, action: Callable[[], None]) -> None:
-        """Run `action`, which loads, creates or changes a table.
-
-        If it fails, the table is added to `absent`, and each batch tries again. An error of a table that commits
-        atomically with the default table is raised.
-        """
+        """Run `action`. If it fails, the table is `absent` until a later batch, unless it must commit atomically."""
         try:
             action()
         except (AdoptionRequired, Fenced):
@@ -290,10 +263,6 @@ class RoutedTables:
         return {target: value for value, target in self.targets.items() if value not in self.sinks.by_value}
 
     def _load_made_tables(self, default_marker: Marker) -> None:
-        """Load the tables that the template created, and add them to `targets`. Each table's properties have its route
-        value.
-        """
-
         def load_made(identifier: str) -> None:
             try:
                 table = self._load(identifier)
@@ -301,32 +270,31 @@ class RoutedTables:
                 log.warning("table %s cannot be loaded: %s", identifier, format_error(error))
                 self._unread.add(identifier)
                 return
-            value = None if table is None else self.sinks.find_value(identifier, table.properties)
-            if table is not None and value is not None and value not in self.targets:
+            if table is None:
+                return
+            value = self.sinks.find_value(identifier, table.properties)
+            if value is not None and value not in self.targets:
                 self.targets[value] = identifier
                 self._try_table(identifier, value, lambda: self._prepare_table(table, value, default_marker))
 
         _run_many(load_made, list_matching_names(self.catalog, self.sinks))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
-        """Create the tables of new route values, up to the route's limit. Raises the same errors as `open`."""
+        """Create the tables of new route values, up to the route's limit. Raises the errors of `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made_count)]
         with translate_catalog_errors(self.catalog.name):
             _run_many(lambda value: self._try_create(value, default_marker), new)
 
     def _try_create(self, value: str, default_marker: Marker) -> None:
-        """Create the template's table for a route value. If that fails, its rows wait next to the default table."""
+        """Create the template's table for a route value. If that fails, its rows wait."""
         identifier = self.route.derive_table_name(value)
         self._try_prepare(identifier, value, default_marker)
         if identifier in self.absent:
             self.targets[value] = identifier
 
     def _create_for_value(self, value: str, default_marker: Marker) -> None:
-        """Load or create the template's table for a route value.
-
-        If the table was not created for this value, adds the value to `refused`.
-        """
+        """Load or create the template's table for a route value, or refuse a table that was not created for it."""
         identifier = self.route.derive_table_name(value)
         self._check_no_waiting_rows(identifier)
         table = self._load_or_create_table(identifier, value)
@@ -348,10 +316,7 @@ class RoutedTables:
             return None
 
     def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
-        """Evolve an existing table to the declaration, and write its record and its first marker if they are missing.
-
-        Raises TableLost, AdoptionRequired and RouteBehind.
-        """
+        """Evolve a table; write its record and first marker if missing. Raises TableLost, RouteBehind and others."""
         identifier = table_identifier(table)
         member = read_table_record(self.tables, identifier) if identifier in self._members else None
         _check_not_replaced(self.spec, self.tables, member, table)
@@ -373,9 +338,7 @@ class RoutedTables:
             write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
-        """Raise RouteBehind if rows wait for a table that is about to get its first marker, because they would be
-        lost.
-        """
+        """Raise RouteBehind if rows wait for a table that is about to get its first marker: they would be lost."""
         if behind := self.behind.get(identifier):
             remedy = "Restore the former table" if behind.gone else "Fix the table"
             raise RouteBehind(
@@ -386,10 +349,7 @@ class RoutedTables:
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> dict[Target, EvolutionResult | None]:
-        """Evolve routed tables by the schema drift of a batch. `main` is the default table.
-
-        The result is None for a table that failed and is now in `absent`. The default table gets its columns instead.
-        """
+        """Evolve routed tables by a batch's drift. None for a table that failed, which is now `absent`."""
         found = dict[Target, EvolutionResult | None].fromkeys(drift)
         values = self._made_values()
 
@@ -403,11 +363,7 @@ class RoutedTables:
         return found
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the batch's staging context with the known routed tables added.
-
-        Rows of tables in `absent` are written next to the default table, in its format. Loads only tables whose last
-        commit failed. Raises the catalog's errors for a table that commits atomically with the default table.
-        """
+        """Return the context with the routed tables; rows of absent ones are written next to the default table."""
         limit = self.route.limit
         full = (
             f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table "
@@ -427,29 +383,19 @@ class RoutedTables:
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
 
     def _try_layout(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
-        """Return the layout in which tasks write to a table; None if the table cannot be loaded."""
         found = list[TargetTable]()
         self._try_table(target, value, lambda: found.append(self._layout(target, key)))
         return found[0] if found else None
 
     def _layout(self, target: Target, key: BatchKey) -> TargetTable:
-        """Return the layout in which tasks write to a loaded table. It is only computed again if the metadata has
-        changed.
-        """
+        """Return the layout in which tasks write to a table, cached until its metadata changes."""
         table = self.tables.handle(target).current()
         folder = batch_folder(table, self.tables.stream, key)
         location, layout = self._layouts.get(target, ("", None))
         if layout is None or location != table.metadata_location:
             layout = staged_target(self.spec, table, folder)
             # Equal strings share one object, so that they are sent to the tasks only once.
-            layout = dataclasses.replace(
-                layout,
-                schema_json=self._intern(layout.schema_json),
-                spec_json=self._intern(layout.spec_json),
-                sort_order_json=self._intern(layout.sort_order_json),
-            )
+            names = ("schema_json", "spec_json", "sort_order_json")
+            layout = dataclasses.replace(layout, **{name: sys.intern(getattr(layout, name)) for name in names})
             self._layouts[target] = (table.metadata_location, layout)
         return dataclasses.replace(layout, folder=folder)
-
-    def _intern(self, text: str) -> str:
-        return self._texts.setdefault(text, text)

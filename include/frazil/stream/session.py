@@ -1,7 +1,5 @@
-"""The Spark context of a writer: small, quiet, and able to survive a dead Python worker.
-
-By default the context uses only this host's loopback. A cluster's executors have neither the driver's folders nor its
-environment.
+"""The Spark context of a writer: small, quiet, and able to survive a dead Python worker. By default it uses only this
+host's loopback; a cluster's executors have neither the driver's folders nor its environment.
 """
 
 from __future__ import annotations
@@ -35,10 +33,10 @@ log = logging.getLogger(__name__)
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Properties that the submission of a driver to a cluster sets."""
+"""Set by the submission of a driver to a cluster."""
 MAX_TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
-"""Memory (bytes) of one Python worker and the records that it stages."""
+"""Memory of one Python worker and the records that it stages."""
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
@@ -68,10 +66,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM and return its Spark context.
-
-    Raises `EnvironmentUnusable` if Java is missing or unsuitable, or if the configuration of YARN is missing.
-    """
+    """Start the JVM. Raises `EnvironmentUnusable` if Java or YARN's configuration is missing or unsuitable."""
     in_cluster, on_yarn = runs_in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDER_VARIABLES)):
         raise EnvironmentUnusable(
@@ -95,9 +90,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """Return the path of the Python that runs tasks: `spark.pyspark.python` if set, else the package's, else the
-    driver's.
-    """
+    """Return the path of the Python that runs tasks: `spark.pyspark.python`, the package's, or the driver's."""
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 
@@ -128,7 +121,7 @@ def _cluster_properties(resources: Resources) -> dict[str, str]:
 
 
 def _pod_properties(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a driver whose pod frazil created. Executors end with this pod, and connect to it."""
+    """Return the properties of a driver in a pod that frazil created, with which executors end."""
     if POD_NAME not in environment:
         return {}
     return {
@@ -149,14 +142,11 @@ PYTHON_PROBLEMS = {
     "Cannot run program": "is missing there",
     "PYTHON_VERSION_MISMATCH": "has a different version from the driver's",
 }
-"""Maps text of a Spark error for a task that cannot start to the end of frazil's sentence "their Python …"."""
+"""From text of Spark's error to the end of "their Python …"."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot.
-
-    Raises EnvironmentUnusable if an executor has no Python or no frazil, or a different version of them.
-    """
+    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor's Python or frazil does not fit."""
     try:
         slots = spec.resources.cores
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
@@ -169,7 +159,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def find_difference(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return how an executor's frazil differs from the driver's; None if all executors have the driver's version."""
+    """Return how an executor's frazil differs from the driver's, if it does."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"
@@ -193,10 +183,7 @@ def _unusable_message(spec: StreamSpec, python: str, difference: str) -> str:
 
 
 def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
-    """Return the function of the probe's tasks, which report an executor's host and version of frazil.
-
-    It is a nested function, so it is pickled by value and an executor can load it without frazil.
-    """
+    """Return the probe's function, nested so that it is pickled by value and runs without frazil."""
 
     def probe(_: Iterable[int]) -> Iterator[str]:
         import json  # runs on the executor, without this module's imports
@@ -216,17 +203,14 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 
 
 POLL_INTERVAL_S = 30.0
-"""Interval (s) of the checks for executors. One check without executors is normal: new ones may be about to arrive."""
+"""Of the checks for executors. One check without any is normal: new ones may be about to arrive."""
 
 
 @contextmanager
 def warn_if_executors_lost(
     executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
 ) -> Iterator[None]:
-    """Log `sentence` if two checks in a row find no executor during the context.
-
-    `executors` returns the number of executors. The checks end with the context, or when `executors` raises an error.
-    """
+    """Log `sentence` if two checks in a row find no executor during the context."""
     over = threading.Event()
 
     def watch() -> None:

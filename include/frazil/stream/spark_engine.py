@@ -1,6 +1,5 @@
-"""The engine that runs the tasks of batches on Spark, and replaces Spark's long errors with short ones.
-
-Imports only what is needed to start a JVM: see `frazil.stream.main`.
+"""The engine that runs the tasks of batches on Spark, and replaces Spark's long errors with short ones. Imports only
+what starts a JVM: see `frazil.stream.main`.
 """
 
 from __future__ import annotations
@@ -30,38 +29,35 @@ if TYPE_CHECKING:
     from frazil.stream.stage_rows import StageRows
 
 MAX_MERGE_ROUNDS = 4
-"""Maximum number of Spark tasks in a merge job, as a multiple of the number of tasks that run at the same time."""
+"""Spark tasks in a merge job, as a multiple of those that run at the same time."""
 log = logging.getLogger(__name__)
 
 STOP_CHECK_INTERVAL_S = 0.2
 WARN_INTERVAL_S = 30.0
-"""Interval (s) of the warnings that a cluster provides no executors."""
+"""Of the warnings that a cluster provides no executors."""
 CLUSTER_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
     ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
 }
-"""The place to look if a cluster provides no executors, by cluster manager."""
+"""Where to look if a cluster provides no executors."""
 NOT_CONNECTED = "Python worker failed to connect back"
-"""Spark's error for a Python process that takes longer than 10 s to start. Spark has no setting for this limit."""
+"""Spark's error for a Python process that takes more than 10 s to start, without a setting."""
 LOST_PROCESSES = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
-"""Maps Spark's message for a task whose process died to the name of that process."""
+"""From Spark's message to the process that died."""
 APPLICATION_ENDED = "SparkContext was shut down"
-"""Spark's message for a job whose application has ended, for example because the cluster ended it."""
+"""Spark's message for a job whose application the cluster, for example, has ended."""
 TASK_GIVEN_UP = re.compile(
     r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)"
 )
 EXIT_CODE = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
 KILLED_EXIT_CODE = 137
-"""Exit code of a process that was killed: 128 + SIGKILL."""
 
 
 class SparkEngine:
-    """Starts and ends a Spark context for a stream, or uses the context of a given session.
-
-    A batch is one Spark job of plain tasks. Spark sends the function, places the tasks, retries tasks whose worker
-    died, and returns their answers. Spark moves no records, except between two stages as opaque bytes. So neither SQL
-    nor Structured Streaming is needed.
+    """Starts and ends a Spark context for a stream, or uses a given session's. A batch is one Spark job of plain tasks:
+    Spark sends the function, retries tasks whose worker died, and moves records only as opaque bytes between two
+    stages.
     """
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
@@ -72,11 +68,7 @@ class SparkEngine:
         """The Spark context, set before its executors are checked, which may never arrive; None before it exists."""
 
     def start(self) -> Future[SparkContext]:
-        """Start Spark in the background, unless it was started before. Returns a future of the context.
-
-        The JVM takes as long to start as the take-over. Also, Spark replaces signal handlers only if it starts in the
-        main thread.
-        """
+        """Start Spark in the background, once. Spark replaces signal handlers only if it starts in the main thread."""
         if self._started is None:
             self._started = self._pool.submit(self._start)
         return self._started
@@ -153,7 +145,7 @@ class SparkEngine:
 
     @contextmanager
     def _job(self, stream: str, description: str) -> Iterator[SparkContext]:
-        """Yield the Spark context for one job. Spark's errors are translated, and lost executors are logged."""
+        """Yield the Spark context for one job. Translates Spark's errors, and logs lost executors."""
         context = self._context
         with translate_spark_errors(stream), self._watch_executors(stream):
             # Spark's UI shows the group and the description. An abandoned task attempt is interrupted; its Python
@@ -170,12 +162,11 @@ class SparkEngine:
                 raise WorkerDied(_end_message(self._spec.name))
 
     def cancel(self, stream: str) -> None:
-        """Cancel the tasks of a stream's current batch, so that the batch fails."""
+        """Cancel a stream's current batch, which then fails."""
         with translate_spark_errors(stream):
             self._context.cancelJobGroup(f"stream {stream}")
 
     def _watch_executors(self, stream: str) -> AbstractContextManager[None]:
-        """Return a context that warns if a cluster has no executors left."""
         resources = self._spec.resources
         if not resources.on_cluster or self._session_context:
             return nullcontext()
@@ -193,7 +184,7 @@ class SparkEngine:
         return self.start().result()
 
     def _start_workers(self) -> None:
-        """Start Python workers that import the modules needed for staging, while the driver takes over."""
+        """Start Python workers that import what staging needs, while the driver takes over."""
         from frazil.stream.stage_rows import warm_up_worker  # see the module
 
         workers = self._spec.resources.cores
@@ -210,7 +201,7 @@ class SparkEngine:
 
 @contextmanager
 def translate_spark_errors(stream: str) -> Iterator[None]:
-    """Replace a Spark error of known cause with a short error. Spark's own error is a page of Java stack frames."""
+    """Replace a Spark error of known cause, a page of Java stack frames, with a short one."""
     try:
         yield
     except Exception as error:
@@ -220,7 +211,6 @@ def translate_spark_errors(stream: str) -> Iterator[None]:
 
 
 def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
-    """Return a short error for a Spark error with this text; None if the cause is unknown."""
     if NOT_CONNECTED in text:
         return PythonStartTimeout(
             f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
@@ -239,7 +229,7 @@ def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
 
 
 def python_error_message(text: str) -> str | None:
-    """Return the message of the Python error in Spark's text, where it follows the traceback; None without one."""
+    """Return the message of the Python error in Spark's text, if any."""
     _, found, trace = text.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
@@ -256,7 +246,7 @@ def _end_message(stream: str) -> str:
 
 
 def _death_message(stream: str, died: str, text: str) -> str:
-    """Return a message: which process died and, if Spark's text has these details, where and how."""
+    """Return which process died and, if Spark's text says so, where and how."""
     given_up, exit_code = TASK_GIVEN_UP.search(text), EXIT_CODE.search(text)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
@@ -269,7 +259,6 @@ def _death_message(stream: str, died: str, text: str) -> str:
     )
     return (
         f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "
-        f"reads it again. {cause}: look for exit code {KILLED_EXIT_CODE} in the log of the host or the container, "
-        "and give it "
-        "more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
+        f"reads it again. {cause}: look for exit code {KILLED_EXIT_CODE} in the log of the host or the container, and "
+        "give it more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
     )

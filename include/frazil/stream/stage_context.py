@@ -1,4 +1,4 @@
-"""Builds a staging context from the state of the tables. All tasks of a batch, or of a backfill's chunk, share it."""
+"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' state."""
 
 from __future__ import annotations
 
@@ -37,11 +37,7 @@ def build_stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """Build the staging context of a batch, whose files go to folders named after `key`.
-
-    The caller adds the known dead letters and the windows. Raises SchemaIncompatible if the declared columns no longer
-    fit a table, and the errors of `translate_catalog_errors`.
-    """
+    """Build a batch's staging context. Raises SchemaIncompatible if the declared columns no longer fit a table."""
     # The tables are refreshed, so that changes by others since the last commit apply to the next batch.
     with translate_catalog_errors(tables.main.catalog_name):
         now = {target: handle.refresh() for target, handle in tables.targets.items()}
@@ -74,7 +70,7 @@ def build_declared_context(
     targets: Mapping[Target, TargetTable],
     units: Mapping[str, Unit],
 ) -> StageContext:
-    """Build a staging context for a table of this schema. It has no batch, Kafka properties or topic ids."""
+    """Build a context for a table of this schema, without batch, Kafka properties and topic ids."""
     changes = change_rules(spec, schema, other_names)
     return StageContext(
         stream=spec.name,
@@ -108,13 +104,13 @@ def key_columns(spec: StreamSpec) -> KeyColumns | None:
 
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
-    """Return the layout in which tasks stage records for one of the stream's tables."""
+    """Return the layout in which tasks stage records for a table of the stream."""
     merging = merge_config(spec)
     return target_table(table, folder=folder) if merging is None else merging.staging_target(table, folder=folder)
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
-    """Return the rules by which records change rows, with the columns' current names; None for append streams."""
+    """Return how records change rows, with the columns' current names; None for append streams."""
     if not spec.sinks.mode.replaces_rows:
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
@@ -131,7 +127,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
-    """Return the declared handling of sensitive fields, with the columns' current names; empty without any."""
+    """Return the declared handling of sensitive fields, with the columns' current names."""
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
@@ -144,7 +140,7 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
 
 
 def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
-    """Return the stream's transform, with the columns' current names; None without a transform."""
+    """Return the stream's transform, if any, with the columns' current names."""
     if spec.transform is None:
         return None
     from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
@@ -155,7 +151,7 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
 
 
 def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
-    """Map the current names of columns to their declared units. Leaves out dropped columns."""
+    """Return the declared units by current column name, without dropped columns."""
     if spec.transform:
         return spec.units
     found = {}

@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a batch. It takes a plan and returns an answer, both as JSON."""
+"""The function that an engine runs on each task of a batch, from plan to answer, both as JSON."""
 
 from __future__ import annotations
 
@@ -25,17 +25,12 @@ from frazil.table.storage_mistakes import translate_staging_failure
 
 T = TypeVar("T")
 ShuffleItem = tuple[int, str | tuple[int, int, bytes]]
-"""One item of a shuffle: the number of the receiving writer, and its content.
-
-The content is a reader's answer, or a `Parcel`'s task, row count and data.
-"""
+"""The receiving writer's number, and a reader's answer or a `Parcel`'s task, row count and data."""
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces the function that a driver of another version sent. Each of its answers is an error, which ends the
-    writer.
-    """
+    """Replaces the function of another version's driver. Each answer is an error, which ends the writer."""
 
     sentence: str
 
@@ -53,12 +48,11 @@ class VersionRefusal:
 
 
 def error_answer(error: FrazilError) -> dict[str, object]:
-    """Return the answer with which a task reports this error."""
     return {"error_type": type(error).__name__, "error": str(error)}
 
 
 def parse_answer(answer: str) -> dict[str, Any]:
-    """Parse a task's answer. Raises the FrazilError with which the task ended, if any."""
+    """Parse a task's answer. Raises the FrazilError with which the task ended."""
     value: dict[str, Any] = json.loads(answer)
     if "error" in value:
         raise getattr(errors, value["error_type"])(value["error"])
@@ -66,16 +60,12 @@ def parse_answer(answer: str) -> dict[str, Any]:
 
 
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
-    """Rebuild the function that a driver sent, or return a refusal if the driver has another version.
-
-    Drivers of earlier versions call this function, so keep its name, and keep `version` and `context.stream` in the
-    argument.
-    """
+    """Rebuild or refuse a driver's function. Earlier versions use this name, `version` and `context.stream`."""
     return rebuild(work, lambda: StageRows(StageContext.from_dict(work["context"]), ProgressFolder(**work["progress"])))
 
 
 def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefusal:
-    """Return the result of `build`, or a refusal if the driver that sent `work` has another version."""
+    """Return the result of `build`, or a refusal if another version's driver sent `work`."""
     try:
         if work["version"] == __version__:
             return build()
@@ -89,16 +79,12 @@ def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefus
 
 
 def warm_up_worker(_: Iterable[int]) -> None:
-    """Do nothing. To run this function, Spark starts a Python worker that imports this module."""
+    """Do nothing, in a Python worker that imports this module."""
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """The function that an engine sends to its executors, where it is called with the plans of a task.
-
-    It returns a FrazilError as an answer instead of raising it: Spark would retry the task, although staging has
-    already retried. Spark still retries a task whose worker died.
-    """
+    """Sent to executors. Returns a FrazilError instead of raising it, so that Spark does not retry the task."""
 
     context: StageContext
     progress: ProgressFolder
@@ -107,11 +93,7 @@ class StageRows:
         return map(self.answer, plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the name of one function and its argument, because a worker's version of frazil may differ.
-
-        A Python process that starts while a writer runs imports the version that is installed at that time. A forked
-        worker has the modules that Spark's daemon imported before.
-        """
+        """Pickle only a function's name and argument: a worker may import the version installed since."""
         return shipped, (
             {"version": __version__, "context": self.context.to_dict(), "progress": asdict(self.progress)},
         )
@@ -129,11 +111,7 @@ class StageRows:
         return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began, **_cpu_since(cpu_s)})
 
     def read(self, plans: Iterable[str]) -> Iterator[ShuffleItem]:
-        """Read the plans' records, before a shuffle. Yields rows with their writers' numbers, and the tasks' answers.
-
-        The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, even if
-        Spark runs a task twice.
-        """
+        """Read the plans' records before a shuffle. Yields rows with their writers' numbers, and the tasks' answers."""
         for plan in plans:
             yield from self._read(json.loads(plan))
 
@@ -160,7 +138,7 @@ class StageRows:
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[ShuffleItem]) -> Iterator[str]:
-        """Write the rows that a shuffle sent to one writer. Returns the answers of the writer and of its readers."""
+        """Write the rows that a shuffle sent to one writer. Returns its answer and those of its readers."""
         answers = []
 
         def parcels() -> Iterator[Parcel]:
@@ -179,23 +157,13 @@ class StageRows:
         except (FrazilError, PossibleRecordError, OSError) as error:
             answers.append(json.dumps(self._answer_error(error)))
         else:
-            files = [file.to_json() for file in written.files]
-            seconds = time.monotonic() - began
-            answers.append(
-                json.dumps(
-                    {
-                        "write": writer,
-                        "files": files,
-                        "received": dict(written.received),
-                        "task_s": seconds,
-                        **_cpu_since(cpu_s),
-                    }
-                )
-            )
+            files, received = [file.to_json() for file in written.files], dict(written.received)
+            took = {"task_s": time.monotonic() - began, **_cpu_since(cpu_s)}
+            answers.append(json.dumps({"write": writer, "files": files, "received": received, **took}))
         return iter(answers)
 
     def _answer_error(self, error: FrazilError | PossibleRecordError | OSError) -> dict[str, object]:
-        """Return the answer that reports an error. Raises the error if it is an OSError of unknown cause."""
+        """Return the answer that reports an error. Raises an OSError of unknown cause."""
         found = error.error if isinstance(error, PossibleRecordError) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
             meant = translate_staging_failure(self.context.main.folder, found)
@@ -229,7 +197,7 @@ def _cpu_since(began_s: float) -> dict[str, Any]:
 
 
 def process_name() -> str:
-    """Return the host and the id of this process. Processes of two containers may have the same id."""
+    """Return host and id of this process: processes of two containers may have the same id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

@@ -1,24 +1,6 @@
-"""Finds stalls of a healthy writer, and the topic-partition that causes them. Pure.
-
-A process may be alive, send heartbeats and log although no record reaches the table or the watermark does not advance.
-Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted. The stall is reported after three commit
-intervals, or after 20 s if these are shorter. The first matching rule applies:
-
-1. Kafka has not answered for 20 s. Or the writer waits for records, and its planner has had no answer for three
-   intervals for another reason, so that the number of unread records is unknown.
-2. The unread records of a topic-partition have made no progress towards a commit for three intervals.
-3. Offsets of a topic-partition wait for a transaction, and its readable part has ended at the same offset for three
-   intervals.
-4. Commits advance the offsets, but the watermark has stayed the same for three intervals.
-
-A topic without unread records is not a stall, nor is a backlog of any size whose committed offsets advance. A batch may
-take longer than three intervals while its records or its phase advance. This exception is only for the *first* batch
-over the same offsets: a batch that is lost and read again brings no record nearer to the table.
-
-Rule 4 needs two commits that left the watermark unchanged, so that one late record in a quiet topic is not a stall. The
-rule reports a topic-partition without records even if `watermark.idle-timeout` will release the partition later: that
-may take a day, and the sentence mentions it. The rule also reports event times that are all equal, because nothing
-downstream can begin before they advance.
+"""Finds stalls of a healthy writer, which is not restarted, and the topic-partition that causes them. Pure. A stall is
+reported after three commit intervals without progress, or 20 s if these are shorter, by the first rule of `find_stall`
+that matches.
 """
 
 from __future__ import annotations
@@ -37,27 +19,21 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_COMMITS = 2
-"""Number of commits that must leave the watermark unchanged before a stall is reported."""
+"""Commits that leave the watermark unchanged before a stall, so that one late record in a quiet topic is none."""
 STALL_INTERVALS = 3
-"""Number of commit intervals without progress after which a writer is stalled. A healthy writer commits twice in this
-time.
-"""
+"""Commit intervals without progress. A healthy writer commits twice in this time."""
 MIN_STALL_MS = 20_000
-"""Minimum time (ms) without progress before a stall is reported. On a busy host, Spark needs 10 s to start a Python
-worker.
-"""
+"""On a busy host, Spark needs 10 s to start a Python worker."""
 MAX_SAMPLE_GAP_MS = 30_000
-"""Maximum time (ms) between two samples. A longer gap means that the machine slept, so the history begins again."""
+"""After a longer gap the machine slept, so the history begins again."""
 FIRST_ANSWER_TIMEOUT_MS = 60_000
-"""Time (ms) after which a writer is stalled if its planner has never had an answer. Starting brokers answer late."""
+"""For a planner that has never had an answer. Starting brokers answer late."""
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-"""Phases in which a writer can stall. During a start, a take-over and a stop, log ends are not observed."""
+"""In which a writer can stall. In the others, log ends are not observed."""
 
 
 class BatchName(NamedTuple):
-    """The epoch and the number of a batch."""
-
     epoch: int
     batch: int
 
@@ -67,24 +43,18 @@ class BatchName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
-    """A stream's commit interval and idle timeout, in milliseconds. The limits for stalls are derived from them."""
+    """A stream's commit interval and idle timeout, from which the limits for stalls are derived."""
 
     interval_ms: int
     idle_timeout_ms: int
 
     @property
     def stall_timeout_ms(self) -> int:
-        """Time (ms) without a change of offsets or watermark after which the writer is stalled."""
         return max(STALL_INTERVALS * self.interval_ms, MIN_STALL_MS)
 
     @property
     def gap_ms(self) -> int:
-        """Maximum time (ms) between two samples. After a longer gap, the history begins again."""
         return max(MAX_SAMPLE_GAP_MS, self.interval_ms)
-
-    def with_stretch(self, stretch: float) -> StallLimits:
-        """Return the limits for a commit interval that throttling has stretched by this factor."""
-        return dataclasses.replace(self, interval_ms=round(self.interval_ms * stretch))
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> StallLimits:
@@ -94,26 +64,23 @@ class StallLimits:
 
 @dataclass(frozen=True, slots=True)
 class WriterSample:
-    """The writer's state at one moment; times are milliseconds since 1970, UTC."""
+    """The writer's state at one moment."""
 
     at_ms: int
     phase: Phase
     advanced_at_ms: int
-    """When the phase, the batch, or the record count of the current batch last changed."""
+    """When the phase, the batch, or its record count last changed."""
     offsets: Mapping[TopicPartition, int]
-    """The marker's offsets."""
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of records after the committed offset at the planner's last report, for each partition that has any."""
+    """Records after the committed offset at the planner's last report."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of offsets that wait for transactions to end, for each partition that has any."""
+    """Offsets that wait for transactions to end."""
     transaction: str = ""
-    """See `PlannerReport.transaction`."""
     silent_since_ms: int | None = None
-    """See `PlannerReport.silent_since_ms`."""
     planned_at_ms: int | None = None
-    """When Kafka last answered the planner; None before its first answer."""
+    """When Kafka last answered the planner."""
     batch: BatchName | None = None
-    """The current batch; None while the writer waits, and once the batch is committed."""
+    """None while the writer waits, and once the batch is committed."""
     batch_records: int = 0
     delay_s: float = 0.0
     """Time (s) by which a quota of Kafka's brokers delays each fetch of the batch."""
@@ -124,44 +91,37 @@ class WriterSample:
 
 @dataclass(frozen=True, slots=True)
 class UnreadRecords:
-    """The unread records of a topic-partition after one committed offset, and their progress."""
+    """A partition's unread records after one committed offset, and their progress."""
 
     offset: int | None
-    """The committed offset; None for a new partition, which is in no marker yet."""
+    """None for a new partition, which is in no marker yet."""
     progress_at_ms: int
-    """When the records were first seen, or when the first batch with these records last read further."""
+    """When the records were first seen, or the first batch with them last read further."""
     first_batch: BatchName | None
     """The first batch that reads these records, if any. Another batch over the same records is not progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleHistory:
-    """A summary of all samples taken until now."""
-
     began_at_ms: int
     sampled_at_ms: int
     offsets: Mapping[TopicPartition, int]
     watermark_us: int | None
     watermark_since_ms: int
-    """When the watermark last moved, or when the stream last had no records to read for a while."""
+    """When the watermark last moved, or the stream last had nothing to read for a while."""
     advances: int = 0
-    """Number of samples after `watermark_since_ms` at which a commit had advanced offsets."""
+    """Samples since then at which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
     """The time since which all records are committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """When the committed offset of each topic-partition last changed."""
+    """When each committed offset last changed."""
     waits: Mapping[TopicPartition, UnreadRecords] = field(default_factory=dict)
-    """The unread records of each topic-partition that has any."""
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """The offset where the readable part of each partition with open transactions ends, and since when (ms).
-    """
+    """Where the readable part of each partition with open transactions ends, and since when (ms)."""
 
 
 def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
-    """Return the history with one more sample. After a gap, the history begins again.
-
-    Samples in other phases than `WORKING_PHASES` only update the times.
-    """
+    """Return the history with one more sample; after a gap it begins again."""
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = SampleHistory(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING_PHASES:
@@ -187,7 +147,7 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
 
 
 def _is_still_starting(before: SampleHistory) -> bool:
-    """Whether no commit has advanced offsets since the watermark last moved. Then no record may have been read yet."""
+    """Return whether no commit has advanced offsets since the watermark last moved."""
     return before.advances == 0
 
 
@@ -213,7 +173,7 @@ def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sam
 
 
 def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
-    """Return the stall at `sample`, the last sample in `history`; None if the writer is not stalled."""
+    """Return the stall at `sample`, the last one in `history`: of Kafka, the planner, offsets or the watermark."""
     if sample.phase not in WORKING_PHASES:
         return None
     return (
@@ -226,7 +186,6 @@ def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLim
 
 
 def _find_silent_kafka(sample: WriterSample) -> Stall | None:
-    """Find brokers that do not answer (rule 1)."""
     since_ms = sample.silent_since_ms
     if since_ms is None or sample.at_ms - since_ms < MIN_STALL_MS:
         return None
@@ -240,7 +199,7 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
 def _find_silent_planner(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find a planner that gets no answer from Kafka (rule 1). Applies only while the writer waits for records."""
+    """Find a planner without an answer while the writer waits, so that the unread records are unknown."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -268,7 +227,7 @@ def _find_silent_planner(
 def _find_offset_stall(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find unread records without progress (rule 2), and the topic-partition that has waited longest."""
+    """Find unread records without progress; a first batch over them may take as long as it advances."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.stall_timeout_ms:
         return None
@@ -285,7 +244,7 @@ def _find_offset_stall(
 
 
 def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: str) -> tuple[str, str]:
-    """Return why unread records are not committed, as far as the writer knows, and what to do."""
+    """Return why unread records are not committed, and what to do."""
     restart = _restart_remedy(stream)
     if sample.batch is not None and sample.batch != wait.first_batch:
         why = f"batch {sample.batch} reads again the records that batch {wait.first_batch} did not commit"
@@ -312,7 +271,7 @@ def _restart_remedy(stream: str) -> str:
 
 
 def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
-    """Find offsets that wait for a transaction (rule 3). Names the topic-partition that has waited longest."""
+    """Find offsets that wait for a transaction, in the partition that has waited longest."""
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
     if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.stall_timeout_ms:
         return None
@@ -330,10 +289,7 @@ def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limi
 
 
 def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
-    """Find a watermark that does not advance (rule 4), and the topic-partition that holds it back.
-
-    Among the partitions that are not idle, it is one without event times, or else the one with the smallest time.
-    """
+    """Find a watermark that does not advance, and the partition that holds it back."""
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
     if sample.at_ms - since_ms < limits.stall_timeout_ms or history.advances < MIN_COMMITS:
         return None
@@ -357,7 +313,7 @@ def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limit
 def _explain_watermark_stall(
     tp: TopicPartition, history: SampleHistory, sample: WriterSample, *, limits: StallLimits
 ) -> tuple[str, str]:
-    """Return why a topic-partition's newest event time does not advance, and what to do."""
+    """Return why a partition's newest event time does not advance, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
     newest = (
         "it has no known event time" if time_us is None else f"its newest event time is {format_utc(time_us // 1000)}"
@@ -382,7 +338,7 @@ def _partition_name(tp: TopicPartition) -> str:
 
 
 class StallWatch:
-    """Evaluates samples of the heartbeat's thread, and emits events when a stall begins or ends. Not thread-safe."""
+    """Evaluates samples, and emits events when a stall begins or ends. Not thread-safe."""
 
     def __init__(self, stream: str, limits: StallLimits, *, emit: Callable[[StreamEvent], None]) -> None:
         self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
@@ -390,27 +346,19 @@ class StallWatch:
         self._stall: Stall | None = None
 
     def set_stretch(self, stretch: float) -> None:
-        """Set the factor by which the commit interval is stretched."""
-        self._limits = self._declared.with_stretch(stretch)
+        interval_ms = round(self._declared.interval_ms * stretch)
+        self._limits = dataclasses.replace(self._declared, interval_ms=interval_ms)
 
     def evaluate(self, sample: WriterSample) -> Stall | None:
-        """Return the stall at the sample's time, if any, and emit events if a stall began or ended.
-
-        While the writer takes over or stops, returns the previous result.
-        """
+        """Return the stall at the sample's time, if any; while the writer takes over or stops, the last result."""
         self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING_PHASES:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
-            self._emit_change(found, now_ms=sample.at_ms)
+            before = self._stall
+            if (before and before.kind) != (found and found.kind):
+                if before is not None:
+                    self._emit(StallEnded(before.kind, lasted_ms=sample.at_ms - before.since_ms))
+                if found is not None:
+                    self._emit(StallBegan(found))
             self._stall = found
         return self._stall
-
-    def _emit_change(self, found: Stall | None, *, now_ms: int) -> None:
-        """Emit events if a stall ended or began. A stall of the same kind counts as the same stall."""
-        before = self._stall
-        if (before and before.kind) == (found and found.kind):
-            return
-        if before is not None:
-            self._emit(StallEnded(before.kind, lasted_ms=now_ms - before.since_ms))
-        if found is not None:
-            self._emit(StallBegan(found))

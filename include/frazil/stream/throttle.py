@@ -1,13 +1,6 @@
 """Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commit
-interval. Pure.
-
-Every table grows between two runs of maintenance, so neither its size nor its growth shows a problem. Instead,
-throttling measures the size that maintenance leaves: the *low*, the smallest number of snapshots and manifests in about
-the last two maintenance periods.
-
-The *pressure* is the low divided by the declared number of snapshots or manifests, whichever ratio is larger.
-Throttling starts if the pressure grows and exceeds `BEGIN_PRESSURE`. It ends if the pressure is at most `END_PRESSURE`,
-or has fallen from its maximum by more than the factor `TURN_FACTOR`.
+interval. Pure. The *pressure* is the fewest snapshots or manifests of about two maintenance periods (the *low*),
+divided by their declared number.
 """
 
 from __future__ import annotations
@@ -27,16 +20,14 @@ from frazil.spec.units import format_duration
 BEGIN_PRESSURE = 2.0
 END_PRESSURE = 1.5
 TURN_FACTOR = 1.05
-"""The pressure must rise or fall by more than this factor to change from shrinking to growing, or back."""
+"""By which the pressure must rise or fall to change from shrinking to growing, or back."""
 MAX_SLICES = 4
-"""Number of time slices kept, each half a maintenance period. Three slices contain a low even if maintenance is
-late.
-"""
+"""Half maintenance periods that are kept. Three contain a low even if maintenance is late."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataMeasurement:
-    """The size of the history of the branch `main` after a commit, and the commit's duration in seconds."""
+    """The size of main's history after a commit, and the commit's duration."""
 
     snapshots: int
     manifests: int
@@ -45,35 +36,33 @@ class MetadataMeasurement:
 
 
 def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> MetadataMeasurement:
-    """Measure the table's branch `main`. Other branches are left out: an open backfill branch would count snapshots
-    twice.
-    """
+    """Measure main. Other branches are left out: an open backfill branch would count snapshots twice."""
     main = list(ancestors(table.metadata))
     manifests = len(read_manifests(main[0], table.io)) if main else 0
     return MetadataMeasurement(len(main), manifests, commit_s, at_ms)
 
 
 class SliceLow(NamedTuple):
-    """The smallest numbers of snapshots and manifests in one time slice."""
+    """The fewest snapshots and manifests in one time slice."""
 
     slice: int
-    """The number of the time slice, counted from the start of 1970."""
+    """Counted from the start of 1970."""
     snapshots: int
     manifests: int
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataBounds:
-    """The declared bounds of a table's metadata. A number is None if maintenance does not limit it."""
+    """The declared bounds of a table's metadata; None if maintenance does not limit a number."""
 
     table: str
     snapshots: int | None
     manifests: int | None
     every: timedelta
-    """The time between two runs of maintenance."""
+    """Between two runs of maintenance."""
     interval: timedelta
     longest: timedelta
-    """The maximum stretched commit interval. It equals `interval` if stretching is off."""
+    """The maximum stretched commit interval; `interval` if stretching is off."""
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> MetadataBounds:
@@ -91,24 +80,21 @@ class MetadataBounds:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """The state of throttling after the last commit."""
-
     lows: tuple[SliceLow, ...]
     grows: bool
     extreme: float
-    """The pressure's maximum while `grows` is True; its minimum otherwise."""
+    """The pressure's maximum while `grows`; its minimum otherwise."""
     stretch: float = 1.0
-    """Factor by which the commit interval is stretched."""
     reason: str | None = None
-    """Why the table is under pressure, even if the interval is not stretched; None if it is not under pressure."""
+    """Why the table is under pressure, if it is, even if the interval is not stretched."""
 
 
 def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
-    """Return the state of throttling after one more commit.
-
-    The first commit, and the first one after a long pause, only start the history.
-    """
-    lows = _update_lows(before.lows if before else (), measure, every=bounds.every)
+    """Return the state after one more commit; the first after a long pause only starts the history."""
+    now = SliceLow(timedelta(milliseconds=measure.at_ms) * 2 // bounds.every, measure.snapshots, measure.manifests)
+    known_lows = before.lows if before else ()
+    earlier = (low for low in known_lows if now.slice - MAX_SLICES < low.slice < now.slice)
+    lows = (*earlier, _find_lowest([*(low for low in known_lows if low.slice == now.slice), now]))
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None
     low = _find_lowest(lows)
@@ -122,24 +108,12 @@ def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: Meta
     return Throttle(lows, grows, extreme, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
 
 
-def _update_lows(
-    before: tuple[SliceLow, ...], measure: MetadataMeasurement, *, every: timedelta
-) -> tuple[SliceLow, ...]:
-    """Return the lows of the last `MAX_SLICES` time slices, oldest first.
-
-    Drops slices in the future, which exist if the clock was set back.
-    """
-    now = SliceLow(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
-    earlier = (low for low in before if now.slice - MAX_SLICES < low.slice < now.slice)
-    return (*earlier, _find_lowest([*(low for low in before if low.slice == now.slice), now]))
-
-
 def _find_lowest(lows: Sequence[SliceLow]) -> SliceLow:
     return SliceLow(lows[-1].slice, min(low.snapshots for low in lows), min(low.manifests for low in lows))
 
 
 def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
-    """Return whether the pressure grows, and its maximum if it does; otherwise its minimum."""
+    """Return whether the pressure grows, and its maximum if so; otherwise its minimum."""
     if before is None:
         return False, pressure
     if before.grows:
@@ -167,7 +141,6 @@ def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: ti
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "
         f"{format_duration(bounds.every * (MAX_SLICES - 1) / 2)} it never had fewer than {', '.join(parts)}, and a "
-        "commit "
-        f"takes {commit_s:.1f} s; {done}. Check that the table's maintenance runs, and often enough "
+        f"commit takes {commit_s:.1f} s; {done}. Check that the table's maintenance runs, and often enough "
         "(maintenance.every)"
     )

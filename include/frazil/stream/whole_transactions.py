@@ -1,9 +1,6 @@
-"""Lets a stream of captured changes read only whole source transactions.
-
-Each event of the source's table names its transaction. Another topic has the number of events of each transaction. The
-driver reads both topics here, so that the planner knows where a batch may end.
-
-Events that are held back stay in Kafka. The marker's position is always a boundary between transactions.
+"""Lets a stream of captured changes read only whole source transactions, of which another topic has the numbers of
+events. The driver reads both topics, so that the planner knows where a batch may end. Events that are held back stay in
+Kafka.
 """
 
 from __future__ import annotations
@@ -32,49 +29,47 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 MAX_EVENTS_PER_READ = 100_000
-"""Maximum number of events to read at a time. After each step, the events of complete transactions are forgotten."""
+"""After each step, the events of complete transactions are forgotten."""
 MAX_ENDS_PER_READ = 20_000
-"""Maximum number of records of the transaction topic to read at a time. Ends that are not needed yet take memory."""
+"""Ends that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""Maximum time by which the connector's clock may be set back. The search for transaction ends starts this much
-earlier.
-"""
+"""By which the connector's clock may be set back: the search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
-"""Number of offsets in which to search for the last transaction, if the marker does not have it after a reset."""
+"""Offsets in which to search for the last transaction, if a reset removed it from the marker."""
 MAX_NAME_CHARACTERS = 200
-"""Maximum number of characters of a table's name in messages."""
+"""Of a table's name in messages."""
 WARN_INTERVAL_S = 60.0
-"""Delay and interval (s) of the warnings about a transaction that does not end."""
+"""Of the warnings about a transaction that does not end."""
 
 
 @dataclass(slots=True)
 class WholeTransactions:
-    """Finds the offsets at which one partition's batches may end. Used by one thread at a time."""
+    """Finds where one partition's batches may end. Used by one thread at a time."""
 
     topics: KafkaTopics
     topic: str
-    """The name of the transaction topic, for messages."""
+    """The transaction topic, for messages."""
     max_records: int
-    """Number of records to read ahead. More are read only to reach the end of a transaction."""
+    """To read ahead. More are read only to reach the end of a transaction."""
     clock: Callable[[], float] = time.monotonic
     began: LastTransaction = NO_TRANSACTION
-    """The last transaction before the writer's first position, if the marker has it."""
+    """The last transaction before the writer's first position, if known."""
     waits_for: str = ""
-    """A sentence: for which transaction records are held back, and what to do. Empty if none are held back."""
+    """For which transaction records are held back, and what to do, or ""."""
     is_stuck: bool = False
-    """Whether all events and ends were read, and a transaction has definitely not ended."""
+    """Whether all events and ends were read, and a transaction has certainly not ended."""
     _waits: bool = False
     """Whether all events were read, and a transaction may not have ended."""
     _log: Boundaries | None = None
     _scanned: int = 0
-    """The offset up to which the topic's events were read."""
+    """How far the topic's events were read."""
     _since_ms: int | None = None
-    """When the first event of a transaction was written (ms since 1970); None before it was read."""
+    """When the first event of a transaction was written (ms since 1970)."""
     _tables: frozenset[str] = frozenset()
     _reported: bool = False
     """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
-    """The offset at which an unfinished transaction begins, and since when (`clock`)."""
+    """Where an unfinished transaction begins, and since when (`clock`)."""
     _warned: float = 0.0
 
     @property
@@ -83,22 +78,17 @@ class WholeTransactions:
         return self._log.at if self._log else 0
 
     def read_transaction_ends(self) -> None:
-        """Read transaction ends if records wait for one. Call this before fetching the ends of the logs."""
+        """Read transaction ends if records wait for one. Call this before fetching the logs' ends."""
         more = self._waits
         while more:
             more = self._read_ends()
 
     @property
     def last(self) -> LastTransaction:
-        """The newest complete transaction before `at`."""
         return self._log.newest if self._log else self.began
 
     def find_readable_end(self, tp: TopicPartition, start: int, end: int) -> int:
-        """Return the offset up to which the partition may be read from `start`. `end` is the end of its log.
-
-        The result is less than `end` if all records up to `end` are known and a transaction has not ended. Raises the
-        errors of reading Kafka, and SpecError if the topic has events of several tables.
-        """
+        """Return how far the partition may be read. Raises Kafka's errors, and SpecError for several tables."""
         if self._log is None:
             known = self.began if self.began.id else self._find_last_before(tp, start)
             self._log, self._scanned = Boundaries(start, known), start
@@ -114,14 +104,19 @@ class WholeTransactions:
         held_back = all_read and self._log.at < end
         self.is_stuck, self._waits = held_back and self._waits, held_back
         self.waits_for = self._describe_wait(open_one) if held_back else ""
-        self._warn_if_held_back(tp, open_one)
+        now = self.clock()
+        if not self._waits or self._open[0] != self.at:
+            self._open, self._warned = (self.at, now), now
+        elif open_one and now - self._warned >= WARN_INTERVAL_S:
+            self._warned = now
+            log.warning(
+                "topic %s: records after offset %d have been held back for %.0f s: %s",
+                *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
+            )
         return self._log.at if all_read else end
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
-        """Move the last boundary forward, and read transaction ends while one is missing.
-
-        Returns the id of a transaction that has not ended; empty if there is none.
-        """
+        """Move the last boundary forward, reading missing ends. Returns the unfinished transaction's id, or ""."""
         open_one = log.settle(whole=all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
         more = not (all_read and self._waits)
@@ -131,7 +126,6 @@ class WholeTransactions:
         return open_one
 
     def _read_events(self, tp: TopicPartition, end: int) -> None:
-        """Read the events before the offset `end`, and add them to the transaction log."""
         if end <= self._scanned:
             return
         assert self._log is not None
@@ -152,7 +146,7 @@ class WholeTransactions:
         self._scanned = end
 
     def _find_last_before(self, tp: TopicPartition, start: int) -> LastTransaction:
-        """Return the last transaction before `start`, for a stream whose marker does not have it."""
+        """Return the last transaction before `start`, if the marker does not have it."""
         found = NO_TRANSACTION
         for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
             for one in events:
@@ -160,7 +154,7 @@ class WholeTransactions:
         return found
 
     def _add_event(self, tp: TopicPartition, one: EventTransaction, written_ms: int) -> None:
-        """Remember the table that the events belong to. Raises SpecError if the topic has events of several tables."""
+        """Remember the events' table. Raises SpecError for events of several tables."""
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:
@@ -169,9 +163,8 @@ class WholeTransactions:
             several = (*sorted(self._tables), *one.tables)
             names = " and ".join(escape_unsafe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
-                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and "
-                "one stream cannot read their transactions as a whole: remove the option, or give each table its own "
-                "topic"
+                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and one "
+                "stream cannot read their transactions as a whole: remove the option, or give each table its own topic"
             )
 
     def _read_ends(self) -> bool:
@@ -185,19 +178,8 @@ class WholeTransactions:
                 self._log.add_end(end.transaction, end.events[table])
         return more
 
-    def _warn_if_held_back(self, tp: TopicPartition, open_one: str) -> None:
-        now = self.clock()
-        if not self._waits or self._open[0] != self.at:
-            self._open, self._warned = (self.at, now), now
-        elif open_one and now - self._warned >= WARN_INTERVAL_S:
-            self._warned = now
-            log.warning(
-                "topic %s: records after offset %d have been held back for %.0f s: %s",
-                *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
-            )
-
     def _describe_wait(self, open_one: str) -> str:
-        """Return a sentence: for which transaction the records wait, and what to do."""
+        """Return for which transaction the records wait, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
@@ -216,23 +198,20 @@ class KafkaTopics:
     """Reads a stream's events, and the ends of their transactions, from Kafka."""
 
     properties: Mapping[str, str]
-    """Kafka properties with resolved references."""
     kafka: KafkaAdmin
-    """The client for the transaction topic."""
     decoder: TransactionDecoder
     stream: str
     _next: dict[TopicPartition, int] = field(default_factory=dict)
-    """The next offset to read from each partition of the transaction topic."""
     _topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[EventTransaction]]]:
-        """Yield the events with offsets in `[start, end)` that Kafka still has."""
+        """Yield the events in `[start, end)` that Kafka still has."""
         first = max(start, self.kafka.earliest([tp])[tp])
         for chunk in self._chunks([OffsetRange(*tp, first, end)] if first < end else []):
             yield chunk, self.decoder.read_transactions(chunk)
 
     def ends(self, since_ms: int) -> tuple[list[TransactionEnd], bool]:
-        """Return the next transaction ends, from the time `since_ms` on, and whether more may follow."""
+        """Return the next transaction ends since `since_ms`, and whether more may follow."""
         try:
             topic = self.kafka.describe()
         except TopicMissing:  # the first transaction creates the topic
@@ -279,10 +258,7 @@ class KafkaTopics:
 def whole_transactions(
     spec: StreamSpec, properties: Mapping[str, str], last: LastTransaction
 ) -> WholeTransactions | None:
-    """Return the finder of the stream's transaction boundaries; None if the stream does not declare `transactions`.
-
-    `properties` may have unresolved references. `last` is the last transaction in the marker.
-    """
+    """Return the finder of the stream's transaction boundaries, if declared. `last` is the marker's transaction."""
     declared = spec.source.format
     envelope = envelope_of(declared)
     if envelope is None or envelope.transactions is None:

@@ -1,10 +1,6 @@
-"""Forks Spark's Python workers from a process that has already imported the modules that staging needs.
-
-Spark ends Python workers that were idle for a minute. A stream that commits once a minute would import everything again
-in each batch. The property `spark.python.daemon.module` makes Spark start this module in place of `pyspark.daemon`.
-
-A fork copies only the thread that forks. So no other thread may run here, no connection may be open, and no Kafka
-client may be created before the fork. OpenBLAS and jemalloc start threads unless their settings forbid it.
+"""Forks Spark's Python workers from a process that has imported what staging needs, in place of `pyspark.daemon`: Spark
+ends idle workers after a minute. Before a fork, no other thread may run, and no connection or Kafka client may be open.
+OpenBLAS and jemalloc start threads unless told not to.
 """
 
 from __future__ import annotations
@@ -21,16 +17,13 @@ from importlib.machinery import PathFinder
 MODULE = __name__
 STAGE_MODULE = "frazil.stream.stage_rows"
 LATE_IMPORTS = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
-"""Modules that staging imports only when it needs them. The daemon imports them early.
-
-Otherwise a worker that is forked after an upgrade would mix old modules with new ones.
-"""
+"""Modules that staging imports when needed. A worker forked after an upgrade would mix versions."""
 _ARCHIVE = re.compile(r"/((pyspark|py4j-[^/]*-src)\.zip|spark-core_[^/]*\.jar)(/|$)")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def preload() -> None:
-    """Import the modules that staging needs. If an import fails, each worker tries it again and reports the error."""
+    """Import what staging needs. If this fails, each worker tries again and reports the error."""
     os.environ |= WITHOUT_THREADS
     _remove_archives_from_path()
     # Spark reads the daemon's port from standard output, so nothing else may be printed there.
@@ -50,11 +43,7 @@ def preload() -> None:
 
 
 def _remove_archives_from_path() -> None:
-    """Remove Spark's zip files, which have no compiled code, from the import path if PySpark and Py4J are installed.
-
-    Spark also adds its JAR, in which no Python is. Before each task, PySpark makes every importer of such a file read
-    the file's whole table of contents again, which took two thirds of a small task's CPU.
-    """
+    """Remove Spark's archives from the import path if PySpark is installed: scanning them costs each task CPU."""
     others = [path for path in sys.path if not _ARCHIVE.search(path)]
     if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
         sys.path[:] = others

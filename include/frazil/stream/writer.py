@@ -1,7 +1,5 @@
-"""The writer of one stream. In each epoch it takes over, settles batches of earlier epochs, and runs batches.
-
-A stale batch ends the epoch, and the writer begins the next one at the marker's offsets: nothing else records a
-stream's position.
+"""The writer of one stream. Each epoch takes over, settles batches of earlier epochs, and runs batches. A stale batch
+ends the epoch, and the next begins at the marker's offsets.
 """
 
 from __future__ import annotations
@@ -73,11 +71,10 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 MAX_STALE_EPOCHS = 3
-"""Maximum number of epochs in a row that end with StaleBatch. Then the writer ends."""
+"""Epochs in a row that end with StaleBatch before the writer ends."""
 MAX_START_ATTEMPTS = 10
-"""Maximum number of attempts in a row to start Spark's Python processes on a busy host."""
+"""Attempts in a row to start Spark's Python processes on a busy host."""
 MAX_START_WAIT_S = 30.0
-"""Maximum wait (s) between two attempts to start Spark's Python processes on a busy host."""
 
 
 @dataclass(slots=True)
@@ -88,20 +85,18 @@ class Writer:
     engine: Engine
     until_caught_up: bool = False
     sinks: tuple[Sink, ...] = ()
-    """Receivers of the writer's events, called after the log and the heartbeat."""
+    """Receive the writer's events after the log and the heartbeat."""
     hosting: Hosting = field(default_factory=Hosting)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
-        """Ask the writer to end after the current batch has committed."""
+        """Ask the writer to end after the current batch."""
         self.stopping.set()
 
     def run(self) -> Marker | None:
-        """Run batches until the writer is stopped. With `until_caught_up`, run until all records now in Kafka are
-        committed.
-
-        Returns the last marker. Returns None if the writer was stopped before it took over, or while a service that it
-        needs did not respond. Raises errors that a new epoch would not fix.
+        """Run batches until stopped or, with `until_caught_up`, until all records now in Kafka are committed. Returns
+        the last marker; None if stopped before the take-over, or while a service did not respond. Raises errors that a
+        new epoch would not fix.
         """
         folder = run_folder(self.spec.name)
         make_folder(folder)
@@ -131,9 +126,7 @@ class Writer:
         recording: WriterRecorders,
         afterwards: ExitStack,
     ) -> Marker | None:
-        """Wait for a topic and a slot, open the tables, and run epochs. Returns the last marker; None if stopped
-        before.
-        """
+        """Wait for a topic and a slot, open the tables, and run epochs."""
         kafka_settings, hosting = resolve_kafka_properties(self.spec, os.environ), self.hosting
         if not self.spec.resources.on_cluster:  # on a cluster, executors have their own environment
             check_secret(self.spec)
@@ -160,10 +153,7 @@ class Writer:
                 return self._run_epochs(parts)
 
     def _wait_for_topics(self, kafka: KafkaAdmin, emit: Callable[[StreamEvent], None]) -> bool:
-        """Wait until Kafka has a topic of the stream's pattern, unless the table has a marker.
-
-        Returns False if the writer is asked to end first. Raises TopicMissing with `until_caught_up`.
-        """
+        """Wait until Kafka has a topic of the pattern. Returns False if the writer is asked to end first."""
         if self.spec.source.topic_pattern is None:
             return True
         table = load_stream_table(self.spec)
@@ -182,7 +172,7 @@ class Writer:
         return False
 
     def _run_epochs(self, parts: EpochParts) -> Marker | None:
-        """Run one epoch after the other until one is not stale. Returns the last marker."""
+        """Run one epoch after the other until one is not stale."""
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
         stale, last = 0, None
         while True:
@@ -217,7 +207,6 @@ class Writer:
     def _open_tables(
         self, reporter: Reporter, emit: Callable[[StreamEvent], None]
     ) -> tuple[StreamTables, ProgressFolder]:
-        """Open the stream's tables and its folder of progress files. Creates tables that do not exist."""
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
         check_stream_supported(self.spec, records_schema(self.spec) if self.spec.transform else main.schema())
@@ -247,9 +236,7 @@ class Writer:
         return tables, progress
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
-        """Wait during an outage, and lend this writer's slot to other streams meanwhile. Returns whether the writer
-        must end.
-        """
+        """Wait during an outage, lending this writer's slot. Returns whether the writer must end."""
         again = OutageReported(
             "after an outage, the writer waits for its turn among the application's streams to try again"
         )
@@ -269,9 +256,8 @@ class EpochParts:
     folder: Path
     emit: Callable[[StreamEvent], None]
     set_planner_report: Callable[[PlannerReport | None], None]
-    """Receives the planner's observations, and None when a new planner starts."""
     afterwards: ExitStack
-    """Holds callbacks that run after the engine has ended."""
+    """Callbacks that run after the engine has ended."""
 
     @property
     def spec(self) -> StreamSpec:
@@ -284,19 +270,19 @@ class Epoch:
 
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
-    """The offsets at which the writer has caught up and ends; None if it runs until it is stopped."""
+    """Where the writer has caught up and ends, if anywhere."""
     stopping: threading.Event
     after: int | None = None
-    """The number of this process's previous epoch; None for its first epoch."""
+    """This process's previous epoch."""
     number: int | None = None
-    """The number of this epoch; before the take-over, that of the previous epoch."""
+    """Before the take-over, the previous epoch's."""
     commits: int = 0
 
     def __post_init__(self) -> None:
         self.number = self.after
 
     def run(self) -> Marker | None:
-        """Run the epoch, and return the last marker; None if it was stopped before it took over."""
+        """Run the epoch, and return the last marker; None if stopped before the take-over."""
         p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
         slot = p.writer.hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: p.emit(wait))
         with translate_catalog_errors(p.tables.main.catalog_name), slot as admitted:
@@ -331,10 +317,14 @@ class Epoch:
         return runner.marker
 
     def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
-        return self.stopping.is_set() or (not runner.route.behind and self._has_caught_up(runner.marker, stays_unread))
+        if self.stopping.is_set():
+            return True
+        if runner.route.behind or self.goal is None:
+            return False
+        return all(runner.marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
-        """Take over the stream, and commit or discard every earlier batch. Returns the runner of new batches."""
+        """Take over the stream, and commit or discard earlier batches. Returns the runner of new ones."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()
@@ -377,11 +367,7 @@ class Epoch:
         return runner
 
     def _handle_offset_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """Return the marker. If unread records were deleted, raise `OffsetGap`, or with `on-gap: skip` skip them.
-
-        With `on-gap: skip`, a truncated log first resets the stream to the offset of the truncation, which ends this
-        epoch.
-        """
+        """Raise `OffsetGap` for deleted unread records, or skip them with `on-gap: skip`. Returns the marker."""
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)
@@ -403,8 +389,3 @@ class Epoch:
         marker = committer.skip(available, lost=lost)
         self.parts.emit(RecordsSkipped(lost, marker))
         return marker
-
-    def _has_caught_up(self, marker: Marker, stays_unread: Callable[[TopicPartition], bool]) -> bool:
-        return self.goal is not None and all(
-            marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items()
-        )

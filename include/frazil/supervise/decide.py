@@ -60,26 +60,19 @@ from frazil.timetext import format_elapsed
 FIXED_BY_TABLE_CHANGE = frozenset(
     error.exit_code
     for error in (
-        OffsetGap,
-        RolledBack,
-        TopicRecreated,
-        SchemaIncompatible,
-        AdoptionRequired,
-        MarkerUnreadable,
-        CircuitOpen,
+        *(OffsetGap, RolledBack, TopicRecreated, SchemaIncompatible),
+        *(AdoptionRequired, MarkerUnreadable, CircuitOpen),
     )
 )
-"""Exit codes of errors that an operator fixes by changing the table. After `Fenced`, the newer writer also changes
-it.
-"""
+"""Exit codes of errors that an operator fixes by changing the table."""
 
 EXTERNAL_CAUSE_EXIT_CODES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
-"""Exit codes of errors whose cause is outside this host and may be gone: another writer, or missing permissions."""
+"""Exit codes of errors whose cause is outside this host and may be gone: another writer, or permissions."""
 
 KAFKA_EXIT_CODES = frozenset(kind.exit_code for kind in find_subclasses(KafkaUnavailable))
 """Exit codes of a writer that could not reach Kafka, or whose topic did not exist."""
 RESTARTABLE_EXIT_CODES = frozenset(kind.exit_code for kind in find_subclasses() if kind.restartable)
-"""Exit codes of a writer that could not reach a service. Such a writer is restarted without limit."""
+"""Exit codes of a writer that could not reach a service, which is restarted without limit."""
 
 
 FAILURE_CAUSES = frozenset(
@@ -101,7 +94,10 @@ def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int, pol
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
     if observed.process is ProcessState.HOSTED:
-        return _decide_hosted(observed, launch, status, now_ms=now_ms, policy=policy)
+        declared, runs = observed.declared, f"the application {launch.application} runs the writer"
+        if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
+            return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
+        return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {status}")
     if (stop := observed.stop_request) is not None:
         return decide_stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
     return (
@@ -111,20 +107,10 @@ def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int, pol
     )
 
 
-def _decide_hosted(
-    observed: DecisionInput, launch: Launch, status: str, *, now_ms: int, policy: SupervisionPolicy
-) -> Decision:
-    """Decide about a writer that a shared application runs."""
-    declared, runs = observed.declared, f"the application {launch.application} runs the writer"
-    if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
-        return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
-    return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {status}")
-
-
 def _stop_or_restart(
     observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy
 ) -> Decision | None:
-    """Return the decision if a running writer must stop because of its declaration or desired state; otherwise None."""
+    """Return the decision if a running writer must stop because of its declaration or desired state."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"the stream's declaration was removed {format_elapsed(now_ms - declared.since_ms)} ago"
@@ -184,9 +170,8 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
     if exit_.code in NO_RESTART_EXIT_CODES:
         name = error_name(exit_.code or 0)
         reason = (
-            f"the writer ended {format_elapsed(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} "
-            f"({name}); a "
-            f"restart would fail in the same way: {exit_.error or 'no error message'}"
+            f"the writer ended {format_elapsed(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}); "
+            f"a restart would fail in the same way: {exit_.error or 'no error message'}"
         )
         return _give_up_or_hold(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
     return _restart_or_give_up(observed, exit_, now_ms=now_ms, policy=policy)
@@ -195,7 +180,7 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
 def _restart_or_give_up(
     observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy
 ) -> Decision:
-    """Return the decision after an unrequested end: start now, hold until the backoff ends, or give up."""
+    """Decide after an unrequested end: start now, hold until the backoff ends, or give up."""
     row = exits_without_commit(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE_EXIT_CODES]
     message = f": {exit_.error}" if exit_.error else ""
@@ -222,7 +207,7 @@ def _restart_or_give_up(
 def _retry_external_cause(
     observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy
 ) -> Decision | None:
-    """Return the decision if the cause of the writer's end is outside this host and may be gone; otherwise None."""
+    """Return the decision if the cause of the writer's end is outside this host and may be gone."""
     if exit_.code not in EXTERNAL_CAUSE_EXIT_CODES:
         return None
     if _has_ended_while_away(observed, exit_, policy=policy):
@@ -232,15 +217,14 @@ def _retry_external_cause(
             f"{format_elapsed(now_ms - observed.returned_at_ms)} ago, so the cause may be gone"
         )
         return Decision(WriterAction.START, Cause.RETURNED, reason)
-    if exit_.code == AccessDenied.exit_code and _has_committed_before(observed, exit_):
+    same = _has_same_declaration(exit_)
+    if exit_.code == AccessDenied.exit_code and any(e.committed and same(e) for e in observed.exits):
         return _retry_denied(observed, exit_, now_ms=now_ms, policy=policy)
     return None
 
 
 def _has_ended_while_away(observed: DecisionInput, exit_: ExitRecord, *, policy: SupervisionPolicy) -> bool:
-    """Return whether the writer ended while no supervisor was active here, or supervision was away for long
-    afterwards.
-    """
+    """Whether the writer ended while no supervisor was active here, or long before supervision returned."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
     given_up = observed.notes.given_up
@@ -266,23 +250,13 @@ def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, po
     return Decision(WriterAction.START, Cause.DENIED, reason)
 
 
-def _has_committed_before(observed: DecisionInput, exit_: ExitRecord) -> bool:
-    """Return whether an earlier launch with the same declaration committed."""
-    same = _has_same_declaration(exit_)
-    return any(e.committed and same(e) for e in observed.exits)
-
-
 def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
-    """Return a predicate for exits of launches with the same declaration and desired state as the last one."""
+    """Return a predicate for exits with the same declaration and desired state as the last one."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest consecutive launches that ended by themselves, without a commit, newest first.
-
-    The list ends before a launch that committed, was asked to stop, or had another declaration or desired state. It
-    also ends before an exit that is more than `window_ms` older than the last one.
-    """
+    """Return the latest consecutive launches that ended unasked, without a commit or a change, newest first."""
     last = exits[-1]
     same = _has_same_declaration(last)
 
@@ -302,9 +276,8 @@ def consecutive_crashes(
 ) -> list[ExitRecord]:
     """Return the latest consecutive exits without a commit, newest first, while they still indicate a problem.
 
-    Returns an empty list if the running writer has committed, or if the service that failed responds again. The same
-    applies if it has no lag and has run longer than each of the ended writers. Also returns an empty list an hour after
-    the last exit, and if the supervisor's decision has another cause.
+    They no longer do if the running writer has committed or outlived the others without lag, or if the failed service
+    responds again. The crash window, and another cause of the supervisor's decision, end them too.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
@@ -321,10 +294,7 @@ def consecutive_crashes(
 
 
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
-    """Return whether the service that made these writers end responds again: Kafka or, without lag, the catalog.
-
-    A writer has an epoch once it has committed its take-over, and a lag once its planner has reached Kafka.
-    """
+    """Whether the service that made these writers end responds: Kafka or, without lag, the catalog."""
     if heartbeat.epoch is None or heartbeat.lag is None:
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.error:
@@ -336,9 +306,7 @@ def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
 
 
 def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """Return a description of a user's change after this exit, which may have fixed the cause; None without a
-    change.
-    """
+    """Return a user's change after this exit, which may have fixed the cause, or None."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, DesiredState) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
@@ -354,12 +322,12 @@ def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms
 
 
 def _was_requested(exit_: ExitRecord) -> bool:
-    """Return whether the writer was asked to end. A hung writer that was stopped counts as crashed."""
+    """Whether the writer was asked to end. A hung writer that was stopped counts as crashed."""
     return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
 
 
 def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subject: str) -> Decision:
-    """Return a decision to give up or, if the supervisor already gave up on this subject, to hold."""
+    """Give up or, if the supervisor already gave up on this subject, hold."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)
@@ -369,13 +337,11 @@ def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subj
 
 
 def _request_text(what: str, desired: DesiredState, *, now_ms: int) -> str:
-    """Return a phrase with the user who requested a change, the time and the reason."""
     why = f": {desired.reason}" if desired.reason else ""
     return f"{what} by {desired.by or 'an unknown user'} {format_elapsed(now_ms - desired.at_ms)} ago{why}"
 
 
 def _repeat_text(exits: list[ExitRecord]) -> str:
-    """Return how often the writer ended in a row; empty if once."""
     return f", {len(exits)} times in a row" if len(exits) > 1 else ""
 
 

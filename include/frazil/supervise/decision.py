@@ -12,10 +12,8 @@ from frazil.spec.model import StreamSpec
 
 
 class WriterAction(StrEnum):
-    """What the supervisor does with the writer."""
-
     KEEP = "keep"
-    """The writer runs as it should; do nothing."""
+    """The writer runs as it should."""
     START = "start"
     STOP = "stop"
     """Stop gracefully: the current batch is committed."""
@@ -24,18 +22,15 @@ class WriterAction(StrEnum):
     KILL = "kill"
     """Kill a writer that was asked to stop but makes no progress."""
     HOLD = "hold"
-    """No writer runs, and none may start yet; do nothing."""
+    """No writer runs, and none may start yet."""
     GIVE_UP = "give up"
     """No writer runs, and an operator must fix the cause. The Airflow task fails, once."""
     END = "end"
-    """The stream was removed, and there is nothing to supervise any longer."""
+    """The stream was removed."""
 
 
 class Cause(StrEnum):
-    """Why a decision was made."""
-
     ADVANCING = "advancing"
-    """The writer makes progress."""
     FOREGROUND = "in the foreground"
     HOSTED = "in a shared application"
     STOPPING = "stopping"
@@ -62,16 +57,14 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a writer, and why."""
-
     action: WriterAction
     cause: Cause
     reason: str
     """A sentence for the log, with the numbers on which the decision is based."""
     until_ms: int | None = None
-    """When a hold ends by itself; None if it lasts until an operator or a service changes something."""
+    """When a hold ends by itself, or None."""
     subject: str = ""
-    """The launch id or problem that a GIVE_UP is about. The supervisor gives up only once for each subject."""
+    """The launch id or problem that a GIVE_UP is about, once."""
 
 
 SECOND_MS = 1_000
@@ -89,9 +82,7 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Maximum time (ms) without progress in each phase. Well above the phase's own timeouts, such as two minutes for
-brokers.
-"""
+"""Maximum time without progress in each phase, well above its own timeouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,47 +90,34 @@ class SupervisionPolicy:
     """The limits and backoffs that a supervisor applies."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
-    """How long a writer may make no progress in each phase before it counts as hung. Applies in WAITING only with
-    lag.
-    """
+    """A writer without progress for longer counts as hung; in WAITING only with lag."""
     heartbeat_limit_ms: int = MINUTE_MS
-    """Maximum age (ms) of a live writer's heartbeat. A writer renews its heartbeat about once a second."""
+    """Maximum age of a live writer's heartbeat, which is renewed about once a second."""
     hung_grace_ms: int = 30 * SECOND_MS
-    """How long (ms) a hung writer may take to stop before it is killed."""
+    """How long a hung writer may take to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """How long (ms) a declaration may be missing before the stream counts as removed. Files may be being replaced.
-
-    Commands and DAGs wait longer (`frazil.spec.last_valid.MAX_FILE_ABSENCE_MS`), because removing a DAG deletes its
-    runs. A writer that is stopped too early loses nothing.
-    """
+    """How long a declaration may be missing, while files are replaced; commands and DAGs wait longer."""
     first_backoff_ms: int = SECOND_MS
     max_backoff_ms: int = MINUTE_MS
     max_denied_backoff_ms: int = 15 * MINUTE_MS
-    """Maximum backoff (ms) after refused access. It is long, because restoring access takes a while, and a catalog may
-    lock out frequent clients.
-    """
+    """Maximum backoff after refused access: a catalog may lock out frequent clients."""
     moved_ms: int = 5 * MINUTE_MS
-    """Time (ms) without supervision after which another host may have supervised the stream. Longer than a restart of
-    Airflow.
-    """
+    """Time without supervision after which another host may have supervised the stream."""
     crash_limit: int = 5
-    """Number of crashes without a commit, within `crash_window_ms`, after which the supervisor gives up."""
+    """Crashes without a commit, within `crash_window_ms`, after which the supervisor gives up."""
     crash_window_ms: int = 60 * MINUTE_MS
-    """The time (ms) in which crashes are counted."""
 
     def backoff_ms(self, crashes: int) -> int:
-        """Return the backoff (ms) after this number of consecutive crashes: 1 s, 2 s, 4 s, ... up to a minute."""
+        """Return the backoff after consecutive crashes: 1 s, 2 s, 4 s, ... up to a minute."""
         return min(self.max_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
 
     def denied_backoff_ms(self, denials: int) -> int:
-        """Return the backoff (ms) after this number of consecutive denials: 1 min, 2 min, 4 min, ... up to 15
-        minutes.
-        """
+        """Return the backoff after consecutive denials: 1 min, 2 min, ... up to 15 minutes."""
         return min(self.max_denied_backoff_ms, self.max_backoff_ms << min(max(denials - 1, 0), 30))
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> SupervisionPolicy:
-        """Return the policy for a stream. While waiting, its writer may pause for its longest commit interval."""
+        """Return the policy for a stream, whose writer may wait for its longest commit interval."""
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
         return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

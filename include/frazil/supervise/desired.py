@@ -1,8 +1,7 @@
 """Stores the desired state of a stream, running or paused, in a small object next to its journals.
 
-The object is stored with the table, so that commands and Airflow see the same state on every host. Without a table, it
-is stored in the run folder and applies only to that host. Without an object, the desired state is running. Pausing
-Airflow's DAG does not pause the stream.
+Commands and Airflow see the same state on every host. Without a table, it is stored in the run folder of one host.
+Without an object, it is running.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"
-"""The file with the current state."""
 CHAIN_FOLDER = "desired-after"
-"""The folder with the chain of states."""
 MAX_ATTEMPTS = 20
 """Maximum number of attempts to write the state while other users also write it."""
 
@@ -54,25 +51,21 @@ class DesiredStore:
         return _newest_state(folder.read() for folder in self._folders)
 
     def pause(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Stop the writer after its current batch, and keep it stopped. Returns the new state.
-
-        `after` is the generation that the user saw. Raises DesiredMoved if it has changed since. The same applies to
-        `resume` and `restart`.
-        """
+        """Stop the writer after its batch. Return the new state. Raises DesiredMoved unless `after` is current."""
         return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Let the writer run, even if the supervisor gave up on it. Returns the new state."""
+        """Let the writer run, even if the supervisor gave up on it. Return the new state."""
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after)
 
     def restart(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Replace a running writer after its current batch. Without a running writer, works like `resume`."""
+        """Replace a running writer after its current batch, or resume."""
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
     def _set(
         self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False
     ) -> DesiredState:
-        """Write and return a new state that follows the newest one. Raises DesiredMoved if others keep changing it."""
+        """Write and return a state that follows the newest one. Raises DesiredMoved if others keep changing it."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 own, *others = [folder.read() for folder in self._folders]
@@ -99,29 +92,22 @@ class DesiredStore:
         now_ms = clock.now_ms()
         # A lost table may have had any number of generations.
         generation = 1 + (before.generation if self.is_with_table else max(before.generation, now_ms))
-        return DesiredState(
-            mode=mode,
-            generation=generation,
-            restart_generation=generation if restart else before.restart_generation,
-            reason=reason,
-            by=by,
-            at_ms=now_ms,
-        )
+        restarted = generation if restart else before.restart_generation
+        return DesiredState(mode, generation, restart_generation=restarted, reason=reason, by=by, at_ms=now_ms)
 
 
 class _DesiredStateFolder:
     """A folder with the desired state: the current object, and a chain of objects, each named after its predecessor.
 
-    A write first creates its object in the chain, named after the generation that it follows, unless this object
-    exists. This decides which of several writes came first. Then it replaces the current object, where reads begin. The
-    current object may be outdated, so reads follow the chain.
+    A write first creates its object in the chain, unless it exists, which decides which of several writes came first.
+    Then it replaces the current object, which may be outdated, so reads follow the chain from there.
     """
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store, self._path, self._after = store, f"{folder}/{DESIRED_FILE}", f"{folder}/{CHAIN_FOLDER}"
 
     def read(self) -> DesiredState | None:
-        """Return the newest state; None if none was written yet. Raises SpecError for a malformed object."""
+        """Return the newest state, or None. Raises SpecError for a malformed object."""
         found = self._read_object(self._path)
         while (newer := self._read_object(self._path_after(found))) is not None:
             if found is not None and newer.generation <= found.generation:
@@ -133,7 +119,7 @@ class _DesiredStateFolder:
         return found
 
     def put(self, desired: DesiredState, *, after: DesiredState | None) -> bool:
-        """Append a state after the state `after`. Returns False if another state already follows that one."""
+        """Append a state after the state `after`. Return False if another state already follows that one."""
         path, data = self._path_after(after), json.dumps(dataclasses.asdict(desired)).encode()
         if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
             return False
@@ -141,11 +127,10 @@ class _DesiredStateFolder:
         return True
 
     def clear(self) -> None:
-        """Delete all states."""
         self._store.delete([*(file.path for file in self._store.list_files(self._after)), self._path])
 
     def _path_after(self, desired: DesiredState | None) -> str:
-        """Return the path at which the next state after `desired` is stored."""
+        """Return the path of the next state after `desired`."""
         return f"{self._after}/{desired.generation if desired else 0:020d}.json"
 
     def _read_object(self, path: str) -> DesiredState | None:
@@ -167,10 +152,7 @@ def _newest_state(found: Iterable[DesiredState | None]) -> DesiredState:
 
 
 def _later_state(one: DesiredState, other: DesiredState) -> DesiredState:
-    """Return the state that was written last.
-
-    If its generation is not the highest, because its user did not see the other state, it is raised above the other's.
-    """
+    """Return the state that was written last, with a generation above the other's, which its user may not have seen."""
     older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer
@@ -188,10 +170,7 @@ def open_desired_store(spec: StreamSpec) -> DesiredStore:
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
-    """Return a token that changes when the stream's marker or the table's schema changes.
-
-    `frazil reset`, `frazil adopt` and the stream's own commits change the marker; commits of other streams do not.
-    """
+    """Return a token that changes when the stream's marker or the table's schema changes."""
     marker = table.properties.get(f"frazil.stream.{stream}", "")
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}{accepted and f'+{accepted}'}/{marker}"

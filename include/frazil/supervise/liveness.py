@@ -11,7 +11,7 @@ from frazil.supervise.observed import DecisionInput
 from frazil.timetext import format_elapsed
 
 MAX_FRESH_AGE_MS = 10_000
-"""Maximum age (ms) of a fresh heartbeat: ten missed heartbeats."""
+"""Maximum age of a fresh heartbeat: ten missed heartbeats."""
 
 
 def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
@@ -22,7 +22,7 @@ def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None
 
 
 def has_committed(writer: Observation) -> bool:
-    """Return whether a writer on this host has committed to the stream's table, according to the run folder."""
+    """Whether a writer on this host has committed to the stream's table, according to the run folder."""
     heartbeat = writer.heartbeat
     return any(end.committed for end in writer.exits) or (
         heartbeat is not None and heartbeat.last_commit_at_ms is not None
@@ -30,7 +30,7 @@ def has_committed(writer: Observation) -> bool:
 
 
 def get_known_lag(heartbeat: Heartbeat) -> int | None:
-    """Return the lag in a heartbeat; None while the planner cannot reach Kafka, because the lag may be outdated."""
+    """Return the lag in a heartbeat; None while the planner cannot reach Kafka, because it may be outdated."""
     stall = heartbeat.stall
     kind, waits = stall.kind if stall else None, heartbeat.phase is Phase.WAITING
     is_old = kind is StallKind.KAFKA or (kind is StallKind.OFFSETS and waits)
@@ -38,10 +38,7 @@ def get_known_lag(heartbeat: Heartbeat) -> int | None:
 
 
 def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
-    """Return whether the writer can no longer commit, because a newer epoch exists.
-
-    False during its start, before it has an epoch.
-    """
+    """Whether the writer can no longer commit, because a newer epoch exists."""
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
 
@@ -58,29 +55,19 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
     so_far = f" ({format_count(heartbeat.batch_records, 'record')} read)" if heartbeat.batch_records else ""
     if heartbeat.merged_rows:
         so_far = f" ({format_count(heartbeat.merged_rows, 'row')} read for its merge)"
-    return (
-        f"{_describe_process(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch "
-        f"{heartbeat.batch}{so_far}, "
-        f"lag {lag}, last commit {committed}"
-    )
+    batch = f"epoch {heartbeat.epoch}, batch {heartbeat.batch}{so_far}"
+    return f"{_describe_process(launch)}, up {since}, {heartbeat.phase}, {batch}, lag {lag}, last commit {committed}"
 
 
 def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy) -> Decision | None:
-    """Return the decision to restart a writer that is hung: too long without progress or heartbeat. Otherwise None.
-
-    A writer with a backlog is not hung if it makes progress, and neither is one without records to read.
-    """
+    """Return the decision to restart a writer with records to read but without progress or heartbeat, or None."""
     heartbeat = observed.heartbeat
     if heartbeat is not None:
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
         if heartbeat_age_ms > policy.heartbeat_limit_ms:
             limit = format_elapsed(policy.heartbeat_limit_ms)
-            return Decision(
-                WriterAction.RESTART,
-                Cause.SILENT,
-                f"{_describe_process(launch)} runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} "
-                f"(limit {limit})",
-            )
+            silent = f"runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} (limit {limit})"
+            return Decision(WriterAction.RESTART, Cause.SILENT, f"{_describe_process(launch)} {silent}")
     phase = _phase(heartbeat)
     if phase is Phase.WAITING and not (heartbeat and heartbeat.lag):
         return None
@@ -108,19 +95,12 @@ def decide_stopping(
     idle_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
     heartbeat_age_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
     since = format_elapsed(now_ms - stop.requested_at_ms)
+    stops = f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason})"
     if idle_ms > limit_ms or heartbeat_age_ms > policy.heartbeat_limit_ms:
-        return Decision(
-            WriterAction.KILL,
-            Cause.STOPPING,
-            f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason}) and made no progress for "
-            f"{format_elapsed(max(idle_ms, heartbeat_age_ms))} while {phase} (limit {format_elapsed(limit_ms)})",
-        )
-    return Decision(
-        WriterAction.KEEP,
-        Cause.STOPPING,
-        f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason}); its current batch ({phase}) may "
-        "still commit",
-    )
+        lasted = format_elapsed(max(idle_ms, heartbeat_age_ms))
+        hangs = f"{stops} and made no progress for {lasted} while {phase} (limit {format_elapsed(limit_ms)})"
+        return Decision(WriterAction.KILL, Cause.STOPPING, hangs)
+    return Decision(WriterAction.KEEP, Cause.STOPPING, f"{stops}; its current batch ({phase}) may still commit")
 
 
 def _phase(heartbeat: Heartbeat | None) -> Phase:
@@ -128,7 +108,6 @@ def _phase(heartbeat: Heartbeat | None) -> Phase:
 
 
 def _advanced_at_ms(heartbeat: Heartbeat | None, launch: Launch) -> int:
-    """Return when the writer last made progress, or was launched."""
     return max(launch.launched_at_ms, heartbeat.advanced_at_ms if heartbeat else 0)
 
 

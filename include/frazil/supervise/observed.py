@@ -12,21 +12,16 @@ from frazil.host.records import ExitRecord, Launch, StopRequest, SupervisorNotes
 
 
 class DesiredMode(StrEnum):
-    """Whether operators want a stream to run or to pause."""
-
     RUNNING = "running"
     PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The desired state of a stream, and who set it."""
-
     mode: DesiredMode = DesiredMode.RUNNING
     generation: int = 0
     """Increases with each pause, resume and restart."""
     restart_generation: int = 0
-    """The generation of the last restart."""
     reason: str = ""
     by: str = ""
     at_ms: int = 0
@@ -41,7 +36,7 @@ class UnreadableState:
 
 @dataclass(frozen=True, slots=True)
 class RemovedDeclaration:
-    """The state of a stream that no file has declared since `since_ms`."""
+    """No file has declared the stream since `since_ms`."""
 
     since_ms: int
 
@@ -55,16 +50,14 @@ class ValidDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class DecisionInput:
-    """The facts on which a decision about a writer is based."""
-
     writer: Observation
     declared: ValidDeclaration | UnreadableState | RemovedDeclaration
     desired: DesiredState | UnreadableState
     notes: SupervisorNotes = field(default_factory=SupervisorNotes)
     table_fingerprint: str | None = None
-    """The table's fingerprint (`frazil.supervise.desired.table_fingerprint`); None if it was not read."""
+    """The table's fingerprint (`frazil.supervise.desired.table_fingerprint`), if it was read."""
     watched_since_ms: int = 0
-    """Start of uninterrupted supervision. Missing heartbeats before it are ignored: the machine may have slept."""
+    """Start of uninterrupted supervision. Earlier missing heartbeats are ignored: the machine may have slept."""
     away_since_ms: int = 0
     """When supervision last left this host; 0 if unknown."""
     returned_at_ms: int = 0
@@ -84,7 +77,7 @@ class DecisionInput:
 
     @property
     def stall(self) -> Stall | None:
-        """Why a running writer makes no progress; None if it makes progress or has ended."""
+        """Why a running writer makes no progress, or None."""
         return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
 
     @property
@@ -95,17 +88,15 @@ class DecisionInput:
 
     @property
     def exits(self) -> tuple[ExitRecord, ...]:
-        """Exits of supervised launches, oldest first. Foreground launches do not affect later decisions."""
+        """Exits of supervised launches, oldest first."""
         return tuple(exit_ for exit_ in self.writer.exits if exit_.is_supervised)
 
     @property
     def stop_request(self) -> StopRequest | None:
-        """The stop request for the latest launch; None if there is none."""
         stop = self.notes.stop
         return stop if stop and self.launch and stop.launch_id == self.launch.id else None
 
 
 def error_name(code: int) -> str:
-    """Return the name of the error class with this exit code; empty if there is none."""
     names = [cls.__name__ for cls in find_subclasses() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""

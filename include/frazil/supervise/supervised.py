@@ -19,9 +19,8 @@ from frazil.host.launcher import Launcher, LaunchRequest
 from frazil.host.launchers import open_launcher
 from frazil.lineage.facts import PARENT_VARIABLE
 from frazil.spec.application import Application, group_applications
-from frazil.spec.folder_index import FOLDER_INDEX
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS, STREAMS, find_declared, recall_declaration
-from frazil.spec.load import find_stream, list_stream_files, load_stream
+from frazil.spec.load import FOLDER_INDEX, find_stream, list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import find_connections as declared_connections
 from frazil.spec.references import find_environment_names
@@ -32,7 +31,7 @@ from frazil.supervise.observed import DesiredMode, DesiredState, RemovedDeclarat
 from frazil.table.tables import load_stream_table
 
 FetchConnections = Callable[[frozenset[str]], Mapping[str, str]]
-"""A function that returns Airflow connections, as JSON or URI, by their ids. A call may block."""
+"""Returns Airflow connections, as JSON or URI, by their ids. May block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,7 @@ class Program:
         generation: int,
         streams: tuple[str, ...],
     ) -> LaunchRequest:
-        """Build the request to launch the program with this process's Python.
-
-        `variables` are the environment variables that the declarations reference.
-        """
+        """Build the request to launch the program. `variables` are those that the declarations reference."""
         python = sys.executable
         environment = build_writer_environment(
             variables, os.environ, connections=connections, python=python, home=str(home())
@@ -72,10 +68,7 @@ class Program:
 
 
 class WriterProgram(Program):
-    """The program that writes the stream `name`."""
-
     def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
-        """Return this program as one that a supervisor can supervise."""
         return SupervisedStream(self, Declaration(self.name, self.streams, clock=clock), clock=clock)
 
 
@@ -83,7 +76,6 @@ class ApplicationProgram(Program):
     """The program that runs the shared application `name`."""
 
     def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
-        """Return this program as one that a supervisor can supervise."""
         return SupervisedApplication(self, clock=clock)
 
 
@@ -99,15 +91,13 @@ class SupervisedProgram(ABC):
 
     @property
     def folder(self) -> Path:
-        """The run folder of the program."""
         return run_folder(self.name)
 
     def launcher(self) -> Launcher:
         return open_launcher(self.name)
 
     @abstractmethod
-    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
-        """Read the current declaration."""
+    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration: ...
 
     def policy(self) -> SupervisionPolicy:
         return SupervisionPolicy()
@@ -117,9 +107,7 @@ class SupervisedProgram(ABC):
         """Read the desired state. Never raises an error."""
 
     def table_fingerprint(self) -> str | None:
-        """Return the table's fingerprint (`frazil.supervise.desired.table_fingerprint`); None if unknown or for an
-        application.
-        """
+        """Return the table's fingerprint (`frazil.supervise.desired.table_fingerprint`); None if unknown."""
         return None
 
     @abstractmethod
@@ -127,12 +115,10 @@ class SupervisedProgram(ABC):
         """Build the request to launch the writer. Raises SpecError."""
 
     def on_launch(self) -> None:  # noqa: B027 - only a stream has a table
-        """Called after a writer was launched, because the writer may create a missing table."""
+        """Called after a launch: the writer may create a missing table."""
 
     def history(self) -> HistoryStore | None:
-        """Open the stream's history, which is stored with its table; None without a table. Raises the catalog's
-        errors.
-        """
+        """Open the history, which is stored with the table; None without one. Raises the catalog's errors."""
         return None
 
     @abstractmethod
@@ -141,12 +127,10 @@ class SupervisedProgram(ABC):
 
     @abstractmethod
     def resume(self, *, by: str, reason: str) -> None:
-        """End a pause that the same user `by` requested; any other pause remains. Raises the catalog's errors."""
+        """End a pause that the same user `by` requested. Raises the catalog's errors."""
 
 
 class SupervisedStream(SupervisedProgram):
-    """A stream's writer under supervision."""
-
     def __init__(self, program: Program, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
         super().__init__(program, clock=clock)
         self._declaration = declaration
@@ -154,10 +138,7 @@ class SupervisedStream(SupervisedProgram):
         self._table = TableReader(clock=clock)
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
-        """Read the declaration.
-
-        A stream that belongs to a shared application counts as removed, because the application supervises it.
-        """
+        """Read the declaration. A stream of a shared application, which supervises it, counts as removed."""
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, RemovedDeclaration):
             self._removed_since_ms = None
@@ -176,7 +157,6 @@ class SupervisedStream(SupervisedProgram):
         return None if spec is None else self._table.fingerprint(spec)
 
     def build_launch_request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
-        """Return the request that launches a writer of the stream with its current valid declaration."""
         spec = self._valid_spec()
         return self._program.build_launch_request(
             connections(declared_connections(spec)),
@@ -213,10 +193,7 @@ class SupervisedStream(SupervisedProgram):
 
 
 class SupervisedApplication(SupervisedProgram):
-    """A shared application under supervision. The application itself supervises its streams' writers.
-
-    Its pause is stored on this host.
-    """
+    """A shared application, which supervises its streams' writers itself. Its pause is stored on this host."""
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
         super().__init__(program, clock=clock)
@@ -224,7 +201,6 @@ class SupervisedApplication(SupervisedProgram):
         self._missing_since_ms: int | None = None
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
-        """Read the declarations of all streams, and return that of the application."""
         now_ms = self._clock()
         found = find_declared(self._program.streams, STREAMS, now_ms=now_ms)
         specs = [one.spec for one in found if one.spec is not None and not one.removed]
@@ -269,7 +245,7 @@ class SupervisedApplication(SupervisedProgram):
 
 
 def _undo_pause(store: DesiredStore, observed: DesiredState | UnreadableState, *, by: str, reason: str) -> None:
-    """End the observed pause if the same user `by` requested it, and if it is still the current state."""
+    """End the observed pause if the same user requested it, and if it is still the current state."""
     if isinstance(observed, DesiredState) and _is_paused(observed) and observed.by == by:
         with suppress(DesiredMoved):
             store.resume(by=by, reason=reason, after=observed.generation)
@@ -284,9 +260,7 @@ RELOAD_INTERVAL_MS = 10_000
 
 
 class TableReader:
-    """Reads a stream's desired state and table fingerprint. Errors are returned as UnreadableState, and later calls try
-    again.
-    """
+    """Reads a stream's desired state and table fingerprint. After an error, later calls try again."""
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -301,11 +275,8 @@ class TableReader:
             return UnreadableState("the stream's table is unknown, because the stream has no valid spec")
         try:
             store = self._open(spec)
-            return (
-                store.read()
-                if store
-                else UnreadableState(self._problem or "the table is not loaded yet; frazil will retry")
-            )
+            problem = self._problem or "the table is not loaded yet; frazil will retry"
+            return store.read() if store else UnreadableState(problem)
         except FrazilError as error:
             return UnreadableState(f"{type(error).__name__}: {error}")
         except Exception as error:  # catalogs and storage raise what their clients raise
@@ -313,9 +284,7 @@ class TableReader:
             return UnreadableState(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        """Return the fingerprint of the stream's table; None if the table is missing or cannot be read. Cached for a
-        while.
-        """
+        """Return the fingerprint of the stream's table, cached for a while, or None."""
         read_at_ms, known = self._fingerprint
         if self._clock() - read_at_ms < RELOAD_INTERVAL_MS:
             return known
@@ -354,8 +323,7 @@ class DeclarationReader(Protocol):
     """What a supervised stream needs of `Declaration`."""
 
     @property
-    def spec(self) -> StreamSpec | None:
-        """The last valid declaration; None if none was read yet."""
+    def spec(self) -> StreamSpec | None: ...
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration: ...
 
@@ -394,11 +362,7 @@ class Declaration:
         return ValidDeclaration(self.spec.fingerprint())
 
     def _read_own_file(self) -> StreamSpec | None:
-        """Read the stream's own file. Returns None unless it is valid and the only file that declares the stream.
-
-        After None, the caller reads the whole folder to find the cause. A new second declaration is detected when the
-        folder is next listed.
-        """
+        """Return the spec of the stream's own file; None lets the caller read the whole folder."""
         path = FOLDER_INDEX.find_file(self._folder, self._stream)
         try:
             spec = load_stream(path) if path is not None else None
@@ -407,7 +371,7 @@ class Declaration:
         return spec if spec is not None and spec.name == self._stream else None
 
     def _is_missing(self) -> bool:
-        """Return whether no file declares the stream. False while an unreadable file may declare it."""
+        """Whether no file declares the stream. False while an unreadable file may declare it."""
         try:
             return all(read_mapping(path).get("name") != self._stream for path in list_stream_files(self._folder))
         except SpecError:

@@ -1,7 +1,7 @@
 """Supervises one writer application. Each call of `step` observes, decides, acts and reports.
 
-The supervisor's state is in the run folder and the table, so Airflow may replace a supervisor at any time. Two
-concurrent supervisors do no harm: the lock allows only one launch, and the other actions may be repeated.
+Its state is in the run folder and the table, so Airflow may replace a supervisor at any time. Two concurrent
+supervisors do no harm: the lock allows only one launch, and the other actions may be repeated.
 """
 
 from __future__ import annotations
@@ -34,25 +34,21 @@ from frazil.supervise.supervised import FetchConnections, SupervisedProgram
 log = logging.getLogger(__name__)
 
 MIN_GAP_MS = 30_000
-"""Time (ms) between two steps after which missing heartbeats are ignored: this process or the machine was suspended."""
+"""Time between two steps after which missing heartbeats are ignored: this process was suspended."""
 WATCH_INTERVAL_MS = 10_000
-"""Interval (ms) at which this supervisor records that it is active; well below `MAX_SAMPLE_GAP_MS`."""
+"""Interval at which this supervisor records that it is active."""
 MAX_LOG_BYTES = 64 * 1024
 """Maximum number of bytes of the writer's log that one step reads."""
 MAX_FIRST_READ_BYTES = 4 * 1024
-"""Number of bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the
-rest.
-"""
+"""Number of bytes of the log that a new supervisor reads first. Its predecessor has reported the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisionStep:
-    """The decision of one step, and its outcome."""
-
     decision: Decision
     observed: DecisionInput
     problem: str | None
-    """The error of the action; None if it succeeded. The next step observes and decides again."""
+    """The error of the action, or None. The next step observes and decides again."""
     writer_log: tuple[str, ...]
     """Lines that the writer has logged since the previous step."""
     at_ms: int = 0
@@ -65,8 +61,6 @@ class Program(Protocol):
 
 
 class Supervisor:
-    """Supervises one writer application on this host."""
-
     def __init__(
         self,
         program: Program,
@@ -87,10 +81,7 @@ class Supervisor:
         self._step_lock = threading.Lock()
 
     def step(self) -> SupervisionStep:
-        """Observe, decide and act once. Blocks for up to about a second.
-
-        Expected errors are returned as `SupervisionStep.problem`.
-        """
+        """Observe, decide and act once, in about a second. Expected errors become `SupervisionStep.problem`."""
         return self._step(act=True)
 
     def preview(self) -> SupervisionStep:
@@ -106,11 +97,7 @@ class Supervisor:
         return self.step()
 
     def clear_for_user(self, *, by: str, reason: str) -> SupervisionStep:
-        """Restart a running writer for a user, or let the supervisor retry after it gave up.
-
-        Ends a pause that the same user `by` requested, but no other pause. The next supervisor, perhaps on another
-        host, starts the writer.
-        """
+        """Restart a running writer, or let the supervisor retry. End a pause that the user `by` requested."""
         with self._step_lock:
             launch = self._launcher.observe().launch
             self._note(given_up=None, cleared=launch.id if launch else None)
@@ -173,7 +160,7 @@ class Supervisor:
         return dataclasses.replace(observed, table_fingerprint=self._program.table_fingerprint())
 
     def _carry_out(self, decision: Decision, observed: DecisionInput, *, now_ms: int) -> str | None:
-        """Carry out a decision. Returns the error if it failed, otherwise None."""
+        """Carry out a decision. Return the error if it failed."""
         launch = observed.launch
         if decision.action is WriterAction.START:
             return self._launch(observed)
@@ -184,7 +171,7 @@ class Supervisor:
         return None
 
     def _launch(self, observed: DecisionInput) -> str | None:
-        """Launch the writer. Returns the error if it failed, otherwise None."""
+        """Launch the writer. Return the error if it failed."""
         desired = observed.desired
         generation = desired.generation if isinstance(desired, DesiredState) else 0
         try:
@@ -197,12 +184,11 @@ class Supervisor:
         return None
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
-        """Record the stop request, and then send the signal. In this order, the writer's end counts as requested."""
+        """Record the stop request, then send the signal. In this order, the writer's end counts as requested."""
         self._note(stop=StopRequest(launch.id, now_ms, cause, reason))
         self._launcher.stop(force=False)
 
     def _note(self, **changes: Any) -> None:
-        """Change the supervisor's notes in the run folder."""
         write_notes(self._folder, dataclasses.replace(read_notes(self._folder), **changes))
 
     def _read_log(self) -> tuple[str, ...]:
@@ -221,15 +207,13 @@ _ACTION_TEXTS = {
     WriterAction.KILL: "the writer is killed",
     WriterAction.GIVE_UP: "the supervisor gives up; an operator must fix the cause",
 }
-"""The history's messages by action. Holds are not recorded: the previous action or the next start states the reason."""
+"""The history's messages by action. Holds are not recorded."""
 
 
 def to_history_event(
     decision: Decision, desired: DesiredState | UnreadableState, problem: str | None, *, now_ms: int
 ) -> HistoryEvent | None:
-    """Return the history event for a decision; None if it is not recorded. `problem` is the error if the action
-    failed.
-    """
+    """Return the history event for a decision, or None. `problem` is the error if the action failed."""
     if decision.cause is Cause.PAUSED and isinstance(desired, DesiredState):
         # With the time of the pause and a constant text, because each later supervisor records it again.
         why = f": {desired.reason}" if desired.reason else ""

@@ -1,8 +1,5 @@
-"""Decides which catalogs can commit to several tables in one step.
-
-A SQL catalog can, because the pointers to its tables' metadata are rows of one database. Among REST catalogs, only the
-servers listed here are known to do so. Other servers may offer the endpoint, but change one table after the other. Or
-they change all tables atomically, but do not keep the snapshot history.
+"""Decides which catalogs can commit to several tables in one step: SQL catalogs, whose pointers are rows of one
+database, and the REST servers listed here. Others may change tables one by one, or not keep the snapshot history.
 """
 
 from __future__ import annotations
@@ -18,18 +15,15 @@ from frazil.table.atomic_commit import CommitTables
 from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type
 
 ATOMIC_SERVERS = ("lakekeeper", "polaris")
-"""REST catalog servers that are known to commit to several tables atomically: valid values of `frazil.atomic`."""
+"""Known to commit atomically: valid values of `frazil.atomic`."""
 TESTED_DATABASES = ("postgresql", "sqlite")
-"""Databases in which commits to several tables are tested, by their SQLAlchemy name."""
+"""By their SQLAlchemy name."""
 COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
-"""The endpoint that a REST catalog's server must list among its supported endpoints."""
+"""Which a REST catalog's server must list as supported."""
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function that commits to several tables of this catalog in one step.
-
-    Raises SpecError if the catalog cannot do this.
-    """
+    """Return the function that commits to several tables in one step. Raises SpecError without one."""
     if reason := atomic_commit_problem(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":
@@ -40,19 +34,15 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
     if COMMIT_ENDPOINT not in {str(endpoint) for endpoint in catalog._supported_endpoints}:  # type: ignore[attr-defined]
         raise SpecError(
-            f"the catalog {catalog.name!r} is declared ({ATOMIC_PROPERTY}) to be "
-            f"{catalog.properties[ATOMIC_PROPERTY]}, but its "
-            f"server does not offer `{COMMIT_ENDPOINT}`. Correct the property or update the server, or remove "
+            f"the catalog {catalog.name!r} is declared ({ATOMIC_PROPERTY}) to be {catalog.properties[ATOMIC_PROPERTY]},"
+            f" but its server does not offer `{COMMIT_ENDPOINT}`. Correct the property or update the server, or remove "
             "`commit.atomic`"
         )
     return partial(commit_by_rest, catalog)  # type: ignore[arg-type]
 
 
 def atomic_commit_problem(name: str, properties: Mapping[str, str]) -> str | None:
-    """Return why a catalog with these properties cannot commit to several tables in one step; None if it can.
-
-    Sends no request.
-    """
+    """Return why such a catalog cannot commit to several tables in one step, if so. Sends no request."""
     kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()
@@ -68,7 +58,6 @@ def atomic_commit_problem(name: str, properties: Mapping[str, str]) -> str | Non
         return (
             f"the catalog {name!r} is a REST catalog, and most REST catalogs change several tables one after the "
             f"other, not atomically. If its server is {' or '.join(ATOMIC_SERVERS)}, whose commits are atomic, set "
-            "the property "
-            f"{ATOMIC_PROPERTY} of the catalog to the server's name. {instead}"
+            f"the property {ATOMIC_PROPERTY} of the catalog to the server's name. {instead}"
         )
     return f"the catalog {name!r} is of type {kind!r}, which changes one table at a time. {instead}"

@@ -11,7 +11,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """The change of one table: requirements and updates, computed from the metadata of `table`."""
+    """The change of one table, computed from the metadata of `table`."""
 
     table: Table
     requirements: tuple[TableRequirement, ...]
@@ -19,9 +19,4 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""A function that commits all changes, or none.
-
-Returns the tables' new metadata in the order of the changes, or None if the catalog does not return metadata. Raises
-CommitFailedException if another commit changed one of the tables; then nothing has changed. After any other error, the
-outcome is unknown.
-"""
+"""Commits all changes or none. After any error but CommitFailedException, the outcome is unknown."""

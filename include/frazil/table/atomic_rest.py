@@ -1,7 +1,5 @@
-"""Commits to several tables of a REST catalog with `POST /v1/{prefix}/transactions/commit`.
-
-PyIceberg has no method for this request. Request and responses follow `commitTransaction` in Iceberg's REST
-specification.
+"""Commits to several tables of a REST catalog with `POST /v1/{prefix}/transactions/commit`, as `commitTransaction` in
+Iceberg's REST specification. PyIceberg has no method for it.
 """
 
 from __future__ import annotations
@@ -21,24 +19,13 @@ from requests import HTTPError
 
 from frazil.table.atomic_commit import TableChange
 
-IDEMPOTENCY_KEY = "Idempotency-Key"
-"""The header by which the server recognises a repeated request."""
-_UNKNOWN_OUTCOME_ERRORS = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
-"""HTTP statuses after which it is unknown whether the commit happened."""
-
 
 class _CommitTransactionRequest(IcebergBaseModel):
-    """The request's body."""
-
     table_changes: tuple[CommitTableRequest, ...] = Field(alias="table-changes")
 
 
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
-    """Commit the changes with one request. Returns None, because the response has no metadata.
-
-    A gateway may repeat the request, so it has an idempotency key. Raises the same errors as PyIceberg's commit to one
-    table.
-    """
+    """Commit the changes with one request, whose response has no metadata."""
     request = _CommitTransactionRequest(
         table_changes=tuple(
             CommitTableRequest(
@@ -52,15 +39,16 @@ def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None
     response = catalog._session.post(
         catalog.url("transactions/commit", prefixed=True),
         data=request.model_dump_json().encode(),
-        headers={IDEMPOTENCY_KEY: str(_uuid7())},
+        headers={"Idempotency-Key": str(_uuid7())},  # a gateway may repeat the request
     )
     try:
         response.raise_for_status()
     except HTTPError as error:
-        _handle_non_200_response(error, {409: CommitFailedException, **_UNKNOWN_OUTCOME_ERRORS})
+        unknown = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
+        _handle_non_200_response(error, {409: CommitFailedException, **unknown})
 
 
 def _uuid7() -> uuid.UUID:
-    """Return a UUID of version 7 (RFC 9562): 48 bits for the time in milliseconds, then random bits."""
+    """Return a UUID of version 7 (RFC 9562): the time in milliseconds, then random bits."""
     number = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
     return uuid.UUID(int=number & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)

@@ -1,4 +1,4 @@
-"""Commits to several tables of a SQL catalog: one database transaction updates all pointers to table metadata."""
+"""Commits to several tables of a SQL catalog: one database transaction updates all pointers to metadata."""
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ _MOVE_POINTER = (
     )
     .values(metadata_location=bindparam("after"), previous_metadata_location=bindparam("before"))
 )
-"""Updates a table's metadata pointer if it still has the value `before`."""
 
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
-    """Write the new metadata files, then change the pointers of all tables in one transaction. Return one response per
-    table.
-
-    Raises CommitFailedException if another commit has changed a pointer. After an error, the new files are deleted,
-    unless COMMIT was already sent: in that case, the outcome is unknown.
+    """Write the new metadata files, then change all pointers in one transaction. Returns one response per table. Raises
+    CommitFailedException if another commit has changed a pointer. After an error, deletes the files, unless COMMIT was
+    sent: the outcome is then unknown.
     """
     staged: list[StagedTable] = []
     sent = False
@@ -58,7 +55,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
 
 
 def _move_pointer(connection: Connection, catalog: str, current: Table, made: StagedTable) -> None:
-    """Update a table's metadata pointer. Raises CommitFailedException if another commit has changed it."""
+    """Update a pointer. Raises CommitFailedException if another commit has changed it."""
     *namespace, name = current.name()
     moved = connection.execute(
         _MOVE_POINTER,
@@ -75,7 +72,6 @@ def _move_pointer(connection: Connection, catalog: str, current: Table, made: St
 
 
 def _delete_metadata_files(staged: Sequence[StagedTable]) -> None:
-    """Delete the metadata files. Files that cannot be deleted are left for orphan removal."""
     for made in staged:
         try:
             made.io.delete(made.metadata_location)

@@ -1,7 +1,5 @@
-"""Translates errors of catalog clients to frazil's errors, each with a one-sentence message.
-
-Every client has its own errors, and some do not clearly report a wrong configuration. The clients of Glue (botocore)
-and Hive (thrift) are optional, so their errors are recognised only if these packages were imported.
+"""Translates errors of catalog clients to frazil's errors, each with one sentence. Those of Glue (botocore) and Hive
+(thrift) are recognised only if these optional packages were imported.
 """
 
 from __future__ import annotations
@@ -22,43 +20,29 @@ from frazil.extras import require_module
 from frazil.spec.addresses import find_path_problem
 
 _EXTRA_PATTERN = re.compile(r"pyiceberg\[([\w-]+)\]")
-"""Matches an extra in PyIceberg's error about a package that is not installed."""
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""Maps each catalog extra of PyIceberg to a module that it installs, and to the extra of frazil that installs it
-too.
-"""
+"""From PyIceberg's extra to a module that it installs, and to frazil's extra."""
 _STORAGE_MODULES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("abfs", "abfss"), "adlfs"),
 }
-"""Maps the scheme of a location to the module that frazil needs to access it."""
+"""From a location's scheme to the module that accesses it."""
 _DENIED_CODES = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
-"""AWS error codes for refused credentials."""
-_MISCONFIGURATION_PREFIXES = (
-    "Config",
-    "Invalid",
-    "NoRegion",
-    "ParamValidation",
-    "ProfileNotFound",
-    "Unknown",
-    "Unsupported",
-)
-"""Beginnings of the names of botocore's configuration errors, which a retry cannot fix."""
+_MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
+"""Of the names of botocore's configuration errors, which a retry cannot fix."""
 _NO_LOCATION = "No default path is set"
-"""The text of PyIceberg's error if a new table has no location because the catalog has no warehouse."""
+"""PyIceberg's error for a new table without location in a catalog without warehouse."""
 _EXPIRED_CODES = frozenset({"ExpiredTokenException", "ExpiredToken"})
-"""AWS error codes for expired credentials."""
 
 
 class NotIcebergResponse(RESTError):
-    """The response is not from an Iceberg REST catalog, but from a gateway, a login page or another service."""
+    """The response is from a gateway, a login page or another service."""
 
 
 def _has_iceberg_error(error: Exception) -> bool:
-    """Return whether an error response has the format of an Iceberg REST catalog's errors."""
     response: Any = getattr(error.__cause__, "response", None)
     try:
         return "type" in response.json()["error"]
@@ -67,17 +51,14 @@ def _has_iceberg_error(error: Exception) -> bool:
 
 
 def _is_not_from_iceberg(error: Exception) -> bool:
-    """Return whether the response came from a gateway, or from a server that is not an Iceberg REST catalog."""
+    """Return whether the response is not from an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
         return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's responses
     return isinstance(error, NotIcebergResponse) or (type(error) is RESTError and not _has_iceberg_error(error))
 
 
 def _not_iceberg_error(catalog: str, error: Exception) -> CommitUnavailable:
-    """Return an error for a response that is not from an Iceberg REST catalog.
-
-    A stream may restart after this error: a wrong uri cannot be distinguished from a gateway whose catalog is down.
-    """
+    # A stream may restart after this error: a wrong uri looks like a gateway whose catalog is down.
     return CommitUnavailable(
         f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: "
         f"{_describe_response(error)}. Correct its uri and warehouse. If the uri is a "
@@ -86,7 +67,6 @@ def _not_iceberg_error(catalog: str, error: Exception) -> CommitUnavailable:
 
 
 def _describe_response(error: Exception) -> str:
-    """Return what is wrong with a response that is not from an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
         return f"the JSON is not a valid {error.title}"
     response = getattr(error.__cause__, "response", None)
@@ -96,7 +76,7 @@ def _describe_response(error: Exception) -> str:
 
 
 def check_storage(name: str, warehouse: str) -> None:
-    """Raise SpecError if frazil cannot store files in the warehouse, or MissingExtra if a needed package is missing."""
+    """Raise SpecError if frazil cannot store files in the warehouse, or MissingExtra for a missing package."""
     if problem := find_path_problem(warehouse):
         raise SpecError(f"the warehouse of the catalog {name!r} {problem}: {warehouse!r}")
     module = _STORAGE_MODULES.get(urlsplit(warehouse).scheme)
@@ -105,10 +85,7 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of opening a catalog. Returns None if the error is not caused by the configuration.
-
-    Raises MissingExtra if a package is missing that PyIceberg needs.
-    """
+    """Translate an error of opening a catalog that its configuration caused. Raises MissingExtra."""
     if isinstance(error, NotInstalledError):
         for module, extra in (_PACKAGES[name] for name in _EXTRA_PATTERN.findall(str(error)) if name in _PACKAGES):
             require_module(module, extra=extra)
@@ -133,13 +110,12 @@ def translate_loading_error(catalog: str, error: Exception) -> FrazilError | Non
 
 
 def configuration_error(catalog: str, error: Exception) -> SpecError:
-    """Return the error for a wrongly configured catalog. The message suggests a warehouse if none is set."""
     remedy = "; set its `warehouse`, or declare `table.location`" if _NO_LOCATION in str(error) else ""
     return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}{remedy}")
 
 
 def translate_client_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of PyIceberg, or of the clients of Glue and Hive. Returns None for any other error."""
+    """Translate an error of PyIceberg, or of the clients of Glue and Hive."""
     if meant := _translate_pyiceberg(catalog, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -166,17 +142,16 @@ def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
 
 
 def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
-    """Translate an error of Glue's client, botocore, other than an error response of AWS."""
+    """Translate an error of Glue's client other than AWS's response."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
-    if type(error).__name__.startswith(_MISCONFIGURATION_PREFIXES):
+    if type(error).__name__.startswith(_MISCONFIGURED):
         return configuration_error(catalog, error)
     # Includes missing credentials, which occur while a host's metadata service does not respond.
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
 
 
 def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError | None:
-    """Translate AWS's error code for refused or expired credentials. Returns None for any other code."""
     if code in _EXPIRED_CODES:
         return CommitUnavailable(f"the credentials for the catalog {catalog!r} have expired: {one_line(error)}")
     if code in _DENIED_CODES:
@@ -191,7 +166,7 @@ def one_line(error: Exception) -> str:
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """Return the seconds to wait from the response's `Retry-After` header; None if it has none."""
+    """Return the seconds in the response's `Retry-After` header, if any."""
     headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
     value = str(headers.get("Retry-After") or "").strip()
     if value.isascii() and value.isdigit():  # excludes ², which is a digit too

@@ -1,7 +1,6 @@
-"""Opens catalogs from PyIceberg's own configuration; without any configuration, opens the embedded catalog.
-
-A catalog is configured in `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current folder), or by variables
-PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Spark's properties are derived from the same configuration.
+"""Opens catalogs from PyIceberg's configuration: `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current
+folder), or variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Without any, opens the embedded catalog. Spark's properties
+are derived from the same configuration.
 """
 
 from __future__ import annotations
@@ -59,27 +58,21 @@ from frazil.table.spark_catalog import catalog_type, needed_jar_sets, to_spark_p
 from frazil.table.storage_mistakes import is_credentials_expiry
 
 SQLITE_BUSY_SECONDS = 30
-"""How long a process waits while another process writes to the SQLite database. Spark's limit is the same."""
+"""How long to wait for another process that writes; the same as Spark's limit."""
 
 MAX_OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""SQL engines by URI, if catalogs share them (`share_connections`); otherwise None. An engine that no catalog uses is
-closed.
-"""
+"""SQL engines by URI, if catalogs share them. An engine that no catalog uses is closed."""
 CATALOG_CACHE_S = 10.0
-"""How long `keep_catalogs` keeps an opened catalog before opening it again with current credentials and
-configuration.
-"""
+"""After which `keep_catalogs` opens a catalog again with current credentials."""
 _kept_catalogs: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
-"""Catalogs that `keep_catalogs` keeps, by name, with the time when each was opened; None outside of `keep_catalogs`."""
+"""By name, with the time of opening; None outside of `keep_catalogs`."""
 MAX_ERROR_CHARACTERS = 300
-"""Maximum number of characters that a message quotes from a server's error: a gateway may return whole pages."""
+"""Quoted from a server's error: a gateway may return whole pages."""
 METADATA_SUFFIX = ".metadata.json"
-"""The ending of a metadata file's name."""
 
 _ACCESS_ERRORS = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
-"""Errors for refused credentials or missing permissions."""
 _UNREACHABLE_ERRORS = (
     ServerError,
     ServiceUnavailableError,
@@ -87,18 +80,15 @@ _UNREACHABLE_ERRORS = (
     requests.ConnectionError,
     requests.Timeout,
 )
-"""Errors after which a retry may succeed."""
+"""After which a retry may succeed."""
 _ERRNO_PATTERN = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
-"""Matches the operating system's reason in the text of a connection error."""
 _FULL_DISK_TEXTS = ("disk I/O error", "disk is full")
-"""Texts in SQLite's errors that mean that the disk is full."""
 _DATABASE_REFUSAL_TEXTS = ("authentication failed", "permission denied", "readonly database", "no password supplied")
-"""Texts in a database's error that mean refused access."""
 
 
 @dataclass(frozen=True)
 class CatalogConfig:
-    """A catalog's name and PyIceberg properties. `embedded` is True for the SQLite catalog in FRAZIL_HOME."""
+    """A catalog's name and PyIceberg properties; `embedded` for the SQLite catalog in FRAZIL_HOME."""
 
     name: str
     properties: dict[str, str] = field(repr=False)
@@ -106,10 +96,7 @@ class CatalogConfig:
 
 
 def catalog_config(name: str | None) -> CatalogConfig:
-    """Read the configuration of a catalog. The name None means the default catalog.
-
-    Raises SpecError if a named catalog is not configured, or if the configuration cannot be read.
-    """
+    """Read a catalog's configuration, by default the default one's. Raises SpecError if it is missing or unreadable."""
     check_configuration()
     config = Config()
     try:
@@ -124,7 +111,15 @@ def catalog_config(name: str | None) -> CatalogConfig:
             properties["uri"] = _add_busy_timeout(properties["uri"])
         return CatalogConfig(wanted, properties)
     if wanted == default == DEFAULT:
-        return CatalogConfig(DEFAULT, _embedded_properties(), embedded=True)
+        folder = home()
+        if problem := find_path_problem(str(folder)):
+            raise SpecError(f"FRAZIL_HOME ({str(folder)!r}) {problem}")
+        uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string()
+        return CatalogConfig(
+            DEFAULT,
+            {"type": "sql", "uri": _add_busy_timeout(uri), "warehouse": f"file://{folder}/warehouse"},
+            embedded=True,
+        )
     variable = f"PYICEBERG_CATALOG__{wanted.upper().replace('-', '_')}__URI"
     known = ", ".join(sorted(config.get_known_catalogs())) or "none"
     raise SpecError(
@@ -134,24 +129,23 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog of this name. None opens the default catalog or, if none is configured, the embedded catalog.
-
-    Raises SpecError for a missing or wrong configuration, AccessDenied, and CommitUnavailable.
-    """
+    """Open the catalog; None opens the default or the embedded one. Raises SpecError and the client's errors."""
     config = catalog_config(name)
     with translate_catalog_errors(config.name):
         if not config.embedded:
             return _open(config)
         with _lock_setup():
-            _use_write_ahead_log(config.properties["uri"])
+            engine = create_engine(config.properties["uri"])
+            try:
+                with engine.connect() as connection:
+                    connection.execute(text("PRAGMA journal_mode=WAL"))
+            finally:
+                engine.dispose()
             return _open(config)
 
 
 def open_existing_catalog(name: str | None) -> Catalog:
-    """Open a catalog for reading only. Works like `load_catalog`, but a missing SQLite file counts as an empty catalog.
-
-    If the file's folder is also missing, only the embedded catalog counts as empty; any other catalog raises an error.
-    """
+    """Open a catalog for reading. A missing SQLite file counts as an empty catalog."""
     kept = _kept_catalogs.get()
     if kept is None:
         return _open_existing(name)
@@ -163,11 +157,7 @@ def open_existing_catalog(name: str | None) -> Catalog:
 
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
-    """Make `open_existing_catalog` open each catalog at most once per `CATALOG_CACHE_S` seconds in this context.
-
-    The cache is not shared with other threads. Opening a SQL catalog takes over half of the time of reading a table's
-    state.
-    """
+    """Open each catalog at most once per `CATALOG_CACHE_S` seconds in this context and thread, to save time."""
     token = _kept_catalogs.set({})
     try:
         yield
@@ -176,7 +166,6 @@ def keep_catalogs() -> Iterator[None]:
 
 
 def _open_existing(name: str | None) -> Catalog:
-    """Open a catalog; return an empty catalog in memory instead of creating a missing SQLite file."""
     config = catalog_config(name)
     uri = config.properties.get("uri", "")
     file = make_url(uri).database if uri.startswith("sqlite") else None
@@ -188,27 +177,24 @@ def _open_existing(name: str | None) -> Catalog:
 
 
 def spark_properties(name: str | None) -> dict[str, str]:
-    """Return Spark's property `spark.sql.catalog.<name>` and its subkeys, including credentials.
-
-    Raises SpecError as `load_catalog` does.
-    """
+    """Return `spark.sql.catalog.<name>` and its subkeys, including credentials. Raises SpecError."""
     config = catalog_config(name)
     return to_spark_properties(config.name, config.properties)
 
 
 def spark_jar_sets(name: str | None) -> tuple[str, ...]:
-    """Return the names of the jar sets that Spark needs for the catalog. Raises SpecError as `load_catalog` does."""
+    """Return the jar sets that Spark needs for the catalog. Raises SpecError."""
     return needed_jar_sets(catalog_config(name).properties)
 
 
 def configured_catalogs() -> tuple[str | None, ...]:
-    """Return the names of all configured catalogs, and None for the default catalog, which can always be opened."""
+    """Return the names of all configured catalogs, and None for the default one."""
     check_configuration()
     return (None, *sorted(Config().get_known_catalogs()))
 
 
 def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
-    """Return the identifiers of all tables in a namespace; empty if the namespace does not exist."""
+    """Return the identifiers of all tables in a namespace, if it exists."""
     try:
         return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
     except NoSuchNamespaceError:
@@ -216,7 +202,6 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def explain_table_error(error: Exception) -> str:
-    """Return why a table could not be loaded or changed. If access is denied, the text also says what to do."""
     if isinstance(error, ForbiddenError | PermissionError) and not is_credentials_expiry(error):
         return f"access denied ({format_error(error)}): grant frazil's user read and write access to the table"
     return format_error(error)
@@ -224,10 +209,7 @@ def explain_table_error(error: Exception) -> str:
 
 @contextmanager
 def translate_catalog_errors(catalog: str) -> Iterator[None]:
-    """Convert errors of a catalog's client in the `with` block to frazil's errors.
-
-    These are AccessDenied, CommitRefused, CommitUnavailable and TableLost. Other errors are not converted.
-    """
+    """Convert errors of a catalog's client to AccessDenied, CommitRefused, CommitUnavailable and TableLost."""
     try:
         yield
     except _ACCESS_ERRORS as error:
@@ -270,9 +252,7 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
 
 
 def _connection_error_text(error: Exception) -> str:
-    """Return the server's address and the reason why a connection failed, without the nested messages of requests and
-    urllib3.
-    """
+    # The messages of requests and urllib3 are nested.
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
     url = urlsplit(str(error.request.url) if error.request else "")
@@ -287,7 +267,6 @@ def _connection_error_text(error: Exception) -> str:
 
 
 def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
-    """Flatten nested YAML mappings to keys with dots, as catalogs expect them."""
     if not isinstance(configured, dict):
         return {prefix: str(configured)}
     flat: dict[str, str] = {}
@@ -296,17 +275,8 @@ def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _embedded_properties() -> dict[str, str]:
-    """Return the properties of the SQLite catalog in FRAZIL_HOME."""
-    folder = home()
-    if problem := find_path_problem(str(folder)):
-        raise SpecError(f"FRAZIL_HOME ({str(folder)!r}) {problem}")
-    uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string()
-    return {"type": "sql", "uri": _add_busy_timeout(uri), "warehouse": f"file://{folder}/warehouse"}
-
-
 def _add_busy_timeout(uri: str) -> str:
-    """Add a longer lock timeout to a SQLite URI: during a long read, a commit can exceed the default of 5 s."""
+    """Add a longer lock timeout to a SQLite URI: a long read can exceed the default of 5 s."""
     url = make_url(uri)
     if "timeout" in url.query or not url.database or url.database == ":memory:":
         return uri
@@ -314,7 +284,7 @@ def _add_busy_timeout(uri: str) -> str:
 
 
 def _open(config: CatalogConfig) -> Catalog:
-    """Open a catalog. Retries if another process creates the SQL catalog's tables at the same time."""
+    """Open a catalog, again if another process creates the SQL catalog's tables at the same time."""
     for _ in range(MAX_OPEN_ATTEMPTS - 1):
         try:
             return _open_once(config)
@@ -325,7 +295,6 @@ def _open(config: CatalogConfig) -> Catalog:
 
 
 def _open_once(config: CatalogConfig) -> Catalog:
-    """Open a catalog, and set up shared connections and faster commits. Raises as `load_catalog` does."""
     kind, uri = catalog_type(config.properties), config.properties.get("uri", "")
     if kind == "hive" and uri and not uri.startswith("thrift://"):
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
@@ -340,27 +309,19 @@ def _open_once(config: CatalogConfig) -> Catalog:
         if meant is None:
             raise
         raise meant from error
-    _share_connections(catalog, uri)
-    return write_small_objects_in_one_request(reuse_metadata(keep_times_in_order(catalog)))
-
-
-def share_connections() -> None:
-    """Make all SQL catalogs of one database in this process share its connections, from now on.
-
-    Without this, a hundred writers would use up the database's connections.
-    """
-    global _engines  # noqa: PLW0603 - one per process, never undone
-    _engines = WeakValueDictionary() if _engines is None else _engines
-
-
-def _share_connections(catalog: Catalog, uri: str) -> None:
-    """Replace the catalog's SQL engine with the shared one, if catalogs share them."""
     own = getattr(catalog, "engine", None)
     if _engines is not None and isinstance(own, SqlEngine) and ":memory:" not in uri:
         shared = _engines.setdefault(uri, own)
         if shared is not own:
             catalog.engine = shared  # type: ignore[attr-defined]
             own.dispose()
+    return write_small_objects_in_one_request(reuse_metadata(keep_times_in_order(catalog)))
+
+
+def share_connections() -> None:
+    """Let all SQL catalogs of one database share connections from now on: a hundred writers would use them up."""
+    global _engines  # noqa: PLW0603 - one per process, never undone
+    _engines = WeakValueDictionary() if _engines is None else _engines
 
 
 def _create_client(kind: str, config: CatalogConfig) -> Catalog:
@@ -373,22 +334,9 @@ def _create_client(kind: str, config: CatalogConfig) -> Catalog:
 
 @contextmanager
 def _lock_setup() -> Iterator[None]:
-    """Hold a lock while the embedded catalog is created. The kernel releases the lock if the process dies."""
+    """Hold a lock while the embedded catalog is created."""
     folder = home()
     make_folder(folder / "warehouse")
     with (folder / "catalog.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _use_write_ahead_log(uri: str) -> None:
-    """Switch SQLite to write-ahead logging.
-
-    This is not done for each connection, because the switch fails instead of waiting if the database is locked.
-    """
-    engine = create_engine(uri)
-    try:
-        with engine.connect() as connection:
-            connection.execute(text("PRAGMA journal_mode=WAL"))
-    finally:
-        engine.dispose()

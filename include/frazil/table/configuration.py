@@ -7,13 +7,12 @@ from pathlib import Path
 
 from frazil.errors import SpecError
 
-FILE = ".pyiceberg.yaml"
-"""The name of PyIceberg's configuration file."""
-
 
 def check_configuration() -> None:
-    """Raise SpecError with the file's path if PyIceberg cannot read its configuration file. A missing file is valid."""
-    file = _find_file()
+    """Raise SpecError with the file's path if PyIceberg cannot read its configuration file."""
+    named = os.environ.get("PYICEBERG_HOME")
+    folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
+    file = next((folder / ".pyiceberg.yaml" for folder in folders if (folder / ".pyiceberg.yaml").is_file()), None)
     if file is None:
         return
     from pyiceberg.utils.config import Config  # not needed without the file
@@ -22,10 +21,3 @@ def check_configuration() -> None:
         Config()
     except Exception as error:  # anything that its YAML parser raises
         raise SpecError(f"{file} is not YAML that PyIceberg can read: {' '.join(str(error).split())}") from None
-
-
-def _find_file() -> Path | None:
-    """Return the path of the first configuration file in PyIceberg's search folders; None if none exists."""
-    named = os.environ.get("PYICEBERG_HOME")
-    folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
-    return next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)

@@ -13,7 +13,6 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 
 FORMAT_VERSION = 2
-"""The version of Iceberg's table format."""
 
 DEFAULT_PROPERTIES = {
     "format-version": str(FORMAT_VERSION),
@@ -24,19 +23,17 @@ DEFAULT_PROPERTIES = {
     # Compaction loses some races against a writer that commits every few seconds. Iceberg's default is 4 retries.
     "commit.retry.num-retries": "10",
 }
-"""Properties of every table that frazil creates, unless the declaration changes them."""
+"""Of every table that frazil creates, unless declared."""
 MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
     # Version 2 needs half the bytes and a third less CPU. Signals and dead letters are few, and every reader must be
     # able to read them.
     "write.parquet.format-version": "v2",
 }
-"""Default properties of a stream's main table and routed tables."""
+"""Of a stream's main table and routed tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTable:
-    """A table as frazil would create it."""
-
     identifier: str
     schema: Schema
     partitioning: PartitionSpec
@@ -44,15 +41,12 @@ class DeclaredTable:
     properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
     declarable: frozenset[str] = frozenset()
-    """Names of the columns that the user declared. All other columns are frazil's own."""
+    """Columns that the user declared. All others are frazil's own."""
     relaxable: frozenset[str] = frozenset()
-    """Names of columns that are declared `not null`, but that may be optional in an evolved table. The same applies to
-    their nested fields.
-    """
+    """Columns declared `not null` that may be optional in an evolved table, with their nested fields."""
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
-    """Return the stream's main table as frazil would create it."""
     schema, names = iceberg.table_schema(spec), frozenset(column.name for column in spec.columns)
     return DeclaredTable(
         identifier=spec.table.identifier,
@@ -68,7 +62,6 @@ def declared_table(spec: StreamSpec) -> DeclaredTable:
 
 
 def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
-    """Return the stream's dead-letter table as frazil would create it."""
     return DeclaredTable(
         identifier=spec.dead_letter_table,
         schema=iceberg.DEAD_LETTER_SCHEMA,
@@ -77,5 +70,4 @@ def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
 
 
 def table_identifier(table: Table) -> str:
-    """Return the table's identifier, without its catalog."""
     return ".".join(table.name())

@@ -1,9 +1,6 @@
-"""Compares a declared schema with a table's schema. Each difference is a safe evolution or a conflict. Pure.
-
-Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a larger
-decimal precision (Iceberg specification, "Schema Evolution"). Any other difference is a conflict, which an operator
-must resolve. A declared name that the table had earlier is also a conflict: a column that was renamed or dropped is not
-added again.
+"""Compares a declared schema with a table's schema. Pure. Each difference is a safe evolution, which keeps every file
+and reader valid (Iceberg specification, "Schema Evolution"), or a conflict, which an operator must resolve. A renamed
+or dropped column is not added again.
 """
 
 from __future__ import annotations
@@ -27,25 +24,21 @@ from pyiceberg.types import (
 )
 
 TOP_LEVEL_ID = 0
-"""The parent id of top-level columns; no field has this id."""
+"""The parent id of top-level columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnHistory:
-    """All names and types that a table's columns, including nested fields, have had."""
+    """All names and types that a table's columns and nested fields have had, by field id."""
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """Ids of the fields that have had a name, newest first. The key is the field id of the containing column, and the
-    name.
-    """
+    """The fields that have had a name, newest first, by the containing column's id and the name."""
     names: Mapping[int, frozenset[str]]
-    """All names that a field has had, by field id."""
     types: Mapping[int, frozenset[str]]
-    """All types that a field has had, as text, by field id."""
 
     @classmethod
     def from_schemas(cls, schemas: Iterable[Schema]) -> ColumnHistory:
-        """Build the history from a table's schemas, ordered from oldest to newest."""
+        """Build the history from a table's schemas, oldest first."""
         ids: dict[tuple[int, str], list[int]] = defaultdict(list)
         names: dict[int, set[str]] = defaultdict(set)
         types: dict[int, set[str]] = defaultdict(set)
@@ -64,7 +57,6 @@ class ColumnHistory:
 
 
 def _walk_fields(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedField]]:
-    """Yield all fields of a type, including nested fields, each with the field id of its parent."""
     fields: tuple[NestedField, ...] = ()
     if isinstance(kind, StructType):
         fields = kind.fields
@@ -78,17 +70,15 @@ def _walk_fields(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedFi
 
 
 Path = tuple[str, ...]
-"""The names that lead from a top-level column to a nested field, both included."""
+"""The names from a top-level column to a nested field."""
 
 ACCEPTED_SCHEMA = "frazil.accepted-schema"
-"""Table property that an operator sets to a schema id. The check for former column names then ignores earlier
-schemas.
-"""
+"""Set by an operator to a schema id: earlier schemas' column names are no longer checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """An optional column, or an optional field of a struct, that the table does not have yet."""
+    """An optional column or field of a struct that the table does not have yet."""
 
     path: Path
     type: IcebergType
@@ -112,25 +102,22 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A difference that has no safe evolution. `message` describes both sides and says what to do."""
+    """A difference without a safe evolution. `message` describes both sides and says what to do."""
 
     path: Path
     message: str
 
 
 Change = Addition | Promotion | Relaxation
-"""A change that a table's schema accepts."""
 Difference = Addition | Promotion | Conflict
-"""A difference between a declared schema and a table's schema."""
 
 
 def find_differences(
     declared: Schema, existing: Schema, former: Iterable[Schema] = (), *, declarable: Collection[str] = ()
 ) -> tuple[Difference, ...]:
-    """Return all differences between two schemas; empty if rows of the declared schema fit the current table.
-
-    Undeclared optional columns, and columns wider than declared, are not differences. `former` contains the table's
-    schemas from oldest to newest. Messages suggest changing the declaration only for columns in `declarable`.
+    """Return all differences; none if rows of the declared schema fit the table. Undeclared optional columns and wider
+    ones are none. `former` has the table's schemas, oldest first. Messages suggest changing the declaration only for
+    columns in `declarable`.
     """
     history = ColumnHistory.from_schemas((*former, existing))
     comparison = SchemaComparison(existing, history, frozenset(declarable))
@@ -139,7 +126,7 @@ def find_differences(
 
 @dataclass(frozen=True, slots=True)
 class SchemaComparison:
-    """Compares a declared schema with a table's schema, and with all names and types that its columns have had."""
+    """Compares a declared schema with a table's, and with its history."""
 
     table: Schema
     history: ColumnHistory
@@ -148,7 +135,7 @@ class SchemaComparison:
     def compare_structs(
         self, declared: StructType, existing: StructType, *, path: Path, parent: int
     ) -> Iterator[Difference]:
-        """Yield the differences of two structs. `parent` is the field id of the column that contains them."""
+        """Yield the differences of two structs. `parent` is the containing column's field id."""
         table_fields = {field.name: field for field in existing.fields}
         found_ids: set[int] = set()
         for field in declared.fields:
@@ -172,10 +159,7 @@ class SchemaComparison:
     def compare_missing(
         self, declared: NestedField, existing: StructType, *, path: Path, parent: int
     ) -> Addition | Conflict:
-        """Return how a declared column that the table does not have is handled.
-
-        A new column is an addition. A column that was renamed or dropped is a conflict.
-        """
+        """Return an addition for a missing declared column, or a conflict if it was renamed or dropped."""
         name, can_declare = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and can_declare else ""
         former_ids = self.history.ids.get((parent, name), ())
@@ -204,7 +188,7 @@ class SchemaComparison:
         return Addition(path, declared.field_type, declared.doc)
 
     def _find_reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
-        """Return a conflict if the name now belongs to another column, because the original column was renamed."""
+        """Return a conflict if the column was renamed, and another one has its name."""
         had_others = self.history.names[existing.field_id] != {existing.name}
         now = self._find_current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
@@ -217,7 +201,7 @@ class SchemaComparison:
         )
 
     def _find_current_name(self, field_ids: Iterable[int]) -> str | None:
-        """Return the current name of the first of these fields that the table still has; None if it has none."""
+        """Return the current name of the first of these fields that the table still has."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
@@ -245,7 +229,9 @@ class SchemaComparison:
         elif isinstance(wanted, MapType) and isinstance(found, MapType):
             yield from self._compare_types(wanted.key_field, found.key_field, path=(*path, "key"))
             yield from self._compare_types(wanted.value_field, found.value_field, path=(*path, "value"))
-        elif wanted == found or self._has_become_wider(wanted, existing):
+        elif wanted == found or (
+            str(wanted) in self.history.types[existing.field_id] and widens(wanted, existing.field_type)
+        ):
             return
         elif widens(found, wanted):
             yield Promotion(path, wanted)
@@ -256,16 +242,9 @@ class SchemaComparison:
                 "or add a column of another name",
             )
 
-    def _has_become_wider(self, declared: IcebergType, existing: NestedField) -> bool:
-        """Return whether the column once had the declared type and has been widened since."""
-        return str(declared) in self.history.types[existing.field_id] and widens(declared, existing.field_type)
-
 
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
-    """Return whether Iceberg allows the promotion of `narrow` to `wide` (specification, "Schema Evolution", version 2).
-
-    PyIceberg's own rule also accepts decimals of a different scale.
-    """
+    """Return whether Iceberg version 2 allows the promotion. PyIceberg also accepts decimals of another scale."""
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
     if isinstance(narrow, FloatType):
@@ -276,9 +255,7 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column with each field made optional that is optional in the table, including nested
-    fields.
-    """
+    """Return the declared column, with each field optional that is so in the table."""
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         fields = {field.name: field for field in existing.field_type.fields}

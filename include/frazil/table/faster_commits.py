@@ -1,14 +1,6 @@
-"""Speeds up commits: metadata that this process knows is not parsed or copied again, and S3 gets fewer requests.
-
-PyIceberg parses a table's metadata file at every load and every commit, and ends a commit with a deep copy of all
-snapshots. For a table with hundreds of snapshots, this takes two thirds of a commit's time. A metadata file never
-changes, because its name has a UUID. So this module keeps the last parsed files by location. A copy gets its own lists
-and maps, which contain the same snapshots. So the JSON of a snapshot is kept too.
-
-The catalog still decides at every load which metadata is current, and still decides every commit.
-
-Arrow uploads every S3 file in three requests: create a multipart upload, put a part, complete. A commit writes two or
-three small files. With a delayed open, a file that fits into one part (5 MiB) is sent as one object.
+"""Speeds up commits: parsed metadata and the JSON of snapshots are kept, because PyIceberg parses and copies all at
+each commit, which takes two thirds of the time with hundreds of snapshots. The catalog still decides each load and
+commit. Small files reach S3 in one request instead of three.
 """
 
 from __future__ import annotations
@@ -35,15 +27,11 @@ if TYPE_CHECKING:
 
 
 MAX_CACHED_METADATA = 8
-"""Maximum number of parsed metadata files to keep: a few versions of a stream's two tables."""
+"""A few versions of a stream's two tables."""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Change a catalog so that commits neither copy snapshots nor read the configuration again, and return it.
-
-    This affects only catalogs whose client writes the metadata: SQL, Hive and Glue. A SQL catalog also parses each
-    metadata file only once.
-    """
+    """Let commits of a SQL, Hive or Glue catalog share snapshots, and a SQL catalog parse each file only once."""
     if isinstance(catalog, MetastoreCatalog):
         _share_snapshots(catalog)
         _configure_once(catalog)
@@ -55,7 +43,7 @@ def reuse_metadata(catalog: Catalog) -> Catalog:
 
 
 def _share_snapshots(catalog: MetastoreCatalog) -> None:
-    """Make commits share the snapshots and schemas of the table's metadata instead of copying them."""
+    """Share the metadata's snapshots and schemas between commits instead of copying them."""
     stage = catalog._update_and_stage_table
 
     def stage_shared(current: Table | None, *change: Any) -> StagedTable:
@@ -74,10 +62,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy copies lists and maps, but shares the snapshots and schemas in them.
-
-    It searches snapshots from the newest on, because a commit only needs the newest.
-    """
+    """Return a subclass whose deep copy shares snapshots and schemas, and which searches the newest snapshot first."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -91,12 +76,11 @@ def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
 
 
 def _change_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
-    """Return the metadata as an instance of another class, without validating it again."""
     return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
 
 
 def _configure_once(catalog: MetastoreCatalog) -> None:
-    """Read PyIceberg's configuration once instead of for each metadata file, which takes a tenth of a commit's CPU."""
+    """Read PyIceberg's configuration once instead of for each file: a tenth of a commit's CPU."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
     known = BoundedCache[_SnapshotTexts](MAX_CACHED_METADATA)
 
@@ -110,11 +94,11 @@ def _configure_once(catalog: MetastoreCatalog) -> None:
 
 
 _SnapshotTexts = dict[int, tuple[Snapshot, str]]
-"""Snapshots and their JSON, by the snapshot's identity: versions of a table's metadata share the snapshots."""
+"""Snapshots and their JSON by identity: versions of a table's metadata share snapshots."""
 
 
 def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts], *, exclude_none: bool) -> str:
-    """Return the JSON of a table's metadata, like `model_dump_json`. Each snapshot is converted only once."""
+    """Return the JSON of `model_dump_json`, converting each snapshot once."""
     if type(metadata) is TableMetadataV1:  # its snapshots are written without their sequence numbers
         return metadata.model_dump_json(exclude_none=exclude_none)
     table = str(metadata.table_uuid)
@@ -131,7 +115,6 @@ def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts],
 
 
 def _parse_once(catalog: SqlCatalog) -> None:
-    """Keep the metadata that this catalog parses or writes, so that it is not parsed again."""
     known = BoundedCache[TableMetadata](MAX_CACHED_METADATA)
     convert, stage = catalog._convert_orm_to_iceberg, catalog._update_and_stage_table
 
@@ -157,7 +140,7 @@ def _parse_once(catalog: SqlCatalog) -> None:
 
 
 def write_small_objects_in_one_request(catalog: Catalog) -> Catalog:
-    """Upload small files to S3 in one request, if Arrow accesses the table. Changes the catalog and returns it."""
+    """Upload small files to S3 in one request, if Arrow accesses the table."""
     load = catalog._load_file_io
 
     def load_file_io(*arguments: Any, **named: Any) -> Any:
@@ -173,8 +156,6 @@ def write_small_objects_in_one_request(catalog: Catalog) -> Catalog:
 
 
 def _enable_delayed_open(initialize: Callable[[str | None], Any]) -> Callable[[str | None], Any]:
-    """Wrap the function that opens an S3 file system, to enable Arrow's delayed open."""
-
     def initialize_delayed(netloc: str | None) -> Any:
         # As with pickling, credentials that were not given explicitly are looked up again, not copied.
         rebuild, (settings, *more) = initialize(netloc).__reduce__()

@@ -1,4 +1,4 @@
-"""Selects the data files that may contain given Kafka offsets, from the bounds of the coordinates in manifests."""
+"""Selects the data files that may contain given Kafka offsets, from the coordinates' bounds in manifests."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from pyiceberg.types import PrimitiveType
 from frazil.offsets.spans import TopicPartition
 
 OffsetRanges = Mapping[TopicPartition, Sequence[tuple[int, int]]]
-"""Offset ranges `[start, end)` by topic-partition: sorted, not empty, not overlapping."""
+"""Ranges `[start, end)`: sorted, not empty, not overlapping."""
 
 COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
-"""The columns that identify the Kafka record of a row."""
 
 
 class FileBounds:
-    """Decides whether a data file may contain a row whose Kafka coordinates are in the given ranges.
-
-    A file is skipped only if its bounds prove that it has no such row, so every copy of a record is found. A file has
-    one minimum and maximum for the offsets of all its topic-partitions. If these offsets are far apart, the file may be
-    read unnecessarily.
-    """
+    """Decides whether a data file may contain a row in the given ranges; it never skips one that does."""
 
     def __init__(self, schema: Schema, within: OffsetRanges) -> None:
         fields = [schema.find_field(name) for name in COORDINATES]
@@ -33,7 +27,6 @@ class FileBounds:
         self._within = within
 
     def may_hold(self, file: DataFile) -> bool:
-        """Return whether the file may contain a row in the ranges."""
         (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
         return any(
             # The upper bound of a string may be truncated and rounded up; comparisons stay correct.
@@ -45,25 +38,24 @@ class FileBounds:
 
 
 def topics_filter(topics: Collection[str]) -> str:
-    """Return a row filter that selects topics. Topic names cannot contain quotes."""
+    """Return a row filter that selects topics, whose names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
 def ranges_filter(within: OffsetRanges) -> str:
-    """Return one row filter that covers all ranges, and possibly more rows. It selects the files to scan."""
+    """Return one row filter that covers all ranges, and possibly more."""
     ranges = [r for of in within.values() for r in of]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
     return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
 
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
-    """Return the minimum and maximum of a column in a file. Each is None if the manifest does not have it."""
     both = ((bounds or {}).get(field_id) for bounds in (file.lower_bounds, file.upper_bounds))
     lower, upper = (None if bound is None else from_bytes(kind, bound) for bound in both)
     return lower, upper
 
 
 def _may_overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
-    """Return whether a column's bounds overlap a range, both ends included. A bound that is None is unlimited."""
+    """Return whether bounds overlap a range, ends included. None is unlimited."""
     lower, upper = bounds
     return (lower is None or lower <= greatest) and (upper is None or upper >= lowest)

@@ -1,4 +1,4 @@
-"""Decides which schema changes, requested by a stream's records, a table accepts, and why it refuses others. Pure."""
+"""Decides which schema changes that records request a table accepts, and why it refuses others. Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ ELEMENT, VALUE = "element", "value"
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
-    """A field of the records for which no column is added. `reason` completes a sentence that begins with the field's
-    name.
-    """
+    """A field that gets no column. `reason` completes a sentence that begins with its name."""
 
     path: Path
     reason: str
@@ -37,22 +35,14 @@ class RefusedField:
 
 @dataclass(frozen=True, slots=True)
 class SchemaGrowth:
-    """The schema changes to make, and the refused fields."""
-
     changes: tuple[Change, ...]
     refused: tuple[RefusedField, ...] = ()
-    """The fields that get no column."""
 
 
 def plan_growth(
     table: Schema, former: Iterable[Schema], wanted: Sequence[Change], *, max_columns: int, fixed: Collection[str] = ()
 ) -> SchemaGrowth:
-    """Return which of the wanted schema changes to make. Changes that the table already has are omitted.
-
-    `former` contains the table's schemas from oldest to newest. `max_columns` counts nested fields too. The top-level
-    columns in `fixed` stay required. The time is linear in the number of wanted changes, because records determine this
-    number.
-    """
+    """Return which wanted changes to make. `max_columns` counts nested fields; columns in `fixed` stay required."""
     growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
     refused: list[RefusedField] = []
@@ -73,7 +63,7 @@ def plan_growth(
 
 
 class _ColumnNames:
-    """The column names of a table, including columns that are about to be added."""
+    """A table's column names, including those about to be added."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(walk_fields(table.as_struct(), ()))
@@ -84,14 +74,14 @@ class _ColumnNames:
         self._new: dict[tuple[Path, str], str] = {}
 
     def parent(self, path: Path) -> StructType | None:
-        """Return the struct that contains, or would contain, the field at this path; None if it does not exist."""
+        """Return the struct that contains, or would contain, the field at this path."""
         if len(path) == 1:
             return self._top
         field = self.fields.get(path[:-1])
         return field.field_type if field is not None and isinstance(field.field_type, StructType) else None
 
     def add(self, change: Addition, max_columns: int) -> str | None:
-        """Reserve the name of a new column. Returns why it cannot be added; None if it can."""
+        """Reserve a new column's name. Returns why it cannot be added, if so."""
         path, name = change.path, (change.path[:-1], change.path[-1].lower())
         within = index_name_by_id(Schema(NestedField(-1, path[-1], change.type))).values()
         full_names = {".".join((*path[:-1], inside)) for inside in within}
@@ -111,20 +101,15 @@ class _ColumnNames:
         return None
 
     def _history_problem(self, change: Addition) -> str | None:
-        """Return why the column conflicts with a former column of the table; None if it does not."""
-        parent = self.parent(change.path)
+        if (parent := self.parent(change.path)) is None:
+            return None
         parent_id = TOP_LEVEL_ID if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
         field = NestedField(-1, change.path[-1], change.type, required=False)
-        found = (
-            None
-            if parent is None
-            else self._comparison.compare_missing(field, parent, path=change.path, parent=parent_id)
-        )
+        found = self._comparison.compare_missing(field, parent, path=change.path, parent=parent_id)
         return found.message if isinstance(found, Conflict) else None
 
 
 def _reserved_name_problem(path: Path) -> str | None:
-    """Return why a top-level column must not have this name; None if it may."""
     match tuple(map(str.lower, path)):
         case (name,) if name == LINE:
             return "has the name of a column that frazil adds"
@@ -134,7 +119,7 @@ def _reserved_name_problem(path: Path) -> str | None:
 
 
 def walk_fields(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
-    """Yield all fields of a type with their paths, including nested fields, except fields in map keys."""
+    """Yield a type's fields with their paths, except those in map keys."""
     match kind:
         case StructType():
             fields = [(field.name, field) for field in kind.fields]

@@ -1,4 +1,4 @@
-"""Collects the Kafka offsets of a table's rows in bitmaps. Reads only the Kafka coordinates, a few files at a time."""
+"""Collects the Kafka offsets of a table's rows in bitmaps, reading only coordinates, a few files at a time."""
 
 from __future__ import annotations
 
@@ -28,37 +28,34 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges, ranges_filter, topics_filter
 
 MAX_PARALLEL_FILES = 2
-"""Maximum number of files read in parallel: one is fetched while another is sorted, which takes 25 bytes per row."""
+"""One is fetched while another is sorted, which takes 25 bytes per row."""
 
 DISCARDED_COLUMN = "discarded_at"
-"""The column of a dead-letter table with the time at which an operator discarded the dead letter."""
+"""When an operator discarded a dead letter."""
 
 OffsetArray = NDArray[np.int64]
-"""Kafka offsets as a NumPy array."""
 _PartitionOffsets = tuple[TopicPartition, OffsetArray, bool]
-"""A topic-partition, its sorted offsets, and whether their rows are selected. False if only `topic_ids` excludes
-them.
-"""
+"""Sorted offsets, and whether their rows are selected; False if only `topic_ids` excludes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Selects rows by topic and offset range. If a record became several rows, only the first one counts."""
+    """Selects rows by topic and offset. Of a record's rows, only the first counts."""
 
     topics: Collection[str]
     within: OffsetRanges | None = None
-    """The offset ranges to read; None for all offsets."""
+    """All offsets if None."""
     topic_ids: Mapping[str, str] | None = None
-    """If set, dead letters count only if their topic had this id. An earlier topic of the same name had another id."""
+    """If set, dead letters count only if their topic had this id."""
     stream: str | None = None
     """If set, dead letters count only if this stream rejected them."""
     discarded: bool = True
-    """Whether to count dead letters that an operator discarded."""
+    """Whether discarded dead letters count."""
     branch: str | None = None
-    """The branch to read; None for the table's current snapshot."""
+    """The current snapshot if None."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the columns other than the coordinates that the selection needs, and that the table has."""
+        """Return the table's other columns that the selection needs."""
         names = {field.name for field in table.schema().fields}
         requested = {
             "topic_id": self.topic_ids is not None,
@@ -69,17 +66,13 @@ class RowSelection:
 
 
 def has_coordinates(schema: Schema) -> bool:
-    """Return whether a table has the columns that identify the Kafka record of each row."""
     return {field.name for field in schema.fields}.issuperset(COORDINATES)
 
 
 def tally_rows(
     table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return the offsets of the selected rows by topic-partition; empty if the branch does not exist.
-
-    Adds the number of rows that only `topic_ids` excludes to `former`.
-    """
+    """Return the offsets of the selected rows. Adds the rows that only `topic_ids` excludes to `former`."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
         if is_selected:
@@ -92,9 +85,7 @@ def tally_rows(
 def tally_files(
     io: FileIO, paths: Iterable[str], within: OffsetRanges | None = None
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return the offsets in Parquet files that no snapshot references yet, by topic-partition. Raises
-    FileNotFoundError.
-    """
+    """Return the offsets in Parquet files that no snapshot references yet. Raises FileNotFoundError."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for path in paths:
         with io.new_input(path).open() as source:
@@ -106,7 +97,6 @@ def tally_files(
 
 
 def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_PartitionOffsets]:
-    """Yield the offsets of the selected rows, by file and topic-partition."""
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
         return
@@ -123,7 +113,6 @@ def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_PartitionOffs
 
 
 def _plan_files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileScanTask]:
-    """Yield the files to read: those that may contain rows in the selected ranges."""
     bounds = FileBounds(table.schema(), wanted.within) if wanted.within is not None else None
     for task in scan.plan_files():
         if bounds is None or bounds.may_hold(task.file):
@@ -133,9 +122,7 @@ def _plan_files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[
 def _read_in_parallel(
     read: Callable[[FileScanTask], list[_PartitionOffsets]], tasks: Iterable[FileScanTask]
 ) -> Iterator[list[_PartitionOffsets]]:
-    """Yield the results for the files, in order, and read a few files at a time. PyIceberg's own reader would read all
-    of them concurrently.
-    """
+    """Yield the files' results in order, a few at a time; PyIceberg's reader would read all at once."""
     running: deque[Future[list[_PartitionOffsets]]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
         for task in tasks:
@@ -147,7 +134,6 @@ def _read_in_parallel(
 
 
 def _read_file(table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask) -> list[_PartitionOffsets]:
-    """Return the offsets of the selected rows of one file."""
     # Rows are selected here, because a filter in PyArrow would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
@@ -168,7 +154,7 @@ def _read_file(table: Table, scan: DataScan, wanted: RowSelection, task: FileSca
 def _split_by_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[str, str] | None
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Yield the rows whose topic has the given id or no known id (True), then all other rows (False)."""
+    """Yield the rows whose topic has the given id or no known id (True), then all others (False)."""
     if topic_ids is None or not len(batch):
         yield batch, True
         return
@@ -181,10 +167,7 @@ def _split_by_topic_id(
 
 
 def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
-    """Yield the sorted offsets of each topic-partition. The rows must not contain nulls.
-
-    Each row is encoded as one number, because NumPy sorts by several keys much more slowly.
-    """
+    """Yield the sorted offsets of each partition, for rows without nulls."""
     if not len(rows):
         return
     topics, names = _encode(rows.column("kafka_topic"))
@@ -206,16 +189,14 @@ def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, O
 
 
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Encode a text column as numbers. Returns the numbers, and the text for each number; the last number means
-    null.
-    """
+    """Encode a text column. Returns numbers, and the text for each; the last number means null."""
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
 def clip_offsets(offsets: OffsetArray, tp: TopicPartition, within: OffsetRanges | None) -> Iterator[OffsetArray]:
-    """Yield those of the sorted offsets that are in the topic-partition's ranges; all offsets if `within` is None."""
+    """Yield the sorted offsets in the partition's ranges; all if `within` is None."""
     if within is None:
         yield offsets
         return

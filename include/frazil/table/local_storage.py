@@ -1,4 +1,4 @@
-"""Stores objects as files in a folder. Each file is written completely or not at all, and is synced to disk."""
+"""Stores objects as files in a folder, each written completely or not at all, and synced to disk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.storage_mistakes import FULL_DISK_ERRORS
 
 _TEMPORARY_SUFFIX = ".frazil-tmp"
-"""The ending of the names of unfinished files."""
 _NO_HARD_LINK_ERRORS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""Error numbers of file systems without hard links."""
 _MAX_CREATE_ATTEMPTS = 5
 
 
@@ -69,7 +67,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. Another process that creates a file in such a folder retries."""
+        """Delete files, and folders that become empty. A process that creates a file there retries."""
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _to_local_path(path)
@@ -90,14 +88,13 @@ class LocalStore(ObjectStore):
 
 
 def _to_local_path(path: str) -> Path:
-    """Return the local path of a location: `file:///a/b`, `file:/a/b` and `/a/b` are the same path."""
+    """Return the path of `file:///a/b`, `file:/a/b` or `/a/b`."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return Path(path)
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield the files in a folder, at any depth, except frazil's unfinished files."""
     for folder, _, names in os.walk(root):
         for name in names:
             if not name.endswith(_TEMPORARY_SUFFIX):
@@ -105,9 +102,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _list_files(root: Path | str, name: str) -> Iterator[FileInfo]:
-    """Yield the files in a folder, at any depth, with size and time. Their paths begin with `name` instead of
-    `root`.
-    """
+    """Yield all files below a folder, with paths that begin with `name` instead of `root`."""
     try:
         entries = list(os.scandir(root))
     except (FileNotFoundError, NotADirectoryError):
@@ -125,7 +120,7 @@ def _list_files(root: Path | str, name: str) -> Iterator[FileInfo]:
 
 @contextmanager
 def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
-    """Create a synced temporary file in the target's folder. The file is deleted at the end, unless it was renamed."""
+    """Create a synced temporary file, and delete it at the end, unless it was renamed."""
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
     descriptor = _create(temporary)
     try:
@@ -139,7 +134,7 @@ def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """Create a file and return its descriptor. Retries if another process deletes the empty folder meanwhile."""
+    """Create a file, again if another process deletes the empty folder. Returns its descriptor."""
     for _ in range(_MAX_CREATE_ATTEMPTS):
         _make_folder(path.parent)
         try:
@@ -150,7 +145,7 @@ def _create(path: Path) -> int:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, and sync each new name to disk."""
+    """Create a folder and its parents, and sync each new name."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -1,4 +1,4 @@
-"""Distinguishes a table that its catalog has lost from a table that was never created."""
+"""Distinguishes a table that its catalog has lost from one that was never created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.table.storage import open_store
 
 
 def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
-    """Return what already exists in the folder where a declared table would be created; None if the folder is free."""
+    """Return what exists in the folder where a declared table would be created."""
     location, properties = declared.location, declared.properties
     folder = find_new_folder(catalog, declared.identifier, declared.schema, location=location, properties=properties)
     return read_remains(folder) if folder else None
@@ -44,11 +44,7 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
 
 
 def find_other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """Return the name other than `identifier` under which the catalog has the table with this folder or UUID.
-
-    Returns None if it has no such name. Searches the namespaces of `identifier` and of the folder's path. Raises any
-    error of the catalog.
-    """
+    """Return another name under which the catalog has this folder or UUID, in the folder's or table's namespaces."""
     folder = _strip_file_scheme(location)
     above = folder.split("/")[-2:-1]
     namespaces = {identifier.rpartition(".")[0], *(name.removesuffix(".db") for name in above if name)}
@@ -66,12 +62,11 @@ def find_other_name(catalog: Catalog, identifier: str, *, location: str, uuid: s
 
 
 def _strip_file_scheme(location: str) -> str:
-    """Return the location without `file://` and trailing slashes."""
     return location.removeprefix("file://").rstrip("/")
 
 
 def missing_table_error(spec: StreamSpec) -> TableLost | None:
-    """Return the error for a stream's table that no longer exists; None if it exists."""
+    """Return the error for a stream's table that no longer exists, if so."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -80,7 +75,7 @@ def missing_table_error(spec: StreamSpec) -> TableLost | None:
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
-    """Raise TableLost if another table of the catalog has files in the table's folder."""
+    """Raise TableLost if another table of the catalog has files in this table's folder."""
     identifier = ".".join(table.name())
     other = find_other_table(open_store(table.location(), table.io.properties), table)
     name = other and find_other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
@@ -93,17 +88,12 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
 
 
 def registration_command(catalog: str, identifier: str, metadata: str) -> str:
-    """Return the command that registers a table again from its metadata file."""
     of = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
     return f"frazil register {identifier} {shlex.quote(metadata)}{of}"
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:
-    """Return the error text if the catalog has lost the stream's table, which must then not be created again.
-
-    Returns None if the table exists or may be created. If the server does not have the namespace, no further request is
-    sent. Raises any error of catalog and storage.
-    """
+    """Return the error text if the catalog has lost the stream's table, which must not be created again."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -113,7 +103,7 @@ def find_lost_table(spec: StreamSpec) -> str | None:
 
 
 def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
-    """Return the error for an existing stream whose dead-letter table is missing. The message says what to do."""
+    """Return the error for an existing stream whose dead-letter table is missing."""
     catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
     with translate_catalog_errors(catalog.name):
         found = find_remains(catalog, declared_dead_letters(spec))
@@ -134,11 +124,7 @@ def open_stream_catalog(spec: StreamSpec) -> Catalog:
 
 
 def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
-    """Return the error for a missing table.
-
-    It is TableLost if the catalog has also lost the main table of one of these streams. Otherwise it is SpecError,
-    because the table was not created yet. Raises the errors of `find_lost_table`.
-    """
+    """Return the error for a missing table: TableLost if the catalog has lost one of these streams' tables too."""
     for spec in specs:
         if lost := find_lost_table(spec):
             return TableLost(lost)
@@ -146,7 +132,7 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
 
 
 def explain_dropped_table(spec: StreamSpec, catalog: str) -> str:
-    """Return the error text for a missing table to which a writer of this host has already committed."""
+    """Return the error text for a missing table to which this host's writer has committed."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
         "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "

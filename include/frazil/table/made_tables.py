@@ -1,6 +1,4 @@
-"""Finds the tables that a route's template has created. A table counts if its properties say so; a matching name is not
-enough.
-"""
+"""Finds the tables that a route's template has created, by their properties; a matching name is not enough."""
 
 from __future__ import annotations
 
@@ -20,13 +18,11 @@ from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import run_in_parallel
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties of the main table that other tables do not get, because they contain paths of its own folders."""
+"""Properties that other tables do not get: they name the main table's own folders."""
 
 
 def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Return a table of a stream's route as frazil would create it. `value` is the routing value, for tables of a
-    template.
-    """
+    """Return a table of a stream's route as frazil would create it; `value` for a template's."""
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -35,18 +31,14 @@ def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = 
 
 
 def list_matching_names(catalog: Catalog, sinks: Sinks) -> list[str]:
-    """Return the identifiers of all tables whose names match the route's template, sorted. Loads no table."""
+    """Return the sorted identifiers that match the route's template."""
     if sinks.template is None:
         return []
     return sorted(filter(sinks.matches_template, list_table_names(catalog, sinks.template.rpartition(".")[0])))
 
 
 def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | None = None) -> dict[str, Table]:
-    """Load the existing tables that a stream's route lists or that its template created, by identifier.
-
-    `names` are the tables to load, by default all. Raises AccessDenied with the table's name, and any other error of
-    the catalog.
-    """
+    """Load the existing tables (`names`, or all) that a route lists or its template created."""
 
     def load(identifier: str) -> Table | None:
         try:

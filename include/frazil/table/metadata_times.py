@@ -1,8 +1,5 @@
-"""Keeps the times in a table's metadata in order, even if the last host that changed the table has a fast clock.
-
-Iceberg's Java library refuses metadata in which an entry of the snapshot log or metadata log is over a minute older
-than the entry before it. It also refuses metadata whose last update is over a minute older than these entries.
-PyIceberg uses the host's clock for new entries, so it can write such metadata.
+"""Keeps the times in a table's metadata in order, even if a host that changed the table has a fast clock. Iceberg's
+Java library refuses logs, or a last update, over a minute older than an earlier entry.
 """
 
 from __future__ import annotations
@@ -23,19 +20,18 @@ from frazil import clock
 log = logging.getLogger(__name__)
 
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
-"""A log entry of either kind."""
 
 MAX_CLOCK_LEAD_MS = 60_000
-"""How far a table's times may be ahead of a JVM engine's clock. Beyond this, the engine refuses to commit."""
+"""A JVM engine whose clock is further behind refuses to commit."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:
-    """Return the time for the next change of this metadata (ms): now, or just after the latest time in the metadata."""
+    """Return the time for the next change (ms): now, or just after the metadata's latest time."""
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
 def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """Return the metadata `after` with its times in order. Repairs logs that were already out of order in `before`."""
+    """Return the metadata `after` with its times, and both logs, in order."""
     if after == before:
         return after
     return after.model_copy(
@@ -48,10 +44,7 @@ def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
 
 
 def keep_times_in_order(catalog: Catalog) -> Catalog:
-    """Make every change through this catalog later than all earlier changes of the table. Returns the catalog.
-
-    A REST catalog is not changed, because its server sets the times.
-    """
+    """Make each change through this catalog later than all earlier ones. A REST server sets the times itself."""
     if isinstance(catalog, MetastoreCatalog):
         stage, warned = catalog._update_and_stage_table, set()
 
@@ -62,27 +55,20 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
                 ahead_ms = made.metadata.last_updated_ms - clock.now_ms()
                 if ahead_ms > MAX_CLOCK_LEAD_MS and current.name() not in warned:
                     warned.add(current.name())
-                    _warn_of_fast_clock(".".join(current.name()), ahead_ms)
+                    log.warning(
+                        "table %s was changed by a host whose clock is %d s ahead of this host's clock. New changes "
+                        "get still later times than its changes. Until this host's clock catches up, Spark, Trino and "
+                        "other JVM engines cannot commit to the table (compaction and expiry fail). Synchronise the "
+                        "hosts' clocks",
+                        *(".".join(current.name()), ahead_ms // 1000),
+                    )
             return made
 
         catalog._update_and_stage_table = stage_in_order  # type: ignore[method-assign, assignment]
     return catalog
 
 
-def _warn_of_fast_clock(table: str, ahead_ms: int) -> None:
-    """Warn that a host with a fast clock has changed the table."""
-    log.warning(
-        "table %s was changed by a host whose clock is %d s ahead of this host's clock. New changes get still later "
-        "times "
-        "than its changes. Until this host's clock catches up, Spark, Trino and other JVM engines cannot commit to "
-        "the table "
-        "(compaction and expiry fail). Synchronise the hosts' clocks",
-        table, ahead_ms // 1000,
-    )  # fmt: skip
-
-
 def _newest_ms(metadata: TableMetadata) -> int:
-    """Return the latest time in the metadata."""
     of = attrgetter("timestamp_ms")
     times = (map(of, entries) for entries in (metadata.snapshots, metadata.snapshot_log, metadata.metadata_log))
     newest: int = max(chain([metadata.last_updated_ms], *times))
@@ -90,7 +76,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:
-    """Return the log entries in the same order. A time that is earlier than the previous entry's is raised to it."""
+    """Return the log entries; a time earlier than the one before is raised to it."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

@@ -21,28 +21,23 @@ from frazil.table.storage_requests import count_request
 R = TypeVar("R")
 
 _EXISTS_CODES = frozenset({"PreconditionFailed", "412"})
-"""S3's error codes for a conditional put of an object that already exists."""
+"""S3's errors for a conditional put of an object that exists."""
 _CONFLICT_CODE = "ConditionalRequestConflict"
-"""S3's error code for a conditional put whose outcome a concurrent put left undecided. The put is retried."""
+"""S3's error for a put that a concurrent put left undecided, and that is retried."""
 _ABSENT_CODES = frozenset({"NoSuchKey", "404"})
-"""S3's error codes for a missing object."""
 _NO_BATCH_DELETE_CODES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
-"""Error codes of S3-compatible stores that cannot delete several objects in one request."""
+"""Of S3-compatible stores that delete one object per request."""
 MAX_KEYS_PER_REQUEST = 1_000
-"""Maximum number of objects that one request deletes; S3's limit."""
+"""S3's limit for deletions."""
 _MAX_PUT_ATTEMPTS = 5
 MAX_S3FS_ATTEMPTS = 2
-"""Maximum number of attempts by s3fs. Its client tries up to five times in each, so s3fs's default would take a
-minute.
-"""
+"""Its client tries up to five times in each: s3fs's default would take a minute."""
 MAX_CACHED_FILE_IOS = 4
-"""Maximum number of cached FileIO objects, one for each set of properties. Spark executors open a store for each
-write.
-"""
+"""By properties. Spark executors open a store for each write."""
 
 
 class FsspecStore(ObjectStore):
-    """An object store in S3, GCS or ADLS. These services write an object completely or not at all."""
+    """An object store in S3, GCS or ADLS, which write an object completely or not at all."""
 
     def __init__(
         self, location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None
@@ -59,7 +54,7 @@ class FsspecStore(ObjectStore):
 
     @property
     def _file_system(self) -> Any:
-        """The file system of the current thread. fsspec's clients must not be shared between threads."""
+        """The file system of the current thread, which must not share fsspec's clients."""
         opened = self._opened
         # Renewable credentials are used until they expire, because a new client takes half a second of CPU.
         if opened is None or (self._renew is None and opened[0] != self._current_properties()):
@@ -75,9 +70,7 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._get_properties()).items())
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
-        """Call `action` with the file system. If its credentials have expired or are refused, call it again with newer
-        ones.
-        """
+        """Call `action`, again with newer credentials if these have expired or are refused."""
         try:
             with _translate_errors(path):
                 return action(self._file_system)
@@ -151,7 +144,7 @@ class FsspecStore(ObjectStore):
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files. S3 gets up to 1,000 keys per request, unless it refuses such requests; other stores get one."""
+        """Delete files: up to 1,000 keys per request to S3, unless it refuses this, and otherwise one."""
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, MAX_KEYS_PER_REQUEST)):
@@ -188,11 +181,10 @@ class FsspecStore(ObjectStore):
         return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Do nothing: a closed file is already durable in an object store."""
+        """Do nothing: a closed file is durable."""
 
 
 def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
-    """Create an object. Returns False if it already exists."""
     for attempt in range(_MAX_PUT_ATTEMPTS):
         try:
             files.pipe_file(path, data, mode="create")
@@ -210,10 +202,7 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-    """Delete the objects with one request per bucket. Returns the errors by path.
-
-    s3fs's own method ignores the errors that S3 returns for individual keys.
-    """
+    """Delete objects with one request per bucket, and return S3's errors by path, which s3fs ignores."""
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
@@ -232,12 +221,11 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
 
 @lru_cache(maxsize=MAX_CACHED_FILE_IOS)
 def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
-    """Return a cached FileIO with these properties."""
     return FsspecFileIO(dict(properties))
 
 
 def _error_code(error: OSError) -> str | None:
-    """Return S3's error code; None if the error has none. s3fs only recognises the texts that AWS sends."""
+    """Return S3's error code, if any. s3fs only recognises the texts that AWS sends."""
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None
@@ -246,7 +234,7 @@ def _error_code(error: OSError) -> str | None:
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:
-    """Return the modification time in milliseconds since 1970. Each fsspec file system stores it under its own key."""
+    """Return the modification time (ms), which each fsspec file system has under its own key."""
     for key in ("LastModified", "mtime", "last_modified", "updated"):
         modified = info.get(key)
         if isinstance(modified, str):
@@ -258,9 +246,7 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
 
 @contextmanager
 def _translate_errors(path: str) -> Iterator[None]:
-    """Convert errors of fsspec's clients in the `with` block to frazil's errors, if they concern more than one
-    object.
-    """
+    """Convert errors of fsspec's clients that concern more than one object."""
     try:
         yield
     except (OSError, BotoCoreError) as error:

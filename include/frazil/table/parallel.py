@@ -1,4 +1,4 @@
-"""Runs the same step for several tables in parallel, because most steps wait for storage and catalogs."""
+"""Runs the same step for several tables in parallel, because most wait for storage and catalogs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MAX_THREADS = 8
-"""Maximum number of steps that run in parallel."""
 
 
 def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, at_once: int = MAX_THREADS) -> list[B]:
-    """Call `step` for each item in parallel, and return the results in the order of the items.
-
-    Returns or raises only when all steps have ended. The last item's step runs in the calling thread, because the table
-    that decides a commit may need it.
-    """
+    """Call `step` for each item, the last one in the calling thread, and return the results in order."""
     if len(items) < 2 or at_once < 2:
         return [step(item) for item in items]
     *others, last = items

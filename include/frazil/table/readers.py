@@ -1,7 +1,5 @@
-"""Generates the configuration, ready to paste, with which an engine can read a catalog's tables. Pure.
-
-Unless a property is known to be harmless, its value is replaced with a reference to the environment variable from which
-PyIceberg reads it.
+"""Generates the configuration, ready to paste, with which an engine reads a catalog's tables. Pure. Values not known to
+be harmless become references to PyIceberg's environment variables.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ from frazil.errors import SpecError
 from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type, to_spark_properties
 
 Reader = Literal["spark", "trino", "duckdb", "pyiceberg"]
-"""An engine for which a configuration can be generated."""
 READERS: tuple[Reader, ...] = get_args(Reader)
-"""All engines for which a configuration can be generated."""
 
 _HARMLESS = frozenset(
     {
@@ -33,11 +29,10 @@ _HARMLESS = frozenset(
         *("adls.account-name", "adls.account-host", "gcs.project-id", "gcs.default-bucket-location"),
     }
 )
-"""PyIceberg properties whose values are printed. URLs with a password or unknown parameters are not."""
+"""Properties whose values are printed, except URLs with a password or unknown parameters."""
 _HARMLESS_QUERY = frozenset({"timeout", "sslmode", "sslrootcert", "connect_timeout", "application_name"})
 """Parameters of a database URL that are printed."""
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
-"""Matches a reference to an environment variable, such as `${NAME}`."""
 
 _TRINO_S3 = {
     **{key: key for key in ("s3.endpoint", "s3.region")},
@@ -45,27 +40,22 @@ _TRINO_S3 = {
     "s3.access-key-id": "s3.aws-access-key",
     "s3.secret-access-key": "s3.aws-secret-key",
 }
-"""Maps PyIceberg's properties for S3 to Trino's."""
 _TRINO_REST = {
     **{key: key for key in ("uri", "warehouse", "prefix")},
     **{key: f"oauth2.{key}" for key in ("credential", "token", "scope")},
     "oauth2-server-uri": "oauth2.server-uri",
 }
-"""Maps PyIceberg's properties of a REST catalog to Trino's."""
 _TRINO_GLUE = {
-    "glue.region": "region",
-    "client.region": "region",
+    **dict.fromkeys(("glue.region", "client.region"), "region"),
     "glue.endpoint": "endpoint-url",
     "glue.id": "catalogid",
 }
-"""Maps PyIceberg's properties of Glue to Trino's."""
 
 
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
-    """Return the text to paste: a Python snippet or, for Trino, the file `etc/catalog/<catalog>.properties`.
-
-    `properties` are PyIceberg's. `packages` are Maven coordinates: Iceberg's Spark runtime, a JDBC driver for SQLite,
-    then other packages that are needed. Raises SpecError for a catalog that the engine cannot open.
+    """Return the text to paste: a Python snippet or, for Trino, `etc/catalog/<catalog>.properties`. `packages` are
+    Maven coordinates: Iceberg's Spark runtime, SQLite's JDBC driver, then others. Raises SpecError for a catalog that
+    the engine cannot open.
     """
     match reader:
         case "spark":
@@ -83,7 +73,6 @@ table = catalog.load_table("namespace.table")
 # Reads only the selected rows and columns, into memory.
 connection = table.scan(row_filter="true", selected_fields=("*",)).to_duckdb("t")
 print(connection.sql("SELECT count(*) FROM t"))"""
-"""The lines of a DuckDB snippet after those that open the catalog."""
 
 
 def _spark_snippet(catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
@@ -179,16 +168,11 @@ def _trino_s3(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return those properties that have a name in `names`, under this name with the prefix."""
     return {prefix + name: given[key] for key, name in names.items() if key in given}
 
 
 def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """Return the properties with `${VARIABLE}` in place of each possible secret.
-
-    With `database_password`, only the password in a database URL is replaced, because JVM engines have a property for
-    it. Otherwise, the whole URL is replaced.
-    """
+    """Return the properties with `${VARIABLE}` for each secret, or only the password of a database URL."""
     shown = {
         key: value if _is_harmless(key, value) else _variable_reference(catalog, key)
         for key, value in properties.items()
@@ -212,19 +196,15 @@ def _is_harmless(key: str, value: str) -> bool:
 
 
 def _variable_reference(catalog: str, key: str) -> str:
-    """Return a reference to PyIceberg's environment variable for a property. In its name, `__` stands for a dot and `_`
-    for a hyphen.
-    """
+    """Return a reference to PyIceberg's environment variable: `__` stands for a dot, `_` for a hyphen."""
     name = f"PYICEBERG_CATALOG__{catalog}__{key.replace('.', '__')}".upper()
     return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"
 
 
 def _python_literal(value: str) -> str:
-    """Return the Python expression for a value: a string, or an environment variable for a reference."""
     found = _REFERENCE.fullmatch(value)
     return f'os.environ["{found[1]}"]' if found else json.dumps(value)
 
 
 def _imports(values: Iterable[str]) -> list[str]:
-    """Return the lines that import `os`, if one of the values refers to an environment variable."""
     return ["import os", ""] if any(map(_REFERENCE.fullmatch, values)) else []

@@ -10,11 +10,7 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """A thread-safe cache of up to `limit` values by name. It evicts the value that was stored first; reads do not
-    matter.
-
-    With `weigh`, which returns a value's weight, the limit is the weight of all values.
-    """
+    """A thread-safe cache of `limit` values, or of their weight with `weigh`, that evicts the value stored first."""
 
     def __init__(self, limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
         self._limit, self._weigh, self._weight = limit, weigh, 0

@@ -1,6 +1,4 @@
-"""Checks a metadata file before a catalog registers a table from it.
-
-Catalogs do not check this. A SQL catalog accepts any path, even if the table cannot be loaded. No catalog checks
+"""Checks a metadata file before a catalog registers a table from it. A SQL catalog accepts any path, and none checks
 whether a newer metadata file exists.
 """
 
@@ -18,14 +16,11 @@ from frazil.table.storage import open_store
 from frazil.timetext import format_utc
 
 MAX_ERROR_CHARACTERS = 200
-"""Maximum number of characters that a message quotes from an error about a file's contents."""
+"""Quoted from an error about a file's contents."""
 
 
 def read_metadata(catalog: Catalog, path: str) -> TableMetadata | None:
-    """Read a metadata file. Returns None if only the server of a REST catalog can read it, which then also checks it.
-
-    Raises SpecError if the file does not exist or is not table metadata, and any error of the storage.
-    """
+    """Read a metadata file; None if only a REST catalog's server can. Raises SpecError for other files."""
     open_store(path, catalog.properties)  # raises the usual error for an unsupported scheme
     try:
         return FromInputFile.table_metadata(catalog._load_file_io(location=path).new_input(path))
@@ -50,7 +45,7 @@ def _not_metadata_error(path: str, error: Exception) -> SpecError:
 
 
 def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the table has a newer metadata file. Registering an older one would lose commits."""
+    """Raise SpecError if the table has a newer metadata file, whose commits would be lost."""
     store = open_store(metadata.location, catalog.properties)
     newest = find_newest_metadata(store, metadata.location, str(metadata.table_uuid))
     if newest is not None and file_name(newest.path) != file_name(path):
@@ -63,10 +58,7 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
 
 
 def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the catalog already has the table under another name.
-
-    Searches the namespaces of `table` and of the table's folder.
-    """
+    """Raise SpecError if the table has another name in the namespaces of `table` and of its folder."""
     name = find_other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:
         raise SpecError(

@@ -1,6 +1,5 @@
-"""Detects a lost or replaced catalog: a table's folder still has files, but the catalog does not have the table.
-
-A new table must not use such a folder: two tables in one folder would each treat the other's files as their own.
+"""Detects a lost or replaced catalog: a table's folder has files, but the catalog does not have the table. A new table
+must not use such a folder: each table would treat the other's files as its own.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ from frazil.timetext import format_utc
 log = logging.getLogger(__name__)
 
 METADATA_SUFFIX = ".metadata.json"
-"""The text by which a metadata file's name is recognised."""
 STATE_FOLDER = "_frazil"
-"""The subfolder of a table's location in which frazil keeps the state of streams."""
+"""Keeps the state of streams, below a table's location."""
 _VERSION = re.compile(r"v?(\d+)")
-"""Matches the version at the beginning of a metadata file's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataFile:
-    """A metadata file of a table. `snapshots` (their number) and `uuid` are None if the file cannot be read."""
+    """A metadata file; `snapshots` (their number) and `uuid` are None if it cannot be read."""
 
     path: str
     modified_ms: int
@@ -47,12 +44,10 @@ class MetadataFile:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """The metadata and stream state that remain in a table's folder."""
-
     location: str
     newest: MetadataFile | None
     streams: tuple[str, ...]
-    """Streams with journals, commit records or a desired state in the folder."""
+    """Streams with state in the folder."""
 
     def __str__(self) -> str:
         found = []
@@ -67,8 +62,6 @@ class Remains:
 
 @dataclass(frozen=True, slots=True)
 class TableFolder:
-    """The folder in which a new table would be created, and its store."""
-
     location: str
     store: ObjectStore
 
@@ -76,10 +69,7 @@ class TableFolder:
 def find_new_folder(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
 ) -> TableFolder | None:
-    """Return the folder in which the catalog would create the table. Creates nothing.
-
-    Returns None if only the catalog's server can determine the folder. Raises any error of the catalog.
-    """
+    """Return the folder in which the catalog would create the table, if known. Creates nothing."""
     if isinstance(catalog, MetastoreCatalog):
         found = _resolve_location(catalog, identifier, location)
         return TableFolder(found, open_store(found, catalog.properties))
@@ -98,7 +88,7 @@ def find_new_folder(
 
 
 def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str | None) -> str:
-    """Return the location that the catalog would choose for a new table, even if the namespace does not exist yet."""
+    """Return the location that the catalog would choose, even if the namespace does not exist yet."""
     namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
     name = Catalog.table_name_from(identifier)
     try:
@@ -110,25 +100,19 @@ def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str 
 
 
 def read_remains(folder: TableFolder) -> Remains | None:
-    """Return what remains of a table that had data; None if the folder is free. A free folder needs only one listing.
-
-    Metadata without a snapshot does not count, because an interrupted creation leaves such a file.
-    """
+    """Return what remains of a table that had data; metadata without a snapshot does not count."""
     store, location = folder.store, folder.location
     folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
     files = _metadata_files(store.list_files(folders["metadata"])) if "metadata" in folders else []
     newest = _read_metadata(store, max(files, key=_version_and_time)) if files else None
-    streams = (
-        [folder.rsplit("/", 1)[-1] for folder in store.list_folders(folders[STATE_FOLDER])]
-        if STATE_FOLDER in folders
-        else []
-    )
-    found = Remains(location, newest, tuple(name for name in streams if not name.startswith("_")))
+    states = store.list_folders(folders[STATE_FOLDER]) if STATE_FOLDER in folders else []
+    streams = tuple(name for state in states if not (name := file_name(state)).startswith("_"))
+    found = Remains(location, newest, streams)
     return found if found.streams or (newest is not None and newest.snapshots != 0) else None
 
 
 def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
-    """Return the metadata of another table that has data in this table's folder; None if there is none."""
+    """Return the metadata of another table that has data in this table's folder."""
     metadata = table.metadata
     own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
@@ -137,19 +121,14 @@ def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
 
 
 def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> MetadataFile | None:
-    """Return the newest metadata file of the table with this UUID; None if there is none.
-
-    Other tables may have used the same folder.
-    """
+    """Return the newest metadata file of the table with this UUID; others may have used its folder."""
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read_metadata(store, file) for file in sorted(files, key=_version_and_time, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)
 
 
 def _version_and_time(file: FileInfo) -> tuple[int, int]:
-    """Return the sort key of a metadata file: its version, then its time, because failed commits may leave several
-    files of a version.
-    """
+    """Return the sort key: version, then time, because failed commits may leave several files of a version."""
     found = _VERSION.match(file_name(file.path))
     return int(found[1]) if found else -1, file.modified_ms
 
@@ -163,7 +142,6 @@ def file_name(path: str) -> str:
 
 
 def _read_metadata(store: ObjectStore, file: FileInfo) -> MetadataFile:
-    """Read a metadata file. Fields that cannot be read are None."""
     try:
         data = store.get(file.path) or b""
         raw = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)

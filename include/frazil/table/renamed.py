@@ -1,7 +1,6 @@
-"""Handles columns that `frazil evolve` renamed or dropped while declarations and records still use the old names.
-
-A table property stores the old names. It changes in the same commit as the schema, so a running writer can continue. An
-old name in the declaration refers to the renamed column. If the column was dropped, the name is ignored.
+"""Handles columns that `frazil evolve` renamed or dropped while declarations and records use the old names. A table
+property stores these, and changes with the schema in one commit. An old name refers to the renamed column; that of a
+dropped column is ignored.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.evolution import TOP_LEVEL_ID, ColumnHistory
 
 MAX_ATTEMPTS = 5
-"""Maximum number of attempts, if other processes change the table at the same time."""
 
 
 def use_current_names(declared: Schema, existing: Schema, former: FormerColumns) -> Schema:
-    """Return the declared schema with the table's current column names. Dropped columns are omitted."""
+    """Return the declared schema with the table's column names, without dropped columns."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
     for field in declared.fields:
@@ -38,7 +36,7 @@ def use_current_names(declared: Schema, existing: Schema, former: FormerColumns)
 
 
 def find_aliases(existing: Schema, former: FormerColumns) -> dict[str, int]:
-    """Map each former column name that records may still use to the field id of the renamed column."""
+    """Return the former column names that records may still use, with field ids."""
     return {
         name: field_id
         for name, field_id in former.items()
@@ -54,13 +52,12 @@ def _has_column(schema: Schema, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
-    """Requested column changes. `renames` maps old names to new names; `drops` contains the columns to drop."""
+    """Requested changes: `renames` from old to new names, and columns to drop."""
 
     renames: Mapping[str, str]
     drops: Sequence[str]
 
     def of(self, names: Collection[str]) -> ColumnChanges:
-        """Return only the changes of these columns."""
         renames = {old: new for old, new in self.renames.items() if old in names}
         return ColumnChanges(renames, [name for name in self.drops if name in names])
 
@@ -71,10 +68,7 @@ class ColumnChanges:
 def find_change_problems(
     wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
 ) -> list[str]:
-    """Return the reasons why the columns cannot be renamed or dropped; empty if they can.
-
-    `fixed` maps columns that must not change to the reasons.
-    """
+    """Return why the columns cannot be renamed or dropped. `fixed` has reasons for columns that must not change."""
     found = []
     history = ColumnHistory.from_schemas((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
@@ -101,17 +95,14 @@ def find_change_problems(
 
 
 def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
-    """Raise SchemaIncompatible, with all reasons, if one of the changes is not possible."""
+    """Raise SchemaIncompatible, with all reasons, if a change is not possible."""
     former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
     if found := find_change_problems(wanted, table.schema(), former, fixed=fixed):
         raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
 
 
 def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
-    """Rename and drop columns in one commit, which also stores the old names. Returns the changed table.
-
-    Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
-    """
+    """Rename and drop columns in one commit. Raises SchemaIncompatible with all problems, and commit errors."""
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_ATTEMPTS):
             check_changes(table, wanted, fixed=fixed)
@@ -138,9 +129,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
 
 
 def copy_renames(table: Table, main: Table) -> Table:
-    """Repeat the main table's column renames and drops in a routed table, and return it. Raises as `change_columns`
-    does.
-    """
+    """Repeat the main table's renames and drops in a routed table, and return it. Raises as `change_columns`."""
     if not (former := parse_former_columns(main.properties)):
         return table
     names = {field.name for field in table.schema().fields}
@@ -152,6 +141,6 @@ def copy_renames(table: Table, main: Table) -> Table:
 
 
 def layout_field_ids(table: Table) -> Collection[int]:
-    """Return the field ids that the table's partition specs and sort orders have used."""
+    """Return the field ids that the partition specs and sort orders have used."""
     specs = {field.source_id for spec in table.metadata.partition_specs for field in spec.fields}
     return specs | {field.source_id for order in table.metadata.sort_orders for field in order.fields}

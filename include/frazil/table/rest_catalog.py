@@ -1,8 +1,6 @@
-"""Extends PyIceberg's client for REST catalogs with protection against slow or overloaded servers and gateways.
-
-PyIceberg waits forever for a response, and accepts any response. Here, each request has a timeout. If the server is
-overloaded, a read is retried after the response's `Retry-After`. This client never repeats a commit:
-`frazil.commit.compare_and_swap` first checks whether it succeeded.
+"""PyIceberg's client for REST catalogs, with timeouts and a check that responses are JSON. A read from an overloaded
+server is retried after its `Retry-After`; a commit never is: `frazil.commit.compare_and_swap` first checks whether it
+succeeded.
 """
 
 from __future__ import annotations
@@ -18,21 +16,17 @@ from urllib3.util import Retry
 from frazil.table.catalog_mistakes import NotIcebergResponse
 
 TIMEOUT_S = (10.0, 60.0)
-"""Timeouts in seconds: for connecting, and for each pause while a response arrives."""
+"""For connecting, and for each pause while a response arrives."""
 OVERLOADED_STATUSES = (429, 503)
-"""HTTP statuses of an overloaded server."""
 MAX_READ_RETRIES = 3
-"""Maximum number of retries of a read."""
 MAX_RETRY_AFTER_S = 10
-"""Maximum wait in seconds between two attempts of a read. Commits may wait longer: see
-`frazil.commit.compare_and_swap`.
-"""
+"""Between two attempts of a read; commits may wait longer."""
 NESTED_PREFIXES = ("auth", "ssl")
-"""The first parts of property names for which PyIceberg's client expects nested mappings."""
+"""Properties that PyIceberg's client expects in nested mappings begin with these."""
 
 
 class ResilientRestCatalog(RestCatalog):
-    """A REST catalog with timeouts and retries, which checks that responses are JSON."""
+    """A REST catalog with timeouts and retries."""
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **nest_properties(properties))
@@ -50,7 +44,7 @@ class ResilientRestCatalog(RestCatalog):
 
 
 def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the properties with `auth.*` and `ssl.*` as nested mappings, as PyIceberg expects them."""
+    """Return the properties with `auth.*` and `ssl.*` as nested mappings."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
         *path, last = key.split(".") if key.split(".")[0] in NESTED_PREFIXES else [key]
@@ -62,13 +56,18 @@ def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _limit_requests(session: Session) -> None:
-    """Add timeouts, retries and the check of responses to a session."""
     send = session.send
 
     def send_limited(request: PreparedRequest, **options: Any) -> Response:
         if options.get("timeout") is None:
             options["timeout"] = TIMEOUT_S
-        return _check_response(send(request, **options))
+        response = send(request, **options)
+        is_meaningful = response.ok or response.status_code in (404, 409)
+        if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):
+            kind = response.headers.get("Content-Type", "no type")
+            begin = " ".join(response.text[:200].split())[:60]
+            raise NotIcebergResponse(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")
+        return response
 
     session.send = send_limited  # type: ignore[method-assign]
     for scheme in ("http://", "https://"):
@@ -76,7 +75,6 @@ def _limit_requests(session: Session) -> None:
 
 
 def _retries() -> Retry:
-    """Return the retry policy of reads."""
     return Retry(
         total=MAX_READ_RETRIES,
         connect=1,
@@ -88,17 +86,3 @@ def _retries() -> Retry:
         raise_on_status=False,
         retry_after_max=MAX_RETRY_AFTER_S,
     )
-
-
-def _check_response(response: Response) -> Response:
-    """Return the response, or raise NotIcebergResponse if its body should be JSON but is not.
-
-    This applies to a success, a "not found" and a conflict. PyIceberg would interpret a gateway's "not found" page as a
-    missing table.
-    """
-    is_meaningful = response.ok or response.status_code in (404, 409)
-    if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):
-        kind = response.headers.get("Content-Type", "no type")
-        begin = " ".join(response.text[:200].split())[:60]
-        raise NotIcebergResponse(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")
-    return response

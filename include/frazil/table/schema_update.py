@@ -35,15 +35,10 @@ from frazil.table.renamed import use_current_names
 logger = logging.getLogger(__name__)
 
 MAX_EVOLUTION_ATTEMPTS = 5
-"""Maximum number of attempts, if other processes change the table at the same time."""
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve the table to the declared schema in one update, and return it. Retries if another process changed the
-    table.
-
-    Raises SchemaIncompatible, SpecError, CommitUnavailable.
-    """
+    """Evolve the table to the declared schema in one update, and return it. Raises SchemaIncompatible and others."""
     for _ in range(MAX_EVOLUTION_ATTEMPTS):
         changes = find_evolutions(table, declared, stream)
         if not changes:
@@ -59,9 +54,7 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
 
 
 def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
-    """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible if it needs unsafe
-    ones.
-    """
+    """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible for unsafe ones."""
     existing = table.schema()
     wanted = _adapt(_use_current_names(declared, table), existing)
     found = find_differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
@@ -73,10 +66,7 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas from oldest to newest.
-
-    If an operator accepted a schema (`ACCEPTED_SCHEMA`), earlier ones are omitted.
-    """
+    """Return the table's schemas, oldest first, from the one that an operator accepted (`ACCEPTED_SCHEMA`)."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -84,7 +74,7 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
-    """Return the declaration with the column names that the table has since `frazil evolve`."""
+    """Return the declaration with the column names since `frazil evolve`."""
     if not (former := parse_former_columns(table.properties)):
         return declared
     schema = use_current_names(declared.schema, table.schema(), former)
@@ -94,11 +84,7 @@ def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema with some columns made optional, so that it fits older tables.
-
-    A column of frazil's own becomes optional if the table does not have it, or has it as optional: old rows may have no
-    value. Columns in `relaxable` become optional where the table's are.
-    """
+    """Return the declared schema with frazil's own and relaxable columns as optional as the table's."""
     existing_fields = {field.name: field for field in existing.fields}
 
     def adapt_field(field: NestedField) -> NestedField:
@@ -114,7 +100,7 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
 
 
 def check_readable_schema(coming: Schema, table: str) -> None:
-    """Raise SpecError for a new column that would prevent some engines from reading the table."""
+    """Raise SpecError for a new column that would keep some engines from reading the table."""
     for field in coming.fields:
         if field.name.lower() in METADATA_COLUMNS:
             raise SpecError(
@@ -126,21 +112,16 @@ def check_readable_schema(coming: Schema, table: str) -> None:
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
-    """Return the undeclared top-level columns that a stream fills, in the syntax of a declaration: `gate: string`."""
+    """Return the undeclared top-level columns that a stream fills, as `gate: string`."""
     names = {column.name for column in spec.columns}
-    if parse_former_columns(
-        table.properties
-    ):  # building a schema is slow, and an open page calls this for many streams
+    # Building a schema is slow, and an open page calls this for many streams.
+    if parse_former_columns(table.properties):
         names = {field.name for field in _use_current_names(declared_table(spec), table).schema.fields}
     return tuple(format_declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
 
 def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> SchemaGrowth:
-    """Change a stream's table as its records require, in one update. Returns the accepted changes and the refused
-    fields.
-
-    Retries if another process changed the table. Raises CommitUnavailable, AccessDenied.
-    """
+    """Change a stream's table as its records require, in one update. Raises CommitUnavailable, AccessDenied."""
     fixed = frozenset({spec.event_time.column, *RESERVED})
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_EVOLUTION_ATTEMPTS):
@@ -184,7 +165,6 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
 
 
 def describe_change(change: Change) -> str:
-    """Return a sentence about a change, in the past tense."""
     column = f"column {'.'.join(change.path)}"
     match change:
         case Addition():

@@ -1,6 +1,5 @@
-"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure.
-
-Most keys are the same (`uri`, `warehouse`, `s3.*`, `rest.*`). All differences are handled here.
+"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure. Most keys are the same; all
+differences are here.
 """
 
 from __future__ import annotations
@@ -12,14 +11,10 @@ from sqlalchemy import make_url
 
 from frazil.errors import SpecError
 
-SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
-S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
-"""How long Spark waits while another process writes to the SQLite database."""
+"""How long Spark waits for another process that writes."""
 ATOMIC_PROPERTY = "frazil.atomic"
-"""frazil's own property of a REST catalog: the name of its server, one of
-`frazil.table.atomic_catalogs.ATOMIC_SERVERS`.
-"""
+"""frazil's own property of a REST catalog: its server, one of `atomic_catalogs.ATOMIC_SERVERS`."""
 
 _JAVA_NAMES = {
     "s3.region": "client.region",
@@ -30,7 +25,7 @@ _JAVA_NAMES = {
     "client.secret-access-key": "rest.secret-access-key",
     "client.session-token": "rest.session-token",
 }
-"""Maps PyIceberg's property names to those of Iceberg's Java library (AwsClientProperties, AwsProperties)."""
+"""From PyIceberg's names to those of Iceberg's Java library (AwsClientProperties, AwsProperties)."""
 
 _PYTHON_ONLY = frozenset(
     {
@@ -38,13 +33,18 @@ _PYTHON_ONLY = frozenset(
         *("echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
     }
 )
-"""PyIceberg properties that are not passed to Spark under the same name."""
+"""Not passed to Spark under the same name."""
 
 
 def to_spark_properties(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's property of the catalog and all its subkeys. Raises SpecError if Spark cannot open the catalog."""
+    """Return Spark's property of the catalog and its subkeys. Raises SpecError if Spark cannot open it."""
     kind = catalog_type(properties)
-    translated = _translate_keys(properties)
+    translated = {_JAVA_NAMES.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
+    if virtual := translated.pop("s3.force-virtual-addressing", None):
+        translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
+    elif "s3.endpoint" in translated:
+        # At a custom endpoint PyIceberg addresses buckets by path, Java by host name.
+        translated.setdefault("s3.path-style-access", "true")
     if kind == "sql":
         translated |= _to_jdbc_properties(name, properties["uri"])
     elif kind in {"rest", "hive"}:
@@ -56,13 +56,15 @@ def to_spark_properties(name: str, properties: Mapping[str, str]) -> dict[str, s
             f"the catalog {name!r} is of type {kind!r}, which Spark cannot open; use sql, rest, glue or hive"
         )
     if _uses_s3(properties):
-        translated.setdefault("io-impl", S3_FILE_IO)
+        translated.setdefault("io-impl", "org.apache.iceberg.aws.s3.S3FileIO")
     prefix = f"spark.sql.catalog.{name}"
-    return {prefix: SPARK_CATALOG} | {f"{prefix}.{key}": value for key, value in sorted(translated.items())}
+    return {prefix: "org.apache.iceberg.spark.SparkCatalog"} | {
+        f"{prefix}.{key}": value for key, value in sorted(translated.items())
+    }
 
 
 def needed_jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the jar sets (`frazil.spark.jars`) that Spark needs to open the catalog."""
+    """Return the jar sets (`frazil.spark.jars`) that Spark needs to open the catalog."""
     on_postgres = catalog_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
     is_signed = properties.get("rest.sigv4-enabled", "").lower() == "true"
     on_aws = _uses_s3(properties) or catalog_type(properties) == "glue" or is_signed
@@ -70,25 +72,15 @@ def needed_jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def catalog_type(properties: Mapping[str, str]) -> str:
-    """Return the declared type of a catalog, or the type that PyIceberg infers from the URI."""
+    """Return a catalog's declared type, or that which PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
     return properties.get("type") or inferred
 
 
-def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
-    translated = {_JAVA_NAMES.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
-    if virtual := translated.pop("s3.force-virtual-addressing", None):
-        translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
-    elif "s3.endpoint" in translated:
-        # At a custom endpoint PyIceberg addresses buckets by path, Java by host name.
-        translated.setdefault("s3.path-style-access", "true")
-    return translated
-
-
 def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
-    """Convert an SQLAlchemy URL to the properties of Iceberg's JDBC catalog."""
+    """Convert an SQLAlchemy URL for Iceberg's JDBC catalog."""
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}  # the schema that PyIceberg creates, with views
     if url.get_backend_name() == "sqlite":

@@ -12,10 +12,7 @@ from frazil.table.object_store import IoProperties, ObjectStore
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """Return the object store for a location, by its URI scheme. Raises SpecError for an unsupported scheme.
-
-    If the credentials in `io_properties` have expired, the store calls `renew` and retries the failed operation once.
-    """
+    """Return the store for a location, which calls `renew` for expired credentials. Raises SpecError."""
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:
         return LocalStore()

@@ -1,7 +1,5 @@
-"""Translates errors of object stores to frazil's errors, each with a one-sentence message, for all clients.
-
-Arrow reads and writes data files; its errors only have a text. All other objects are accessed through fsspec, whose
-errors include S3's response. Errors from outages and expired credentials are translated so that a stream may restart.
+"""Translates errors of object stores to frazil's errors, each with one sentence. Arrow's errors, for data files, only
+have a text; fsspec's include S3's response. A stream may restart after outages and expired credentials.
 """
 
 from __future__ import annotations
@@ -17,21 +15,17 @@ from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, StorageU
 from frazil.spec.addresses import OBJECT_STORES, is_object_store_error
 
 MAX_ERROR_CHARACTERS = 600
-"""Maximum number of characters that a message quotes from an error. Arrow's text begins with a long key."""
+"""Quoted from an error. Arrow's text begins with a long key."""
 _DENIED_TEXTS = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
-"""Texts in Arrow's errors that mean refused credentials."""
+"""In Arrow's errors for refused credentials."""
 _OUTAGE_CODES = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
-"""S3's error codes for an overloaded or failing store."""
+"""S3's codes for an overloaded or failing store."""
 FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a full disk on this host."""
 _OUTAGE_STATUSES = frozenset({429, 500, 502, 503, 504})
-"""HTTP statuses of an overloaded or failing store."""
 
 
 def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
-    """Translate an error of fsspec's client. Returns None if the error concerns only one object, such as a missing
-    one.
-    """
+    """Translate an error of fsspec's client, unless it concerns only one object."""
     if meant := _translate_credentials_error(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -41,10 +35,7 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error of Arrow or fsspec that occurred while files were staged.
-
-    Returns None for other errors of a local disk, unless the disk of the staged files is full.
-    """
+    """Translate an error of Arrow or fsspec in staging; on a local disk only if it is full or read-only."""
     if urlsplit(folder).scheme not in OBJECT_STORES:
         if error.errno not in FULL_DISK_ERRORS | {errno.EROFS}:
             return None
@@ -63,7 +54,7 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
 
 
 def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:
-    """Translate an error about missing, expired or refused credentials. Returns None for any other error."""
+    """Translate an error about missing, expired or refused credentials."""
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # The error is the same if the host's metadata service does not respond.
@@ -89,7 +80,6 @@ def _translate_credentials_error(path: str, error: Exception) -> FrazilError | N
 
 
 def _is_outage(error: Exception) -> bool:
-    """Return whether the store is overloaded, fails or cannot be reached."""
     answer = getattr(error.__cause__, "response", None)  # from botocore's ClientError, which s3fs translates
     if not isinstance(answer, dict):
         return isinstance(error, ConnectionError | TimeoutError)
@@ -98,7 +88,7 @@ def _is_outage(error: Exception) -> bool:
 
 
 def is_storage_failure(error: Exception) -> bool:
-    """Return whether the error of a commit comes from the storage, and not from the catalog."""
+    """Return whether a commit's error comes from the storage, and not from the catalog."""
     is_local = isinstance(error, OSError) and error.errno is not None
     return is_object_store_error(error) or (is_local and not isinstance(error, ConnectionError | TimeoutError))
 
@@ -108,16 +98,15 @@ def _error_text(error: Exception) -> str:
 
 
 _EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
-"""Error codes of S3 and STS for expired credentials. The first also matches `ExpiredTokenException`."""
+"""Of S3 and STS. The first also matches `ExpiredTokenException`."""
 
 
 def is_credentials_expiry(error: BaseException) -> bool:
-    """Return whether the error, or one of its causes, says that credentials have expired."""
+    """Return whether the error, or a cause of it, says that credentials have expired."""
     return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _walk_causes(error))
 
 
 def _has_expiry_code(error: BaseException) -> bool:
-    """Return whether this error, without its causes, says that credentials have expired."""
     response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
     # PyArrow's errors, and an executor's error, which arrives as a frazil error, only have the text.
@@ -126,7 +115,6 @@ def _has_expiry_code(error: BaseException) -> bool:
 
 
 def _walk_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

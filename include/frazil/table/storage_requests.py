@@ -6,10 +6,10 @@ import threading
 from typing import Literal, NamedTuple
 
 Kind = Literal["writes", "reads"]
-"""`writes` are requests that write or list objects; `reads` are all others, except deletions, which cost nothing."""
+"""`writes` also list objects; `reads` are all others, except deletions, which are free."""
 
 PART_BYTES = 5 * 2**20
-"""Size from which on Arrow uploads a file in parts of this size."""
+"""From this size on, Arrow uploads a file in parts of it."""
 
 
 class StorageRequests(NamedTuple):
@@ -22,20 +22,19 @@ _counts: dict[Kind, int] = {"writes": 0, "reads": 0}
 
 
 def count_request(kind: Kind, path: str) -> None:
-    """Count one request, unless the path is in a local file system."""
+    """Count one request, unless the path is local."""
     if is_remote(path):
         with _lock:
             _counts[kind] += 1
 
 
 def counted_requests() -> StorageRequests:
-    """Return the requests of this process so far."""
     with _lock:
         return StorageRequests(_counts["writes"], _counts["reads"])
 
 
 def upload_requests(path: str, size_bytes: int) -> int:
-    """Return the number of requests that the upload of a data file takes: more for a file in parts."""
+    """Return the number of requests that a data file's upload takes."""
     if not is_remote(path):
         return 0
     return 1 if size_bytes <= PART_BYTES else 2 + -(-size_bytes // PART_BYTES)

@@ -1,4 +1,4 @@
-"""Creates a stream's missing tables, checks and evolves existing ones, and returns the locations of their folders."""
+"""Creates a stream's missing tables, checks and evolves existing ones, and returns their folders."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ from frazil.table.schema_update import check_readable_schema, evolve_to, find_ev
 logger = logging.getLogger(__name__)
 
 CREATION_TIMEOUT_S = 1.0
-"""Longest wait for another process that has written a table's first file, but not added the table to the catalog."""
+"""For another process that has written a table's first file, but not added it to the catalog."""
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's table. Creates it if it is missing, and evolves it if that is safe.
-
-    Logs a warning if the table's partitioning or sort order differs from the declaration; neither is changed. Raises
-    SpecError if an engine could not read a new column, TableLost if a new table would share another table's folder,
+    """Return the stream's table, created or safely evolved. Only warns of another partitioning or sort order. Raises
+    SpecError if an engine could not read a new column, TableLost if a new table would share a folder,
     SchemaIncompatible, AccessDenied, CommitUnavailable.
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
-    _warn_of_other_layout(table, declared, spec.name)
+    layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
+    for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
+        if wanted and wanted != layout[word]:
+            logger.warning(
+                "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
+                "declaration, or write to a new table",
+                spec.name, word, ", ".join(wanted), table_identifier(table), ", ".join(layout[word]),
+            )  # fmt: skip
     return table
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's dead-letter table. Creates it if it is missing. Raises as `ensure_table` does."""
+    """Return the stream's dead-letter table, created if missing. Raises as `ensure_table`."""
     return ensure_declared(catalog, declared_dead_letters(spec), spec.name)
 
 
 def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if the table contradicts the declaration.
-
-    Missing columns that the writer's next start can add are not a contradiction.
-    """
+    """Raise SchemaIncompatible if the table contradicts the declaration. The writer's start adds missing columns."""
     find_evolutions(table, declared_table(spec), spec.name)
 
 
 def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if rows of the declared schema no longer fit both tables, because others changed
-    them.
-    """
+    """Raise SchemaIncompatible if rows of the declared schema no longer fit both tables."""
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
         _check_format_version(table)
         if missing := find_evolutions(table, declared, spec.name):
@@ -69,14 +69,6 @@ def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
                 f"stream {spec.name}: the table {table_identifier(table)} does not have all declared columns yet "
                 f"({columns}); the writer's next start adds them: `frazil restart {spec.name}`"
             )
-    _check_identifier_fields(main, spec)
-
-
-def _check_identifier_fields(main: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if the identifier fields of an upsert table are not the declared key.
-
-    A key column may have been renamed in the table.
-    """
     schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
     if spec.sinks.mode.replaces_rows and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
@@ -89,28 +81,22 @@ def _check_identifier_fields(main: Table, spec: StreamSpec) -> None:
 
 
 def data_location(table: Table) -> str:
-    """Return the folder of a table's data files, without trailing slash: `write.data.path` or `<location>/data`."""
+    """Return the folder of a table's data files, without trailing slash."""
     return (table.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data").rstrip("/")
 
 
 def state_location(table: Table, stream: str) -> str:
-    """Return the folder of a stream's journals and desired state: `<location>/_frazil/<stream>`.
-
-    Spark's remove_orphan_files ignores names that begin with an underscore.
-    """
+    """Return `<location>/_frazil/<stream>`. Spark's remove_orphan_files ignores the underscore."""
     return f"{table.location().rstrip('/')}/{STATE_FOLDER}/{stream}"
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
-    """Return whether the property `gc.enabled` is true. It is false if another table may share the files.
-
-    The default is true; every value except "true" means false.
-    """
+    """Return whether `gc.enabled` is true. If not, another table may share the files."""
     return properties.get("gc.enabled", "true").lower() == "true"
 
 
 def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
-    """Return a declared table of a stream. Creates it if it is missing. Raises as `ensure_table` does."""
+    """Return a declared table of a stream, created if missing. Raises as `ensure_table`."""
     with translate_catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)
@@ -120,14 +106,27 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
 
 
 def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve a loaded table to its declaration if that is safe, and return it. Raises SchemaIncompatible."""
+    """Evolve a loaded table to its declaration, if safe. Raises SchemaIncompatible."""
     _check_format_version(table)
-    _check_folders(table)
+    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
+    for name, folder in folders.items():
+        if problem := find_path_problem(folder):
+            raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
     return evolve_to(table, declared, stream)
 
 
+def _check_format_version(table: Table) -> None:
+    version = table.metadata.format_version
+    if version != FORMAT_VERSION:
+        upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
+        raise SchemaIncompatible(
+            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes version "
+            f"{FORMAT_VERSION}: {upgrade if version < FORMAT_VERSION else 'write to a new table'}"
+        )
+
+
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table. Returns the table, also if another process has created it in the meantime."""
+    """Create the namespace and the table, and return it, even if another process was faster."""
     check_readable_schema(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -156,10 +155,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
 
 
 def _wait_for_creation(catalog: Catalog, identifier: str) -> Table | None:
-    """Return a table that another process is creating, whose first file exists before the catalog has the table.
-
-    Returns None if the catalog does not have it after `CREATION_TIMEOUT_S`.
-    """
+    """Return a table that another process is creating, once the catalog has it, if in time."""
     deadline_s = time.monotonic() + CREATION_TIMEOUT_S
     while time.monotonic() < deadline_s:
         time.sleep(0.1)
@@ -178,39 +174,7 @@ def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
         return
 
 
-def _check_format_version(table: Table) -> None:
-    version = table.metadata.format_version
-    if version != FORMAT_VERSION:
-        upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
-        raise SchemaIncompatible(
-            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes version "
-            f"{FORMAT_VERSION}: {upgrade if version < FORMAT_VERSION else 'write to a new table'}"
-        )
-
-
-def _check_folders(table: Table) -> None:
-    """Raise SchemaIncompatible if frazil cannot use a folder of the table."""
-    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
-    for name, folder in folders.items():
-        if problem := find_path_problem(folder):
-            raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
-
-
-def _warn_of_other_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
-    """Warn if the table's layout differs from the declared layout, which applies only to new tables."""
-    layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
-    for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
-        if wanted and wanted != layout[word]:
-            logger.warning(
-                "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
-                "declaration, or write to a new table",
-                stream, word, ", ".join(wanted), table_identifier(table), ", ".join(layout[word]),
-            )  # fmt: skip
-
-
 def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema) -> dict[str, list[str]]:
-    """Return the fields of the partitioning and of the sort order as text."""
-
     def term(field: PartitionField | SortField) -> str:
         return f"{field.transform}({schema.find_column_name(field.source_id)})"
 
@@ -219,7 +183,7 @@ def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema)
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
-    """Load the stream's table; None if it does not exist. Creates nothing, not even a catalog."""
+    """Load the stream's table, if it exists. Creates nothing, not even a catalog."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         try:

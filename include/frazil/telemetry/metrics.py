@@ -1,7 +1,7 @@
 """Defines all metrics, and stores their values in one process.
 
-Prometheus names are derived from the OpenTelemetry names as OpenTelemetry's specification defines. So frazil's own
-endpoint and a collector export the same names.
+Prometheus names follow from the OpenTelemetry names by OpenTelemetry's rules, so that frazil's endpoint and a collector
+export the same names.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 STREAM = ("stream", "table")
-"""The labels of a metric about a stream."""
-PARTITION_LABELS = (*STREAM, "topic", "partition")
 _UNITS = {"s": "seconds", "By": "bytes"}
 BUCKET_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds of the histograms' buckets, in seconds."""
 
 
 class MetricType(StrEnum):
@@ -28,18 +25,16 @@ class MetricType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """The definition of a metric."""
+    """A metric's definition. `by_partition` metrics are published only on request."""
 
     name: str
     """The OpenTelemetry name, such as `frazil.records`."""
     type: MetricType
     unit: str
-    """Unit in UCUM, as OpenTelemetry requires: `s`, `By`, or the counted thing in braces."""
+    """The unit in UCUM, as OpenTelemetry requires: `s`, `By`, or the counted thing in braces."""
     description: str
-    """One sentence that says what the metric measures."""
     labels: tuple[str, ...] = STREAM
     by_partition: bool = False
-    """Whether the metric has one series per topic-partition. It is then published only on request."""
 
     @property
     def prometheus(self) -> str:
@@ -114,7 +109,7 @@ PARTITION_LAG = Metric(
     MetricType.GAUGE,
     "{record}",
     "Records of a topic-partition that are not committed.",
-    PARTITION_LABELS,
+    (*STREAM, "topic", "partition"),
     by_partition=True,
 )
 
@@ -127,10 +122,9 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class HistogramValues:
-    """The values of one series of a histogram, in seconds."""
+    """One series of a histogram, in seconds. The last bucket has no upper bound."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_BOUNDS_S) + 1))
-    """Number of observations per bucket; the last bucket has no upper bound."""
     total_s: float = 0.0
 
 
@@ -139,11 +133,11 @@ class MetricValues:
     """The metric values of this process. Thread-safe."""
 
     values: dict[Metric, dict[Labels, float]] = field(default_factory=lambda: {m: {} for m in METRICS})
-    """The values of counters and gauges, by metric and labels."""
+    """Counters and gauges."""
     times: dict[Metric, dict[Labels, HistogramValues]] = field(default_factory=lambda: {m: {} for m in METRICS})
-    """The values of histograms, by metric and labels."""
+    """Histograms."""
     observers: list[Callable[[Metric, Labels, float], None]] = field(default_factory=list)
-    """Functions called with each observed time. They must return quickly and not raise."""
+    """Called with each observed time. They must return quickly and not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, metric: Metric, labels: Labels, more: float = 1) -> None:

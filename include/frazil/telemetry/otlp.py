@@ -1,7 +1,6 @@
 """Sends the metrics to an OpenTelemetry collector with OTLP over HTTP. Needs the extra `telemetry`.
 
-OpenTelemetry's own variables configure the address, the interval, headers, certificates and resource attributes
-(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_METRIC_EXPORT_INTERVAL`, `OTEL_RESOURCE_ATTRIBUTES`, ...).
+OpenTelemetry's own variables configure it, such as `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_METRIC_EXPORT_INTERVAL`.
 """
 
 from __future__ import annotations
@@ -21,25 +20,20 @@ from frazil import __version__
 from frazil.telemetry.metrics import BUCKET_BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
 END_TIMEOUT_S = 5.0
-"""Maximum seconds for which an ending process waits until the last values are sent."""
+"""How long an ending process waits until the last values are sent."""
 
 
 class OtlpExporter:
-    """Exports the metric values to a collector until `close` is called."""
+    """Exports the metric values until `close`. `instance` becomes `service.instance.id`."""
 
     def __init__(self, meters: MetricValues, *, instance: str, reader: MetricReader | None = None) -> None:
-        """Start the export. `instance` becomes `service.instance.id`, which distinguishes processes."""
         resource = Resource.create({"service.instance.id": instance, "service.version": __version__})
         if str(resource.attributes["service.name"]).startswith("unknown_service"):  # none is declared
             resource = resource.merge(Resource({"service.name": "frazil"}))
         buckets = ExplicitBucketHistogramAggregation(BUCKET_BOUNDS_S)
         times = View(instrument_name="frazil.*", instrument_type=Histogram, aggregation=buckets)
-        self._provider = MeterProvider(
-            [reader or PeriodicExportingMetricReader(OTLPMetricExporter())],
-            resource=resource,
-            shutdown_on_exit=False,
-            views=[times],
-        )
+        readers = [reader or PeriodicExportingMetricReader(OTLPMetricExporter())]
+        self._provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False, views=[times])
         meter = self._provider.get_meter("frazil", __version__)
         histograms = {
             m: meter.create_histogram(m.name, m.unit, m.description) for m in METRICS if m.type is MetricType.HISTOGRAM
@@ -60,7 +54,7 @@ class OtlpExporter:
 
 
 def _register_callback(meter: Meter, meters: MetricValues, metric: Metric) -> None:
-    """Register a callback that OpenTelemetry calls at each export to read a counter or gauge."""
+    """Register a callback with which each export reads a counter or gauge."""
 
     def read(_: CallbackOptions) -> Iterable[Observation]:
         return [Observation(value, _attributes(metric, labels)) for labels, value in meters.series(metric).items()]

@@ -17,7 +17,6 @@ log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
-REQUEST_TIMEOUT_S = 10.0
 
 
 def format_exposition(meters: MetricValues) -> str:
@@ -59,10 +58,9 @@ def _format_number(value: float) -> str:
 
 
 class MetricsEndpoint:
-    """Serves the metrics on the first free port of a range, until `close` is called."""
+    """Serves the metrics on the first free port of a range, until `close`. Raises OSError if none is free."""
 
     def __init__(self, meters: MetricValues, *, host: str, ports: range) -> None:
-        """Bind the first free port. Raises OSError if none is free."""
         self._server = _bind_server(meters, host, ports)
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
@@ -81,7 +79,7 @@ class MetricsEndpoint:
 class _Server(ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
-    """Allow binding a port that an ended writer has just released."""
+    """A writer that just ended may have used the port."""
     block_on_close = False
     meters: MetricValues
 
@@ -94,7 +92,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = REQUEST_TIMEOUT_S
+    timeout = 10.0
     server: _Server
 
     def do_GET(self) -> None:
@@ -109,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Discard the access log: it would have a line per scrape."""
+        """Discard the access log, which would have a line per scrape."""
 
 
 def _bind_server(meters: MetricValues, host: str, ports: range) -> _Server:

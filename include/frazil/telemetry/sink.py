@@ -31,13 +31,12 @@ class StreamMetrics:
             meters.set(gauge, self._labels, 0)
 
     def ended(self) -> None:
-        """Remove the writer's gauges. Counters are kept, because a later writer in this process may continue them."""
+        """Remove the writer's gauges. Counters stay, because a later writer in this process may continue them."""
         self._meters.set(m.WRITER_RUNNING, self._labels, 0)
         for gauge in WRITER_GAUGES:
             self._meters.forget(gauge, self._labels)
 
     def take(self, event: Event) -> None:  # noqa: PLR0912 - a case for each kind of event
-        """Update the metrics with an event."""
         add, set_, labels = self._meters.add, self._meters.set, self._labels
         match event.what:
             case events.PhaseBegan() if self._in_outage:
@@ -60,7 +59,14 @@ class StreamMetrics:
             case BatchCommitted() as batch:
                 self._add_batch(event.at_ms, batch)
             case LagMeasured() as measured:
-                self._set_lag(measured)
+                set_(m.LAG, labels, measured.lag)
+                set_(m.IN_TRANSACTIONS, labels, measured.in_transactions)
+                set_(m.FRESHNESS, labels, measured.freshness_ms / 1000)
+                set_(m.BACKPRESSURE, labels, measured.backpressure_ms / 1000)
+                if self._partitions:
+                    self._meters.forget(m.PARTITION_LAG, labels)  # including partitions that have caught up
+                    for (topic, partition), records in measured.unread.items():
+                        set_(m.PARTITION_LAG, (*labels, topic, str(partition)), records)
             case events.ThrottleEvaluated(reason=reason, stretch=stretch):
                 set_(m.THROTTLED, labels, reason is not None)
                 set_(m.INTERVAL, labels, self._declared_s * stretch)
@@ -97,17 +103,6 @@ class StreamMetrics:
         if self._merge_s:
             self._meters.observe(m.MERGE, labels, self._merge_s)
             self._merge_s = 0.0
-
-    def _set_lag(self, measured: LagMeasured) -> None:
-        set_, labels = self._meters.set, self._labels
-        set_(m.LAG, labels, measured.lag)
-        set_(m.IN_TRANSACTIONS, labels, measured.in_transactions)
-        set_(m.FRESHNESS, labels, measured.freshness_ms / 1000)
-        set_(m.BACKPRESSURE, labels, measured.backpressure_ms / 1000)
-        if self._partitions:
-            self._meters.forget(m.PARTITION_LAG, labels)  # including partitions that have caught up
-            for (topic, partition), records in measured.unread.items():
-                set_(m.PARTITION_LAG, (*labels, topic, str(partition)), records)
 
     def _set_watermark(self, watermark_us: int | None) -> None:
         if watermark_us is not None:

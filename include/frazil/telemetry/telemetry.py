@@ -25,10 +25,7 @@ class Telemetry:
     """Context manager that publishes the metrics of one process. Without settings, it does nothing."""
 
     def __init__(self, settings: MetricsSettings | None = None, *, application: str = "") -> None:
-        """Prepare publishing. Nothing is published before `__enter__`.
-
-        `application` is part of the process's name in an OpenTelemetry collector, with host and pid.
-        """
+        """`application` is part of the process's name in an OpenTelemetry collector, with host and pid."""
         self.settings = settings or MetricsSettings()
         self.meters = MetricValues()
         self.endpoint: MetricsEndpoint | None = None
@@ -53,9 +50,7 @@ class Telemetry:
 
     @contextmanager
     def sinks(self, spec: StreamSpec) -> Iterator[tuple[Sink, ...]]:
-        """Yield the sink for a stream's events, or no sink if nothing is published. Remove the stream's gauges
-        afterwards.
-        """
+        """Yield the sink for a stream's events, if anything is published. Remove the stream's gauges afterwards."""
         if not (self.settings.prometheus or self.settings.otlp):
             yield ()
             return
@@ -83,10 +78,9 @@ class Telemetry:
         try:
             self.endpoint = MetricsEndpoint(self.meters, host=s.host, ports=s.ports)
         except OSError as error:
-            raise OSError(
-                f"no port in {s.host}:{s.ports[0]}-{s.ports[-1]} is available ({error}); set {LISTEN_VARIABLE} to "
-                "other ports"
-            ) from error
+            ports = f"{s.host}:{s.ports[0]}-{s.ports[-1]}"
+            problem = f"no port in {ports} is available ({error}); set {LISTEN_VARIABLE} to other ports"
+            raise OSError(problem) from error
         self._closing.callback(self.endpoint.close)
         log.info("serving metrics for Prometheus at %s", self.endpoint.address)
 
@@ -102,17 +96,16 @@ class Telemetry:
 
 EXPORTERS_VARIABLE = "FRAZIL_METRICS"
 LISTEN_VARIABLE = "FRAZIL_METRICS_LISTEN"
-PARTITIONS_VARIABLE = "FRAZIL_METRICS_PARTITIONS"
 
 DEFAULT_LISTEN = "127.0.0.1:9464-9563"
-"""OpenTelemetry's port for Prometheus, and the next 99. Each writer application on a host uses the first free port."""
+"""OpenTelemetry's port for Prometheus, and the next 99: each writer on a host uses the first free port."""
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:]+):(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
 _EXPORTERS = ("prometheus", "otlp")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Settings of the published metrics, from environment variables."""
+    """Settings from environment variables. `problems` do not stop the writer."""
 
     prometheus: bool = False
     otlp: bool = False
@@ -120,11 +113,9 @@ class MetricsSettings:
     ports: range = range(0)
     partitions: bool = False
     problems: tuple[str, ...] = ()
-    """Errors in the settings. They do not stop the writer."""
 
     @classmethod
     def load(cls, environment: Mapping[str, str]) -> MetricsSettings:
-        """Read the settings from an environment; by default nothing is published."""
         names = [name.strip().lower() for name in environment.get(EXPORTERS_VARIABLE, "").split(",") if name.strip()]
         problems = [
             f"{EXPORTERS_VARIABLE} contains {name!r}; allowed, separated by commas: {', '.join(_EXPORTERS)}"
@@ -142,7 +133,7 @@ class MetricsSettings:
             otlp="otlp" in names,
             host=host,
             ports=ports,
-            partitions=environment.get(PARTITIONS_VARIABLE, "").lower() in {"1", "true", "yes", "on"},
+            partitions=environment.get("FRAZIL_METRICS_PARTITIONS", "").lower() in {"1", "true", "yes", "on"},
             problems=tuple(problems),
         )
 

@@ -30,6 +30,7 @@ from frazil.commit import marker_changes
 from frazil.commit.followers import COMMIT_GRACE_MS, Followers
 from frazil.commit.marker import property_name
 from frazil.commit.routed_table_records import delete_table_record, list_recorded_tables
+from frazil.commit.sweep import bare_path
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
@@ -346,6 +347,15 @@ def test_what_is_said_of_a_table_that_was_made_again_brings_the_first_one_back(m
     assert load_catalog(None).load_table("shop.orders").metadata.table_uuid == uuid
     assert reported(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
+
+
+def test_a_dropped_table_whose_files_are_gone_is_not_said_to_have_some(made: MadeRoute, tmp_path: Path) -> None:
+    made.run({"main": 1})
+    location = bare_path(load_catalog(None).load_table("shop.orders").location())
+    load_catalog(None).drop_table("shop.orders")
+    shutil.rmtree(location)
+    (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
+    assert "no files were found in" in dropped["reason"]
 
 
 def test_a_table_that_an_earlier_version_knew_without_its_uuid_is_known_with_it_after_a_start(

@@ -42,9 +42,9 @@ from frazil.ingest.stage import stage
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.operations.prepared_actions import plan_abandon
-from frazil.spec.dedupe import Dedupe
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
+from frazil.spec.upsert import Dedupe
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore
 from frazil.table.tables import ensure_table

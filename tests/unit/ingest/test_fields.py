@@ -21,7 +21,7 @@ from frazil.ingest.formats.json import decoder as json_decoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.paths import parse_path
+from frazil.spec.values import parse_path
 from tests.unit.ingest.test_json_texts import PROTO, avro, declared, decode, proto
 from tests.unit.ingest.test_unwrap import drift
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from frazil.backfill.source import KafkaSource
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.range_passes import group_into_passes
+from frazil.ingest.readers import group_into_passes
 
 NO_KAFKA: Any = None
 several = st.lists(st.builds(OffsetRange, st.just("t"), st.integers(0, 3), st.integers(0, 9), st.integers(10, 20)))

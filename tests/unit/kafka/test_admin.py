@@ -16,7 +16,7 @@ from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.client import property_problems
 from frazil.spec.property_rules import JAVA_ONLY, SET_BY_FRAZIL
-from frazil.spec.topics import TopicPattern
+from frazil.spec.source import TopicPattern
 
 UNKNOWN = {"bootstrap.servers": "127.0.0.1:1", "no.such": "x"}
 

@@ -31,6 +31,7 @@ from pyiceberg.types import (
 )
 
 from frazil.errors import SchemaIncompatible
+from frazil.ingest.table_writer import TableWriter
 from frazil.merge.change_outcomes import are_values_equal
 from frazil.merge.contract import MergeRules
 from tests.unit.merge.made_table import MadeTable
@@ -166,3 +167,19 @@ def test_a_change_of_the_sign_of_zero_is_a_change(tmp_path):
 def test_values_within_lists_are_compared_one_by_one(one, other, same):
     kind = pa.infer_type([[*one, *other]])
     assert are_values_equal(pa.array([one], kind), pa.array([other], kind)).tolist() == [same]
+
+
+def test_a_task_that_fails_leaves_no_file(tmp_path, monkeypatch):
+    table = MadeTable(tmp_path, SCHEMA, MergeRules(("id",)))
+    table.merge(table.stage(ROWS))
+    staged, finish = table.stage([{"id": 4, "deep": []}]), TableWriter.finish
+    before = {*tmp_path.rglob("*.parquet")}
+
+    def fails(writer):
+        finish(writer)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(TableWriter, "finish", fails)
+    with pytest.raises(OSError, match="full"):
+        table.merge(staged)
+    assert {*tmp_path.rglob("*.parquet")} == before

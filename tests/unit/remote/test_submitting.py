@@ -21,7 +21,7 @@ from frazil.remote.driver_inputs import inline_schema_file, prepare_driver
 from frazil.remote.submitter import StandaloneSubmitter, YarnSubmitter, create_submitter, run_spark_submit
 from frazil.spec.load import load_stream
 from frazil.spec.resources import Resources
-from frazil.spec.topics import TopicPattern
+from frazil.spec.source import TopicPattern
 
 STREAM = """
 name: ticks

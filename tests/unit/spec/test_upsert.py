@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from frazil.spec import iceberg
-from frazil.spec.inconsistent import Problem
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import find_problems
+from frazil.spec.values import Problem
 from frazil.table.declared import declared_table
 
 ORDERS = {

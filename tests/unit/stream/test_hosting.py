@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import Any
 
 import pytest
 
-from frazil.stream.hosting import Heartbeats, KafkaClients, Slots
+from frazil.stream import hosting
+from frazil.stream.hosting import FoldingThread, Heartbeats, KafkaClients, RecordFolding, Slots
 from tests.polling import eventually
 
 
@@ -139,3 +141,31 @@ def test_a_kafka_client_is_shared_and_ends_with_the_last_writer_that_uses_it() -
     assert ended() is second
     del second
     assert ended() is None
+
+
+def test_one_thread_folds_the_records_of_all_streams_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "FOLD_INTERVAL_S", 0.0)
+    monkeypatch.setattr(hosting, "POLL_INTERVAL_S", 0.001)
+    folded = {"a": 0, "b": 0}
+
+    def fold_a() -> None:
+        folded["a"] += 1
+
+    def fold_b() -> None:
+        folded["b"] += 1
+        foldings.remove(fold_b)
+
+    with FoldingThread() as foldings:
+        foldings.add(fold_b)
+        foldings.add(fold_a)
+        eventually(lambda: folded["a"] > 2)
+    assert folded["b"] == 1, "it left"
+
+
+def test_a_stream_of_its_own_folds_its_records_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "FOLD_INTERVAL_S", 0.0)
+    folded = []
+    monkeypatch.setattr(RecordFolding, "fold", lambda _: folded.append(1))
+    spec: Any = None
+    with RecordFolding(spec, lambda _: None):
+        eventually(lambda: len(folded) > 2)

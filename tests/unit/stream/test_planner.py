@@ -16,7 +16,7 @@ from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import MAX_OUTDATED_POLLS, MIN_SHORT_POLLS, LogEnd
 from frazil.partitions.completeness import watermark_us
-from frazil.spec.topics import TopicPattern
+from frazil.spec.source import TopicPattern
 from frazil.stream.plan import BatchPolicy, PlannerReport, Position, Rates, write_rates
 from frazil.stream.planner import UNREACHABLE_TIMEOUT_S, BatchPlanner, PlannerSettings
 

@@ -100,6 +100,16 @@ def test_declared_tables_are_made_with_a_marker_and_folders_of_their_own() -> No
     assert StageContext.from_dict(context.to_dict()) == context
 
 
+def test_only_tables_of_new_values_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(template="shop.of_{value}", limit=2)
+    routed = shop.open()
+    routed.make(["a"], shop.home())
+    tried: list[str] = []
+    monkeypatch.setattr(RoutedTables, "_try_create", lambda _, value, __: tried.append(value))
+    routed.make(["a", "b", "c"], shop.home())
+    assert (sorted(routed.targets), tried) == (["a"], ["b"])
+
+
 def test_a_start_deletes_what_a_lost_batch_staged_for_the_routes_tables() -> None:
     shop = Shop(tables={"a": "shop.a"})
     shop.open()

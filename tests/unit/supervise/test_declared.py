@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.spec import file_cache, folder_index
-from frazil.spec.folder_index import FolderIndex
-from frazil.spec.load import find_stream
+from frazil.spec import load as stream_files
+from frazil.spec import yaml_file
+from frazil.spec.load import FolderIndex, find_stream
 from frazil.supervise.observed import RemovedDeclaration, UnreadableState, ValidDeclaration
 from frazil.supervise.supervised import Declaration
 
@@ -82,18 +82,18 @@ def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     streams: Path, times: Times, index: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each read checks its own file and the defaults in the file system; the others only once a second."""
-    monkeypatch.setattr(file_cache, "MIN_SETTLED_AGE_NS", -(10**12))
+    monkeypatch.setattr(yaml_file, "MIN_SETTLED_AGE_NS", -(10**12))
     text = (streams / "ticks.yaml").read_text()
     for number in range(40):
         (streams / f"s{number}.yaml").write_text(text.replace("ticks", f"s{number}"))
-    parsed, load, stat, requested = [], yaml.load, file_cache.read_signature, []
+    parsed, load, stat, requested = [], yaml.load, yaml_file.read_signature, []
 
     def counted(path: Path) -> Any:
         requested.append(path.name)
         return stat(path)
 
     monkeypatch.setattr(yaml, "load", lambda *a, **n: parsed.append(1) or load(*a, **n))
-    monkeypatch.setattr(file_cache, "read_signature", counted)
+    monkeypatch.setattr(yaml_file, "read_signature", counted)
     declarations = [Declaration(f"s{number}", streams, clock=times) for number in range(40)]
     assert all(isinstance(declaration.read(), ValidDeclaration) for declaration in declarations)
     assert len(parsed) == 41
@@ -101,7 +101,7 @@ def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     for declaration in declarations:
         declaration.read()
     assert len(requested) == 2 * len(declarations)
-    index.now_s += folder_index.MAX_LISTING_AGE_S
+    index.now_s += stream_files.MAX_LISTING_AGE_S
     requested.clear()
     for declaration in declarations:
         declaration.read()
@@ -130,7 +130,7 @@ def test_a_second_file_of_the_stream_is_noticed_with_the_next_listing(
     declaration = Declaration("ticks", streams, clock=times)
     assert isinstance(declaration.read(), ValidDeclaration)
     (streams / "again.yaml").write_text((streams / "ticks.yaml").read_text())
-    index.now_s += folder_index.MAX_LISTING_AGE_S
+    index.now_s += stream_files.MAX_LISTING_AGE_S
     found: Any = declaration.read()
     assert isinstance(found, UnreadableState)
     assert "declared twice" in found.problem
@@ -143,4 +143,4 @@ def test_another_file_that_is_broken_changes_nothing(streams: Path, times: Times
     (streams / "broken.yaml").write_text("name: [")
     for _ in range(2):
         assert isinstance(declaration.read(), ValidDeclaration)
-        index.now_s += folder_index.MAX_LISTING_AGE_S
+        index.now_s += stream_files.MAX_LISTING_AGE_S

@@ -1,13 +1,6 @@
-"""Builds three DAGs per declared aggregation: the first aggregates a complete day, the other two request a day again.
-
-Airflow's own roll-up of the source's windows starts the first DAG for a day. A reopened hour must not be sent to this
-roll-up again, because it would wait forever for the day's other 23 hours. A reopened hour starts the second DAG
-instead, which checks in `frazil.signals` whether the day had already been complete. If so, it sends an event with the
-day as its partition key, which starts the first DAG. (The task SDK's trigger message does not work: Airflow 3.3 drops
-its partition key.)
-
-The third DAG runs every ten minutes (FRAZIL_RECONCILE_EVERY). It requests days whose signals show that they are
-complete and that were not aggregated (see `reconcile`).
+"""Builds three DAGs per declared aggregation. The first aggregates a day whose windows are complete. The second
+requests a day again after a window has reopened: Airflow's roll-up would wait for the day's other windows. The third,
+every ten minutes (FRAZIL_RECONCILE_EVERY), requests complete days that were not aggregated.
 """
 
 from __future__ import annotations
@@ -44,8 +37,6 @@ if TYPE_CHECKING:
     from frazil.signals.signal import Signal
 
 RETRIES = 2
-ASSET_TRIGGERED = "asset_triggered"
-"""The `run_type` of a DAG run that asset events started."""
 RECONCILE_INTERVAL, RECONCILE_INTERVAL_VARIABLE = timedelta(minutes=10), "FRAZIL_RECONCILE_EVERY"
 _DAY_MAPPER = StartOfDayMapper(input_format=Grain.DAY.key_format)
 
@@ -64,12 +55,10 @@ def reconcile_dag_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Aggregation:
-    """A declared aggregation, the grain of its source's windows, and the problem of its declaration, if any."""
-
     name: str
     folder: str
     spec: AggregationSpec | None = None
-    """The current or last valid declaration; None if there is none that can be used."""
+    """The current or last valid declaration; None if neither can be used."""
     grain: Grain = Grain.DAY
     problem: str | None = None
 
@@ -81,14 +70,11 @@ def daily_dags(
     application: str | Path = AGGREGATE_DAILY,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
-    """Return the aggregations' DAGs by DAG id: three DAGs for each declared aggregation of the folder.
-
-    Any past day runs on request: trigger `frazil_daily_<name>` with the day as the partition key. If a declaration
-    cannot be used, its daily DAG shows the problem, has no schedule, and fails when it is run.
+    """Return the aggregations' three DAGs each, by DAG id. A declaration that cannot be used gets only its daily DAG,
+    which shows the problem.
 
     :param aggregations: folder of the declared aggregations.
-    :param streams: folder of the declared streams, whose declarations say whether a source has windows of an hour or a
-        day.
+    :param streams: folder of the declared streams, which have the grain of the source's windows.
     :param application: the PySpark file, by default the package's own.
     :param on_failure: notifiers, called when a day could not be aggregated after all retries.
     """
@@ -97,7 +83,12 @@ def daily_dags(
     files = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
     sources = {one.table.identifier: one for spec in valid_specs(Path(streams)) for one in list_windowed_views(spec)}
     declared = [_read_aggregation(file, sources, Path(streams)) for file in files if not file.removed]
-    for one in _refuse_shared_targets(declared):
+    targets = Counter(one.spec.target for one in declared if one.spec)
+    for found in declared:
+        one = found
+        if found.spec is not None and targets[found.spec.target] > 1:  # they would overwrite each other's days
+            problem = f"another aggregation has the same target {found.spec.target!r}; change one of them"
+            one = replace(found, spec=None, problem=problem)
         dags.append(_daily_dag(one, Path(application), on_failure))
         if one.spec:
             dags.append(_reopened_dag(one, one.spec, on_failure))
@@ -105,25 +96,9 @@ def daily_dags(
     return {dag.dag_id: dag for dag in dags}
 
 
-def _refuse_shared_targets(declared: Sequence[_Aggregation]) -> list[_Aggregation]:
-    """Return the aggregations. Those that share a target get a problem instead of a spec: each would overwrite the
-    others' days.
-    """
-    targets = Counter(one.spec.target for one in declared if one.spec)
-
-    def refuse_shared(one: _Aggregation) -> _Aggregation:
-        if one.spec is None or targets[one.spec.target] == 1:
-            return one
-        problem = f"another aggregation has the same target {one.spec.target!r}; change one of them"
-        return replace(one, spec=None, problem=problem)
-
-    return [refuse_shared(one) for one in declared]
-
-
 def _read_aggregation(
     file: DeclaredFile[AggregationSpec], sources: Mapping[str, StreamSpec], streams: Path
 ) -> _Aggregation:
-    """Return an aggregation from its file, with the grain of its source's windows, or with its problem."""
     # A file's odd name must not break the other files' DAGs.
     found = _Aggregation(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
     if (spec := file.spec) is None:
@@ -198,14 +173,12 @@ def _reconcile_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFai
 
 
 def _profile(display_name: str, found: _Aggregation, on_failure: OnFailure | None, **defaults: Any) -> dict[str, Any]:
-    """Return the arguments that each of an aggregation's DAGs has."""
     tables = [found.spec.source, found.spec.target] if found.spec else []
     marks = ["broken"] if found.problem else []
     return dag_profile(display_name, purpose="daily", tables=tables, marks=marks, on_failure=on_failure, **defaults)
 
 
 def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
-    """Return the timetable: a day runs when all of its windows are complete, or when it is requested again."""
     hours = RollupMapper(upstream_mapper=StartOfDayMapper(input_format=Grain.HOUR.key_format), window=DayWindow())
     return PartitionedAssetTimetable(
         assets=partition_asset(spec.source) | again_asset(spec.name),
@@ -215,10 +188,8 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Return the id of the source's snapshot to aggregate for the run's day, and the revisions of the day's windows.
-
-    The day's signals determine both. Skips the task if a quality gate holds one of the day's windows, or if an event
-    started a run that is not needed.
+    """Return the source's snapshot and the revisions of the run's day. Skips the task if a gate holds one of the day's
+    windows, or if the run is not needed.
     """
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows
@@ -234,16 +205,13 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
 
 
 def _check_needed(day: _SignalledDay) -> None:
-    """Raise AirflowSkipException if an event started the run, but the day is incomplete or already aggregated.
-
-    Runs that a user starts or clears are never skipped.
-    """
+    """Raise AirflowSkipException if an event started the run, but the day is incomplete or already aggregated."""
     from frazil.aggregate.day_input import is_complete
     from frazil.aggregate.due import is_aggregated
 
     run = get_current_context()["dag_run"]
     # A user who clears a run wants to repeat it, perhaps because the SQL changed.
-    if run.run_type != ASSET_TRIGGERED or run.clear_number:
+    if run.run_type != "asset_triggered" or run.clear_number:
         return
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(
@@ -254,10 +222,7 @@ def _check_needed(day: _SignalledDay) -> None:
 
 
 def again(name: str, aggregations: str) -> None:
-    """Send an event with the run's day as its partition key, which the task does by succeeding.
-
-    Skips the task if the day's first run is still to come.
-    """
+    """Send an event for the run's day by succeeding; skip the task if the day's first run is still to come."""
     from frazil.aggregate.day_input import is_complete
 
     with fail_on_user_errors():
@@ -276,8 +241,6 @@ def ask_for_late_days(name: str, aggregations: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _SignalledDay:
-    """The run's partition key as a day, and the day's signals."""
-
     spec: AggregationSpec
     day: date
     catalog: Catalog
@@ -295,7 +258,6 @@ def _load_signalled_day(name: str, aggregations: str) -> _SignalledDay:
 
 
 def _doc_md(found: _Aggregation) -> str:
-    """Return the DAG's documentation: the declaration, its problem if any, and how to run a day."""
     spec = found.spec
     if spec is None:
         return f"**This declaration is invalid:**\n\n```\n{found.problem}\n```\n"

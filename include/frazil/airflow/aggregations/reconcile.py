@@ -1,8 +1,6 @@
-"""Requests complete days that were never aggregated.
+"""Requests complete days that were never aggregated, from a comparison of runs with the signals table.
 
-Airflow loses events that arrive while a DAG is paused. It loses partial roll-ups when a partition mapper changes or a
-DAG disappears. An event from another program may start a day's aggregation before the day is complete. This module
-therefore compares runs with the signals table, which has every signal.
+Airflow loses events of a paused DAG, and partial roll-ups when a partition mapper changes or a DAG disappears.
 """
 
 from __future__ import annotations
@@ -30,26 +28,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_DAY_KEY = "frazil.first-day"
-"""The key of the first day that is reconciled, in the asset's state store. Earlier days run on request only."""
+"""The store's key of the first day that is reconciled. Earlier days run on request only."""
 REQUESTED = "asked for"
-"""Stands in `Runs` in place of a run's state: an event of the asset requested the day."""
+"""Stands in `Runs` for a run's state: an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""The runs of each day, by partition key: pairs of a run's state and start time, or of REQUESTED and the time of the
-request. Times are in milliseconds since 1970.
-"""
+"""The runs of each day: pairs of state (or REQUESTED) and start time in milliseconds."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
-"""Maximum difference between the clocks of writers and of Airflow. Events are read from this much earlier."""
 REQUESTED_DAYS_KEY = "frazil.requested-days"
-"""Key in the same store: the time of each day's last request, in milliseconds since 1970. Read only if Airflow cannot
-list events.
-"""
+"""The store's key of each day's last request, in milliseconds. Read only if Airflow cannot list events."""
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
-    """Send an event for each day that should have been aggregated by now and has no run.
-
-    Raises AirflowSkipException if no day needs an event.
-    """
+    """Send an event for each late day that has no run. Raises AirflowSkipException if no day needs an event."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = open_existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = read_first_day(store)
@@ -86,16 +76,10 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """Return the waiting days that no run and no recent request covers. Requests before `requested_after_ms` are not
-    recent. Pure.
-    """
+    """Return the waiting days that no run, and no request since `requested_after_ms`, covers."""
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
-        """Whether a run, or an earlier request, makes another request for the day unnecessary.
-
-        An unfinished run may still aggregate the day. A run that failed after the day completed has alerted operators,
-        who clear it. A successful run does not count: the day still waits, so the run read older revisions.
-        """
+        """Whether a run or request covers the day. A successful run does not: it read older revisions."""
         if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
             return True
         if state == REQUESTED:
@@ -106,7 +90,6 @@ def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested
 
 
 def read_first_day(store: AssetStore) -> date | None:
-    """Return the first day that is reconciled; None if it has not been set yet."""
     text = stored_text(store, FIRST_DAY_KEY)
     try:
         return parse_day(text) if text else None
@@ -116,16 +99,12 @@ def read_first_day(store: AssetStore) -> date | None:
 
 
 def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    """Return the time of the last request for each waiting day that was requested before."""
     days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS_KEY)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
 def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """Return the DAG's runs that events of these assets started, and the days that these events requested.
-
-    Returns None if Airflow cannot list the events.
-    """
+    """Return the DAG's runs that events of these assets started, and the days that they requested; None if unknown."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

@@ -1,10 +1,6 @@
-"""The DAG `frazil_audits`, which audits the commits of all streams, by complete hours.
-
-- `audit` audits all streams in parallel, in one task. It returns the names of the streams with findings, and of those
-  whose audit failed. If an hour has no findings, no other task starts.
-- `stream` is a group of two tasks for each returned stream, because Airflow notifies and retries per task. `confirm`
-  audits the stream again and sends an event of `frazil.audit.<stream>`; only a successful task can send events. It
-  fails, and is retried, only if the audit cannot run. `report` fails if there are findings, which calls the notifiers.
+"""The DAG `frazil_audits`, which audits the commits of all streams, by complete hours. `audit` audits all streams in
+one task. For each stream with findings, `confirm` audits again and sends an event, then `report` fails, which calls the
+notifiers: Airflow notifies per task, and a failed task cannot send events.
 """
 
 from __future__ import annotations
@@ -26,41 +22,31 @@ from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
 AUDIT_MINUTE = 15
-"""Minute of the hour at which audits run. A commit has the time of its first attempt, and may land up to ten minutes
-later (`RetryPolicy`), after the end of its hour.
-"""
+"""Minute of the hour of audits. A commit has the time of its first attempt, and may land up to ten minutes later."""
 INTERVAL_VARIABLE = "FRAZIL_AUDIT_EVERY"
 PERMITTED_INTERVALS_H = (1, 2, 3, 4, 6, 8, 12, 24)
-"""Permitted intervals between runs, in hours. Each divides 24, so that every hour of a day is audited."""
+"""Permitted intervals in hours. Each divides 24, so that every hour of a day is audited."""
 MAX_ACTIVE_RUNS = 6
-"""Maximum number of concurrent runs, so that an audit does not wait for retries of the previous one."""
+"""More than one, so that an audit does not wait for retries of the previous one."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
-AUDIT_TYPES = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
-"""The keys and types of the result of `confirm`."""
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
-"""An alias for the audit assets of all streams, because a task knows the streams of its events only at run time."""
+"""An alias for all audit assets, because a task knows the streams of its events only at run time."""
 
 
 def audit_asset(stream: str) -> Asset:
-    """Return the asset that receives an event for each audit with findings.
-
-    An event's extra is the result of `audit_hours`.
-    """
+    """Return the asset that gets an event, with the result of `audit_hours` as extra, for each audit with findings."""
     return Asset(f"frazil.audit.{stream}", group=GROUP)
 
 
 def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure: OnFailure | None = None) -> DAG:
-    """Return the DAG that audits all declared streams of the folder.
+    """Return the DAG that audits all declared streams, for the complete hours since the previous run.
 
-    It audits the complete hours since the previous run. To audit hours that were missed while Airflow was down or the
-    DAG was paused, use an Airflow backfill, or a run with more `hours`. An unreadable declaration fails only the tasks
-    of its own stream.
+    To audit hours that were missed, use an Airflow backfill, or a run with more `hours`.
 
     :param streams: folder of the declared streams.
     :param every: interval between runs; by default FRAZIL_AUDIT_EVERY, or an hour.
-    :param on_failure: notifiers, called once for each stream whose audit has findings, and once for each stream whose
-        audit cannot run.
+    :param on_failure: notifiers, called once for each stream whose audit has findings or cannot run.
     """
     folder = Path(streams)
     found = declared_streams(folder)
@@ -101,7 +87,6 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
 
 
 def _to_hours(every: timedelta) -> int:
-    """Return the interval in hours. Raises SpecError if it is not permitted."""
     hours, rest = divmod(every, timedelta(hours=1))
     if rest or hours not in PERMITTED_INTERVALS_H:
         raise SpecError(
@@ -119,9 +104,8 @@ def _stream_tasks(name: Any, folder: str) -> None:
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the complete hours before this run, and store the results. Return the streams with findings or an error.
-
-    Raises FrazilError if there are several streams and all of their audits failed.
+    """Audit the hours before this run, and store the results. Return the streams with findings or an error. Raises
+    FrazilError if all of several audits failed.
     """
     from frazil.airflow.audits.findings import store_audits  # a DAG file that is parsed needs no PyIceberg
     from frazil.airflow.audits.tasks import audit_all
@@ -134,10 +118,7 @@ def audit(names: list[str], streams: str) -> list[str]:
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
-    """Audit one stream, send an event if there are findings, and return the audit.
-
-    Skips the task if the stream has not committed yet.
-    """
+    """Audit one stream again, and send an event if there are findings. Skipped if the stream has not committed yet."""
     from frazil.airflow.audits.tasks import audit_hours
 
     found = audit_hours(name, Path(streams), **_audit_arguments())
@@ -147,9 +128,7 @@ def confirm(name: str, streams: str) -> dict[str, Any]:
 
 
 def _audit_arguments() -> dict[str, Any]:
-    """Return the audit's arguments from the run: the end of the audited hours, their number, and whether to read
-    Kafka.
-    """
+    """Return the end of the audited hours, their number, and whether to read Kafka."""
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
     moment = run.logical_date or run.run_after
@@ -158,7 +137,7 @@ def _audit_arguments() -> dict[str, Any]:
 
 def report(found: dict[str, Any]) -> None:
     """Fail if the audit has findings."""
-    found = check_xcom(found, "confirm", AUDIT_TYPES)
+    found = check_xcom(found, "confirm", {"stream": str, "from": str, "to": str, "findings": int, "sentences": list})
     if found["findings"]:
         raise AirflowFailException(
             f"{found['stream']}, committed from {found['from']} to {found['to']}: {found['findings']} findings. "

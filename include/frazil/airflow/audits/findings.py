@@ -1,6 +1,4 @@
-"""Stores each stream's last audit, and findings that no later audit has cleared, in the state store of the asset
-`frazil.health`.
-"""
+"""Stores each stream's last audit, and uncleared findings, in the store of the asset `frazil.health`."""
 
 from __future__ import annotations
 
@@ -12,15 +10,12 @@ from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.timetext import parse_moment
 
 FINDINGS_KEY = "audits"
-"""The store's key for findings. No table has this name; the other keys are names of tables."""
+"""The store's key for findings; no table has this name."""
 LAST_AUDITS_KEY = "last audits"
-"""The store's key for a sentence about each stream's last audit."""
 WITH_KAFKA = "source"
-"""The last item of a stored finding whose audit read the records from Kafka."""
+"""The last item of a stored finding whose audit read Kafka."""
 RETENTION = timedelta(days=7)
-"""Time for which a finding is kept if no later audit clears it. For example, rows that were erased on request stay
-missing.
-"""
+"""Time after which a finding that no audit clears, such as of rows erased on request, is dropped."""
 
 
 def read_findings(store: AssetStore) -> dict[str, str]:
@@ -29,23 +24,21 @@ def read_findings(store: AssetStore) -> dict[str, str]:
 
 
 def read_last_audits(store: AssetStore) -> dict[str, str]:
-    """Return a sentence about each stream's last audit. Streams that were never audited are omitted."""
+    """Return a sentence about each stream's last audit, without streams that were never audited."""
     return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
 
 def _audit_text(found: Mapping[str, Any]) -> str:
-    """Describe an audit: its hours, its findings, and what it could not compare."""
     not_compared = found.get("not-compared") or "not everything was compared"
     result = f"{found['findings'] or 'no'} findings" + ("" if found["complete"] else f", but {not_compared}")
     return f"of commits from {found['from']} to {found['to']}: {result}"
 
 
 def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None:
-    """Store the findings of these audits, and remove the findings that these audits clear.
+    """Store the findings of these results of `audit_hours`, and remove the findings that they clear.
 
-    A finding is cleared when a later audit of the same hours finds nothing, or after a week. An audit that could not
-    compare everything clears no finding. An audit without Kafka clears no finding of an audit with Kafka. Each item of
-    `audits` is a result of `audit_hours`; its times are ISO 8601 of one time zone, so they compare as text.
+    A finding is cleared when a later audit of the same hours finds nothing, or after a week. An audit that did not
+    compare everything clears nothing; one without Kafka clears no finding of one with Kafka.
     """
     audits = list(audits)
     if audits:
@@ -71,9 +64,7 @@ def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None
 
 
 def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    """Whether an audit without findings clears a kept finding: it covers the same hours and compared at least as
-    much.
-    """
+    """Whether an audit without findings covers the kept finding's hours, and compared at least as much."""
     if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
@@ -84,7 +75,7 @@ def _is_old(kept: Sequence[str], now: str) -> bool:
 
 
 def _is_finding(kept: Any) -> bool:
-    """Whether a stored value has the format that `store_audits` writes. Other users can write to the store too."""
+    """Whether a stored value, which other users can write, has the format of `store_audits`."""
     if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(one, str) for one in kept)):
         return False
     try:

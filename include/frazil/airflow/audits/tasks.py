@@ -26,32 +26,24 @@ MAX_SENTENCES = 50
 """Maximum number of findings in a result, to limit the load on Airflow's database."""
 
 AUDIT_TIMEOUT = timedelta(minutes=20)
-"""Time limit of a stream's audit in the parallel task. If it is exceeded, for example because a catalog does not
-respond, a separate task audits the stream.
-"""
+"""Time limit of a stream's audit in the parallel task; a separate task audits a slower stream."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON. `from` and `to` are ISO 8601, UTC. `source` says whether it read from Kafka, and `complete`
-whether it compared everything. `findings` is their number, and `sentences` are about the first of them. `not-compared`
-is a sentence about what was skipped.
+"""One audit as JSON. `from` and `to` are ISO 8601, UTC; `source` says whether it read Kafka, `complete` whether it
+compared everything, `not-compared` what it skipped; `findings` is their number, `sentences` are about the first.
 """
 
 
 class AuditResults(NamedTuple):
-    """The result of audits of all streams."""
-
     wrong: list[str]
-    """The names of the streams with findings, and of those whose audit failed."""
+    """The streams with findings, and those whose audit failed."""
     audits: list[AuditJson]
 
 
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditResults:
-    """Audit the streams in parallel.
-
-    Raises FrazilError if there are several streams and all of their audits failed, which points to a common cause.
-    """
+    """Audit the streams in parallel. Raises FrazilError if all of several failed: a common cause."""
 
     def audit_begun_stream(stream: str) -> AuditJson | None:
         try:
@@ -77,10 +69,7 @@ def audit_all(
 def audit_hours(
     stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditJson:
-    """Audit the complete hours before `moment`, and log each finding.
-
-    Raises AirflowSkipException if the stream has not committed yet, and the errors of `audit`.
-    """
+    """Audit the complete hours before `moment`, and log each finding. Raises AirflowSkipException before a commit."""
     spec = find_declared_stream(streams, stream)
     window = complete_hours(moment, hours)
     result = _audit(spec, window, with_source=with_source)
@@ -99,7 +88,7 @@ def audit_hours(
 
 
 def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
-    """Audit a stream's commits of a period. Raises AirflowSkipException if the stream has not committed yet."""
+    """Audit a period. Raises AirflowSkipException if the stream has not committed yet."""
     if load_stream_table(spec) is None and explain_lost_table(spec, None) is None:
         raise AirflowSkipException(
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer has not committed"

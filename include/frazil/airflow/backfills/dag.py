@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 DAG_ID = "frazil_backfill"
 RETRIES = 2
 RETRY_DELAY = timedelta(minutes=1)
-RUN_PARAMS = frozenset({"dry-run", "cores", "driver-memory"})
-"""Fields of the form that are not part of the backfill request."""
 
 
 def backfill_dag(
@@ -48,9 +46,7 @@ def backfill_dag(
     conn_id: str = SPARK_CONNECTION,
     on_failure: OnFailure | None = None,
 ) -> DAG:
-    """Return the DAG that backfills any declared stream that permits backfills.
-
-    One run is active at a time, so that backfills never use the resources of more than one run.
+    """Return the DAG that backfills any declared stream that permits it, one run at a time.
 
     :param streams: folder of the declared streams.
     :param application: the PySpark file, by default the package's own.
@@ -75,10 +71,7 @@ def backfill_dag(
 
 
 class StageOperator(SubmitOperator):
-    """Operator that starts the Spark application that stages a backfill, unless an operator has abandoned the backfill.
-
-    An abandoned backfill fails the task without retries. The task checks this before Spark starts, and again if Spark
-    fails.
+    """Starts the Spark application that stages a backfill. An abandoned backfill fails the task without retries.
 
     :param streams: folder of the declared streams.
     """
@@ -88,10 +81,7 @@ class StageOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Run the application.
-
-        Raises AirflowFailException for an abandoned backfill; otherwise the errors of spark-submit.
-        """
+        """Run the application. Raises AirflowFailException for an abandoned backfill, else spark-submit's errors."""
         request = context["ti"].xcom_pull(task_ids="plan")
         self._check_not_abandoned(request)
         try:
@@ -101,7 +91,6 @@ class StageOperator(SubmitOperator):
             raise
 
     def _check_not_abandoned(self, request: dict[str, Any]) -> None:
-        """Raise AirflowFailException if an operator has abandoned the backfill."""
         from frazil.backfill.rules import check_run_not_abandoned  # a DAG file that is parsed needs no PyIceberg
         from frazil.commit.backfill_marker import read_backfill
         from frazil.commit.open_streams import open_read_only
@@ -173,14 +162,12 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Log what the backfill would write, and return the request as JSON. Return None in a dry run, or if there is
-    nothing to write.
-    """
+    """Log what the backfill would write. Return the request as JSON; None in a dry run or without missing records."""
     from frazil.backfill.estimate import estimate, estimate_sentences  # not when a DAG file is parsed
 
     context = get_current_context()
     params = dict(context["params"])
-    request = {key: value for key, value in params.items() if key not in RUN_PARAMS}
+    request = {key: value for key, value in params.items() if key not in {"dry-run", "cores", "driver-memory"}}
     with _open_backfill(streams, {**request, "run": run_name(context)}) as backfill:
         backfill.check_run_not_abandoned()
         last = backfill.last()
@@ -195,7 +182,7 @@ def plan(streams: str) -> dict[str, Any] | None:
 
 
 def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Audit and publish the backfill. Return its last state from the branch's marker; None if nothing is missing."""
+    """Audit and publish the backfill. Return its last state; None if nothing is missing."""
     with _open_backfill(streams, request) as backfill:
         last = backfill.publish()
         if last is None:
@@ -207,9 +194,7 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def _open_backfill(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
-    """Open the backfill of a request. Errors that a user must fix, even inside this context, fail the task without a
-    retry.
-    """
+    """Open the backfill of a request. Errors that a user must fix fail the task without a retry."""
     from frazil.backfill.request import parse_request
     from frazil.backfill.run import open_backfill
     from frazil.spec.load import find_stream

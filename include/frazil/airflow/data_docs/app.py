@@ -24,11 +24,9 @@ EMPTY_PAGE = """<!doctype html>
 then lists the results.</p>
 <p>If workers and the API server are different hosts, FRAZIL_HOME must be a folder that both can access.</p>
 """
-"""The page that is shown before any gate has run."""
 
 
 def data_docs() -> FastAPI:
-    """Return the application that Airflow's API server mounts at PREFIX."""
     app = FastAPI(title="frazil: Data Docs of the quality gates", openapi_url=None)
 
     @app.get("/{page:path}")

@@ -33,7 +33,7 @@ COMMAND = (sys.executable, "-c", "from frazil.cli.main import main; main()")
 
 
 def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DAG:
-    """Return the DAG that replays or discards the dead letters of any declared stream. One run is active at a time.
+    """Return the DAG that replays or discards the dead letters of any declared stream, one run at a time.
 
     :param streams: folder of the declared streams.
     :param on_failure: notifiers, called when a run needs attention.
@@ -80,10 +80,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def settle(streams: str) -> dict[str, Any]:
-    """Replay or discard dead letters, as the form requests. Return the counts that `frazil dlq` prints.
-
-    An invalid form fails the task without retries; temporary errors are retried.
-    """
+    """Replay or discard dead letters. Return the counts that `frazil dlq` prints. An invalid form is not retried."""
     from frazil.errors import NO_RESTART_EXIT_CODES  # not when a DAG file is parsed
 
     context = get_current_context()
@@ -106,10 +103,7 @@ def settle(streams: str) -> dict[str, Any]:
 
 
 def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
-    """Return the arguments of `frazil` for a filled-in form. Pure.
-
-    Raises AirflowFailException if a field is missing. `by` is the user who requests the action.
-    """
+    """Return the arguments of `frazil` for a form. Raises AirflowFailException if a field is missing."""
     discards = form["action"] == "discard"
     because = (form.get("because") or "").strip()
     if discards and not because:

@@ -1,10 +1,6 @@
-"""The DAG `frazil_health`, which measures all tables every minute and reports alerts that fire or resolve.
-
-- `measure` reads only metadata. The state store of the asset `frazil.health` keeps the start time of each active alert.
-- `changed` sends an event of that asset if an alert fired or resolved; its extra lists both.
-- `alerts` fails while an alert is active: a red run means that something is wrong now. Notifiers are called only in the
-  run in which an alert fires.
-- `resolved` succeeds if an alert resolved, which calls `on_resolved`.
+"""The DAG `frazil_health`, which measures all tables every minute. `changed` sends an event with the alerts that fired
+or resolved. `alerts` fails while an alert is active; notifiers are called only when an alert fires. `resolved` succeeds
+if an alert resolved.
 """
 
 from __future__ import annotations
@@ -46,11 +42,8 @@ Checks all streams and tables every minute (or `FRAZIL_HEALTH_EVERY`), and reads
 log = logging.getLogger(__name__)
 
 AlertLists = dict[str, Any]
-"""The result of `measure`: the lists `fired`, `resolved` and `active` of alerts. Each alert has table, rule, value,
-since and sentence.
-"""
+"""The result of `measure`: the `fired`, `resolved` and `active` alerts, as `Alert.to_json` writes them."""
 ALERT_LIST_TYPES = dict.fromkeys(("fired", "resolved", "active"), list)
-"""The keys and types of the result of `measure`."""
 
 
 def health_dag(  # noqa: PLR0913 - keywords, each with a default
@@ -67,8 +60,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
-    :param expectations: folder of the quality gates' suites. An alert fires for a suite that
-        gates no table.
+    :param expectations: folder of the quality gates' suites. An alert fires for a suite that gates no table.
     :param every: interval between runs; by default FRAZIL_HEALTH_EVERY, or a minute.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert resolves.
@@ -77,7 +69,8 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     folder = str(Path(streams).absolute())
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
     suites = str(Path(expectations).absolute()) if expectations else None
-    names = _aggregation_names(Path(aggregations)) if aggregations else []
+    found = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms()) if aggregations else ()
+    names = [one.spec.name for one in found if one.spec and not one.removed]
     with DAG(
         DAG_ID,
         description="Measures every table: small files, manifests, metadata, freshness. Fires and resolves alerts",
@@ -95,16 +88,8 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     return dag
 
 
-def _aggregation_names(folder: Path) -> list[str]:
-    found = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
-    return [one.spec.name for one in found if one.spec and not one.removed]
-
-
 def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> AlertLists:
-    """Measure every table, read every other watched subject, and update the alerts.
-
-    `names` are the names of the aggregations.
-    """
+    """Measure every table, read every other watched subject, and update the alerts. `names` are the aggregations'."""
     from frazil.airflow.health import subjects as watched  # a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health
 
@@ -123,7 +108,6 @@ def measure(streams: str, aggregations: str | None, names: list[str], expectatio
 
 
 def changed(measured: AlertLists) -> None:
-    """Send an event if any alert fired or resolved."""
     measured = check_xcom(measured, "measure", ALERT_LIST_TYPES)
     extra = {key: measured[key] for key in ("fired", "resolved")}
     if not any(extra.values()):
@@ -132,7 +116,6 @@ def changed(measured: AlertLists) -> None:
 
 
 def alerts(measured: AlertLists) -> None:
-    """Fail while any alert is active."""
     active = check_xcom(measured, "measure", ALERT_LIST_TYPES)["active"]
     if not active:
         raise AirflowSkipException("no alert is active")
@@ -147,13 +130,11 @@ def alerts(measured: AlertLists) -> None:
 
 
 def resolved(measured: AlertLists) -> None:
-    """Succeed if an alert resolved; the log of `measure` has the sentences."""
     if not check_xcom(measured, "measure", ALERT_LIST_TYPES)["resolved"]:
         raise AirflowSkipException("no alert resolved")
 
 
 def _fired_message(context: Any) -> Message | None:
-    """Return the message about alerts that fired in this run. An active alert fails every run, but is reported once."""
     try:
         return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported

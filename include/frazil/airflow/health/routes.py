@@ -1,8 +1,5 @@
-"""Measures the tables that routes have created. A route may have thousands of tables, so each run measures a share of
-them.
-
-Alerts are about the route, one for each rule. An alert has the number of tables beyond the rule's threshold, and the
-names of some of them.
+"""Measures the tables that routes have created, a share of them in each run. An alert is about the route: it has the
+number of tables beyond the rule's threshold, and the names of some.
 """
 
 from __future__ import annotations
@@ -16,8 +13,7 @@ from typing import Any, Self
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
 from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
-from frazil.maintenance.load import NotMadeByRoute
-from frazil.maintenance.measure import measure
+from frazil.maintenance.measure import NotMadeByRoute, measure
 from frazil.maintenance.routed import find_template_tables
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
@@ -27,21 +23,17 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 RUNS_PER_ROUND = 60
-"""Number of runs that together measure each table once. With a run per minute, this takes an hour."""
+"""Number of runs that together measure each table once: an hour with a run per minute."""
 MIN_TABLES_PER_RUN = 50
-"""Minimum number of tables measured in each run."""
 MAX_LISTED_TABLES = 5
-"""Maximum number of tables named in an alert."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteFindings:
-    """Findings about a route's tables, which are kept between runs."""
+    """Findings about a route's tables, kept between runs."""
 
     beyond: Mapping[str, Sequence[str]]
-    """Names of the tables beyond a threshold, each with the rules whose thresholds it exceeded at the last measurement.
-    Healthy tables have no entry.
-    """
+    """The rules whose thresholds each table exceeded at its last measurement. Healthy tables have no entry."""
     after: str = ""
     """The last measured table, after which the next run continues."""
 
@@ -50,7 +42,7 @@ class RouteFindings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Parse what `to_json` wrote. Other content is ignored, because other users can write to the store too."""
+        """Parse what `to_json` wrote. Other content, which other users can write, is ignored."""
         after, beyond = value.get("after"), value.get("beyond")
         found = beyond.items() if isinstance(beyond, Mapping) else ()
         valid = {
@@ -64,10 +56,7 @@ class RouteFindings:
 def measure_route_share(
     spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
-    """Measure the next share of the route's tables. Return the findings and the readings for all of its tables.
-
-    Raises the catalog's errors if the tables cannot be listed.
-    """
+    """Measure the next share of the route's tables. Return the findings and readings of all of its tables."""
     catalog = open_existing_catalog(spec.table.catalog)
     tables = find_template_tables(catalog, spec, specs)
     share = select_share(before.after, [table.name for table in tables])
@@ -96,17 +85,13 @@ def measure_route_share(
 
 
 def select_share(last: str, names: Sequence[str]) -> list[str]:
-    """Return the next names to measure, in alphabetical order after `last`, and then from the start.
-
-    Each name is returned once in `RUNS_PER_ROUND` calls.
-    """
+    """Return the next names to measure, in alphabetical order after `last`, and then from the start."""
     share = max(MIN_TABLES_PER_RUN, ceil(len(names) / RUNS_PER_ROUND))
     ordered = sorted(names)
     return [*(name for name in ordered if name > last), *(name for name in ordered if name <= last)][:share]
 
 
 def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -> Reading:
-    """Return the route's reading for a rule: the number of tables beyond the rule's threshold."""
     names = sorted(name for name, rules in beyond.items() if rule in rules)
     over = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
     what = "cannot be measured" if rule == UNMEASURED else over

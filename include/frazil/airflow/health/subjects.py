@@ -1,8 +1,4 @@
-"""Reads what `frazil_health` watches in addition to tables: streams, windows, gates, routes, aggregations and their
-DAGs.
-
-Readings come from run folders on this host, tables' metadata, and Airflow. Each subject has its own alerts.
-"""
+"""Reads what `frazil_health` watches besides tables: streams, windows, gates, routes, aggregations, DAGs."""
 
 from __future__ import annotations
 
@@ -53,42 +49,36 @@ log = logging.getLogger(__name__)
 FailedRuns = Callable[[str, int], int | None]
 """Counts a DAG's consecutive failed runs from the newest one back, up to the second argument."""
 IsPaused = Callable[[str], bool]
-"""Whether a DAG is paused."""
 SHARED_DAGS = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream. Their tasks report the problems of individual streams, so only a pause or consecutive
-failed runs of these DAGs fire an alert.
-"""
+"""DAGs that serve every stream; only a pause or consecutive failed runs of them fire an alert."""
 FirstDays = dict[str, date | None]
-"""The first watched day of each aggregation; None if it has not been set yet."""
+"""The first watched day of each aggregation; None if not set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """State in Airflow's stores that outlasts a run. Reading a subject may change `first_days` and `routes`."""
+    """State that outlasts a run. Reading a subject may change `first_days` and `routes`."""
 
     first_days: FirstDays
     routes: dict[str, RouteFindings]
     audits: Mapping[str, str]
-    """Audit findings that no later audit has cleared, as one sentence for each stream."""
+    """Uncleared audit findings, as one sentence for each stream."""
     audited: Mapping[str, str]
     """The last audit of each stream, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedSubject:
-    """One watched subject, and the function that reads it."""
-
     alerts: Alerts
     read: Callable[[], Iterable[Reading]]
     """May raise any error of a catalog or storage."""
     dags: tuple[str, ...] = ()
-    """The DAGs whose failed runs count for this subject."""
 
 
 def read_subjects(
     subjects: Mapping[str, WatchedSubject], failed: FailedRuns, is_paused: IsPaused = lambda _: False
 ) -> dict[str, list[Reading] | str]:
-    """Return the readings of each subject, or a sentence that says why there are no readings."""
+    """Return the readings of each subject, or a sentence that says why it cannot be read."""
     # A task may talk to Airflow from one thread only.
     runs = {
         name: [
@@ -108,10 +98,7 @@ def read_subjects(
 
 
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
-    """Yield the readings of a DAG: failed runs, a pause if the DAG serves every stream, and whether these are known.
-
-    A paused DAG of one table or aggregation shows as late windows or days instead.
-    """
+    """Yield whether a DAG fails, is paused, or cannot be read. A paused DAG of one table shows as late windows."""
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)
     yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
@@ -127,10 +114,7 @@ def subjects_of(
     now_ms: int,
     expectations: Path | None = None,
 ) -> dict[str, WatchedSubject]:
-    """Return all watched subjects by their name in alerts: streams, tables with windows, routes, aggregations and DAGs.
-
-    The first reading of an aggregation sets its first watched day. Each reading of a route replaces its findings.
-    """
+    """Return all watched subjects by their name in alerts. Reading an aggregation or a route updates `kept`."""
     declared = list(declared)
     found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
     specs: dict[str, StreamSpec] = {}
@@ -158,7 +142,9 @@ def subjects_of(
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
-            found[f"aggregation {file.path.stem}"] = _aggregation_subject(file, alerts, kept.first_days, now_ms)
+            read = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
+            dags = (reconcile_dag_id(file.path.stem),)
+            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, read, dags)
     return found
 
 
@@ -201,7 +187,7 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
 
 
 def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
-    """Return the signals of the existing table of a template that is furthest behind; for a table, its own."""
+    """Return the signals of a template's table that is furthest behind; for a table, its own."""
     if not is_group(specs[0]):
         return signals
     existing = set(list_matching_names(catalog, specs[0].sinks))
@@ -210,9 +196,6 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
-    """Return the reading for suites that gate no window. A suite with a misspelt name is one of them: its table's
-    windows would pass ungated.
-    """
     unused = find_unused_suites(folder, tables)
     sentence = (
         f"{', '.join(suite.name for suite in unused)} in {folder} gate no window, because no stream declares their "
@@ -224,8 +207,6 @@ def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
 def _route_reader(
     name: str, spec: StreamSpec, specs: list[StreamSpec], findings: dict[str, RouteFindings], now_ms: int
 ) -> Callable[[], Iterable[Reading]]:
-    """Return a function that measures the next share of a route's tables and replaces the route's findings."""
-
     def read() -> Iterable[Reading]:
         findings[name], seen = measure_route_share(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
         return seen
@@ -233,20 +214,8 @@ def _route_reader(
     return read
 
 
-def _aggregation_subject(
-    file: DeclaredFile[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int
-) -> WatchedSubject:
-    def read() -> Iterable[Reading]:
-        return _aggregation_readings(file, first_days, now_ms) if alerts.enabled else ()
-
-    return WatchedSubject(alerts, read, (reconcile_dag_id(file.path.stem),))
-
-
 def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
-    """Yield the readings of an aggregation: whether its declaration is broken, and which days are late.
-
-    Stores the first watched day in `first_days`.
-    """
+    """Yield the readings of an aggregation, and store its first watched day."""
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"
     yield fact_reading("declaration", file.problem is not None and not file.missing, sentence)
@@ -262,10 +231,7 @@ def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: First
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:
-    """Return the number of the DAG's consecutive failed runs, at most `limit`.
-
-    Unfinished runs do not count. Returns None if Airflow does not respond.
-    """
+    """Return the DAG's consecutive failed runs, at most `limit`; None if Airflow does not respond."""
     try:
         good = _newest_run_date(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)
@@ -282,7 +248,7 @@ def failed_runs(dag_id: str, limit: int) -> int | None:
 
 
 def is_dag_paused(dag_id: str) -> bool:
-    """Whether the DAG is paused in Airflow. False for a DAG that Airflow does not have."""
+    """Whether the DAG is paused; False if Airflow does not know it."""
     try:
         answer = task_runner.SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))
     except Exception as error:
@@ -292,7 +258,6 @@ def is_dag_paused(dag_id: str) -> bool:
 
 
 def _newest_run_date(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
-    """Return the date of the DAG's newest run with this state before a time; None if there is none."""
     request = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
     answer = task_runner.SUPERVISOR_COMMS.send(request)
     if not isinstance(answer, PreviousDagRunResult):

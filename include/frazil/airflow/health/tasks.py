@@ -44,9 +44,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 ROUTED_TABLES_KEY = "made by routes"
-"""The key in the store for findings about the tables that routes have created."""
 SUBJECTS_KEY = "tables"
-"""The key in the store for the names of all tables and subjects with a stored alert state."""
 
 
 def measure_all(  # noqa: PLR0913 - keywords, each with a default
@@ -59,15 +57,14 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     failed: FailedRuns = lambda *_: 0,
     is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
-    """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
+    """Measure all declared tables, read every other subject, and update the alerts that `store` keeps.
 
-    `expectations` is the folder of the quality gates' suites. `again` has the stores of the assets
-    `frazil.again.<name>`, by aggregation. The first run of this task or of the reconciliation writes the first watched
-    day to such a store. An aggregation without a store is not watched.
+    `expectations` is the folder of the gates' suites. `again` has the stores of the assets `frazil.again.<name>`, by
+    aggregation; an aggregation without a store is not watched.
 
-    Returns the alerts that `fired` and that `resolved` now, all `active` alerts, the `due` actions by table, and the
-    last audits by stream (`audited`). The alerts of undeclared tables resolve. They stay active while any file has
-    never been valid, because that file may declare the table.
+    Returns the alerts that `fired`, that `resolved`, and that are `active`, the `due` actions by table, and the last
+    audits by stream (`audited`). The alerts of undeclared tables resolve, unless a file that was never valid may
+    declare the table.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -102,10 +99,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 def _due_actions(
     found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]
 ) -> dict[str, list[str]]:
-    """Return the due actions of each table, which the page shows. Maintenance decides again when it runs.
-
-    A table that does not exist has no actions; a table that could not be measured has `NOT_MEASURED`.
-    """
+    """Return the due actions of each table, for the page. A table that could not be measured has `NOT_MEASURED`."""
 
     def actions(name: str, health: TableHealth | str | None) -> list[str]:
         if isinstance(health, str):
@@ -118,7 +112,7 @@ def _due_actions(
 
 @contextmanager
 def _stored_first_days(again: Mapping[str, AssetStore]) -> Iterator[dict[str, date | None]]:
-    """Yield a dict of each aggregation's first watched day. Days that the caller adds are stored on exit."""
+    """Yield each aggregation's first watched day. Days that the caller adds are stored on exit."""
     known = {name: read_first_day(kept) for name, kept in again.items()}
     days = dict(known)
     yield days
@@ -129,7 +123,7 @@ def _stored_first_days(again: Mapping[str, AssetStore]) -> Iterator[dict[str, da
 
 @contextmanager
 def _stored_findings(store: AssetStore) -> Iterator[dict[str, RouteFindings]]:
-    """Yield a dict of the findings about each route's tables. The caller's changes are stored on exit."""
+    """Yield the findings about each route's tables. The caller's changes are stored on exit."""
     kept = stored_mapping(store, ROUTED_TABLES_KEY).items()
     found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
     yield found
@@ -156,7 +150,7 @@ def _subject_step(
 
 
 def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str, list[dict[str, Any]]]:
-    """Store the alert states, and return the alerts that fired, resolved or are active."""
+    """Store the alert states. Return the alerts that fired, resolved or are active."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
     store.set(SUBJECTS_KEY, sorted(name for name, made in steps.items() if made.states.rules))
@@ -171,9 +165,7 @@ def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str
 
 
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
-    """Return the table's health, None if the table does not exist, or a sentence that says why it cannot be
-    measured.
-    """
+    """Return the table's health, None if it does not exist, or why it cannot be measured."""
     try:
         found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, storage or a network raises: the other tables are still measured
@@ -183,12 +175,10 @@ def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None
 
 
 def _describe_measurement(found: TableHealth) -> str:
-    """Return a line that describes the measurement."""
     waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
+    files, metadata = format_rounded_bytes(found.average_file_bytes), format_rounded_bytes(found.metadata_bytes)
     return (
-        f"{found.data_files:,} data files of {format_rounded_bytes(found.average_file_bytes)} on average, "
-        f"{found.rows:,} "
-        f"rows, {found.manifests:,} manifests, {found.snapshots:,} snapshots, "
-        f"{format_rounded_bytes(found.metadata_bytes)} of "
-        f"metadata.json" + (f"; unread records: {', '.join(waits)}" if waits else "")
+        f"{found.data_files:,} data files of {files} on average, {found.rows:,} rows, {found.manifests:,} manifests, "
+        f"{found.snapshots:,} snapshots, {metadata} of metadata.json"
+        + (f"; unread records: {', '.join(waits)}" if waits else "")
     )

@@ -1,8 +1,4 @@
-"""Chooses the tables that a run checks, and skips tables that an earlier run still works on.
-
-The state store of the asset `frazil.health` has the time of each table's last check, and the id of the run that works
-on the table. Airflow's task states show whether that run is still active, so a killed run does not block its table.
-"""
+"""Chooses the tables that a run checks, without those that an earlier run still works on."""
 
 from __future__ import annotations
 
@@ -13,33 +9,26 @@ from typing import Any
 
 MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
-"""States of a finished task instance."""
 
 TaskStates = Mapping[str, Mapping[str, Any]]
-"""Task states by run id and task; None before a task is scheduled. A mapped task instance has the key `<task>_<map
-index>`.
-"""
+"""Task states by run id and task; None before scheduling. A mapped one has the key `<task>_<map index>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckState:
-    """The stored state of a table's checks."""
+    """The state of a table's checks in the store of the asset `frazil.health`."""
 
     at_ms: int
-    """The time of the run that last checked the table."""
     run_id: str | None = None
     """The run that has a task for the table; None once that task has ended."""
     index: int = 0
-    """The table's index among that run's mapped task instances."""
 
     def to_json(self) -> list[Any]:
         return [self.at_ms] if self.run_id is None else [self.at_ms, self.run_id, self.index]
 
     @staticmethod
     def from_json(value: Any) -> CheckState | None:
-        """Parse a stored value. Return None for other values than `to_json` returns, because other users can write to
-        the store too.
-        """
+        """Parse a stored value; None for others, which other users can write."""
         match value:
             case [int(at_ms)] if at_ms >= 0:
                 return CheckState(at_ms)
@@ -49,15 +38,12 @@ class CheckState:
 
 
 def dag_interval(every: Iterable[timedelta]) -> timedelta:
-    """Return the DAG's interval, which is short enough to check each table as often as it declares."""
+    """Return the DAG's interval, short enough to check each table as often as it declares."""
     return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
 
 
 def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckState], *, moment_ms: int) -> list[str]:
-    """Return the tables that a scheduled run checks; those that have waited longest come first.
-
-    `every` maps each table to its declared interval. A retry of the same run checks the same tables again.
-    """
+    """Return the tables to check, the longest waiting first. A retry of the run checks the same tables."""
 
     def is_due(name: str) -> bool:
         if name not in tables:
@@ -72,7 +58,7 @@ def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckSt
 def tables_in_progress(
     tables: Mapping[str, CheckState], states: TaskStates, *, tasks: Collection[str]
 ) -> dict[str, str]:
-    """Return the tables that a run still works on, each with the id of that run."""
+    """Return the tables that a run still works on, each with that run's id."""
 
     def is_active(run: Mapping[str, Any], index: int) -> bool:
         # Before Airflow has created a mapped task's instances, one without an index stands for all.

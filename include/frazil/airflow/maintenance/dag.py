@@ -39,7 +39,7 @@ ACTIONS = (*map(str, Action), "orphans")
 LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
 MAX_ACTIVE_RUNS = 32
-"""Maximum number of concurrent runs. A run lasts as long as its slowest table."""
+"""A run lasts as long as its slowest table."""
 
 
 def maintenance_dag(
@@ -50,14 +50,13 @@ def maintenance_dag(
     on_failure: OnFailure | None = None,
     on_late: OnLate | None = None,
 ) -> DAG:
-    """Return the DAG that maintains every table that streams feed, with their dead-letter tables, and `frazil.signals`.
+    """Return the DAG that maintains every table that streams feed, their dead-letter tables, and `frazil.signals`.
 
-    It runs as soon as it is unpaused, and then hourly, or more often if a table's `maintenance.every` is shorter. Each
-    table is checked at its own `maintenance.every`.
+    It runs hourly, or more often if a table's `maintenance.every` is shorter; each table is checked at its own.
 
     :param streams: folder of the declared streams.
     :param application: the PySpark file, by default the package's own.
-    :param spark: Spark properties of the application, such as `spark.driver.memory`; they override the connection's.
+    :param spark: Spark properties of the application, which override the connection's.
     :param on_failure: notifiers, called once for each table that needs attention.
     :param on_late: called when a run has not ended in time; by default the triggerer logs it.
     """
@@ -92,14 +91,10 @@ def maintenance_dag(
 
 
 class RewriteOperator(SubmitOperator):
-    """Operator that measures tables again, and rewrites them in one Spark session.
+    """Measures tables again, and runs their due rewrites in one Spark session. Skipped if none is due, and in a dry
+    run; retried if a table cannot be measured.
 
-    The tables are a table with its dead-letter tables, or the tables of a route. Only due actions run. The task is
-    skipped if no action is due, and in a dry run, which logs the plans. It fails, and is retried, if a table cannot be
-    measured.
-
-    :param table: the first of the tables, whose dead-letter tables are rewritten too, or the name
-        of the route.
+    :param table: the first of the tables, whose dead-letter tables are rewritten too, or the name of a route.
     :param streams: folder of the declared streams.
     """
 
@@ -111,10 +106,7 @@ class RewriteOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Run the due rewrites.
-
-        Raises AirflowFailException if this worker has never read a valid declaration of the table.
-        """
+        """Run the due rewrites. Raises AirflowFailException if this worker never read a valid declaration."""
         from frazil.airflow.maintenance import tasks as table_tasks  # a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)
@@ -161,7 +153,7 @@ def _form(names: list[str]) -> dict[str, Param]:
 
 
 def check_due(names: list[str], streams: str) -> list[str]:
-    """Return the names for which the run starts tasks: tables and routes with due actions."""
+    """Return the tables and routes with due actions."""
     from frazil.airflow.maintenance import due  # a DAG file that is parsed needs no PyIceberg
 
     context = get_current_context()
@@ -180,7 +172,7 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
-    """Delete orphan files, unless this was already done today. Return the reports by table."""
+    """Delete orphan files, unless already done today. Return the reports by table."""
     from frazil.airflow.maintenance import tasks as table_tasks
 
     context = get_current_context()

@@ -1,4 +1,4 @@
-"""Checks all tables in one task, and returns the tables that need separate tasks. Starts no Spark and no JVM."""
+"""Checks all tables in one task, without a JVM, and returns the tables that need separate tasks."""
 
 from __future__ import annotations
 
@@ -22,50 +22,37 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger(__name__)
 
 MEASURE_TIMEOUT = timedelta(minutes=20)
-"""Time limit of a table's measurement. If it is exceeded, for example because a catalog does not respond, the table
-gets a separate task.
-"""
+"""Time limit of a table's measurement; a slower table gets a separate task."""
 MAX_TABLES = 250
-"""Maximum number of tables with tasks in one run. The remaining tables come first in the next run. Airflow's limit of
-mapped tasks is 1,024.
-"""
+"""Maximum number of tables with tasks in one run; the others come first in the next. Airflow's limit is 1,024."""
 CHECKS_KEY = "maintenance turns"
-"""The store's key for the checks of all tables. No table has this name."""
+"""The store's key for the checks of all tables; no table has this name."""
 ALWAYS = timedelta(0)
-"""The interval of tables that every run checks."""
 
 TASKS = ("table.rewrite", "table.orphans")
-"""Ids of the tasks that work on a table."""
 
 StatesOf = Callable[[list[str]], TaskStates]
-"""Returns Airflow's states of the task instances in the runs with these ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceRun:
-    """The current DAG run, with the values of its form."""
-
     run_id: str
     moment_ms: int
-    """The time for which the run was scheduled."""
     chosen: Collection[str]
-    """Names of the chosen tables; empty for all tables."""
     actions: Collection[str]
     dry_run: bool
     is_manual: bool
-    """Whether a user started the run. It then checks tables regardless of their last check."""
+    """Whether a user started the run, which then checks tables regardless of their last check."""
 
 
 def due_tables(
     names: Sequence[str], streams: Path, run: MaintenanceRun, store: AssetStore, states_of: StatesOf
 ) -> list[str]:
-    """Return the tables that need a task: an action is due, or the table could not be measured.
+    """Return the tables that need a task: an action is due, or the table could not be measured. Each name stands for a
+    table and its dead-letter tables, or for a route.
 
-    Each name stands for a table and its dead-letter tables, or for all tables of a route. Tables whose next check is
-    not due yet, and tables that an earlier run still works on, are left out.
-
-    Also stores which tables this run checked, and for which it starts tasks. A dry run stores nothing, and returns all
-    chosen tables. Raises FrazilError if there are several tables and none could be measured.
+    Stores which tables this run checked and starts tasks for. A dry run stores nothing, and returns all chosen tables.
+    Raises FrazilError if there are several tables and none could be measured.
     """
     declared = valid_specs(streams)
     together, routed = group_by_session(declared), routes_by_name(declared)
@@ -90,7 +77,7 @@ def due_tables(
 
 
 def _find_busy(tables: Mapping[str, CheckState], run: MaintenanceRun, states_of: StatesOf) -> Mapping[str, str]:
-    """Return the tables that an earlier run still works on, each with the id of that run."""
+    """Return the tables that an earlier run still works on, each with that run's id."""
     # This run's own tasks have not started yet.
     earlier = {name: table for name, table in tables.items() if table.run_id not in {None, run.run_id}}
     if not earlier:
@@ -105,7 +92,6 @@ def _find_busy(tables: Mapping[str, CheckState], run: MaintenanceRun, states_of:
 def _interval(
     name: str, together: Mapping[str, Sequence[MaintainedTable]], routed: Mapping[str, StreamSpec]
 ) -> timedelta:
-    """Return the interval between checks of a table or route; ALWAYS for an unknown name."""
     if name in routed:
         return routed[name].maintenance.every
     # An unknown table fails in its own task, which reports the reason.
@@ -119,7 +105,6 @@ def _find_due_tables(
     run: MaintenanceRun,
     store: AssetStore,
 ) -> list[str]:
-    """Return the chosen tables with due actions or orphan clean-ups, and those that could not be measured."""
     # A task may call Airflow from one thread only.
     orphaned = {
         table.name

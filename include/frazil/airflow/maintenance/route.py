@@ -15,7 +15,7 @@ from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
-from frazil.maintenance.load import NotMadeByRoute
+from frazil.maintenance.measure import NotMadeByRoute
 from frazil.maintenance.orphan_cleanup import clean_orphans, load_all_folders
 from frazil.maintenance.routed import DueTable, measure_due_table, route_tables
 from frazil.maintenance.tables import routes_by_name
@@ -26,15 +26,11 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger(__name__)
 
 MAX_TABLES = 500
-"""Maximum number of a route's tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
+"""Maximum number of tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
 MEASURE_TIMEOUT = timedelta(minutes=20)
-"""Time limit of a table's measurement. If it is exceeded, for example because a catalog does not respond, a later run
-measures the table.
-"""
+"""Time limit of a table's measurement; a later run measures a slower table."""
 CLEANUP_INTERVAL_MS = 23 * 3_600_000
-"""Minimum time between orphan clean-ups. It is less than a day, because a run may start earlier than the previous day's
-run.
-"""
+"""Minimum time between orphan clean-ups: less than a day, because a run may start earlier than yesterday's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +43,11 @@ class RouteTables:
 
     @classmethod
     def find(cls, name: str, specs: Sequence[StreamSpec]) -> RouteTables | None:
-        """Return the route with this name; None if no stream has it."""
         spec = routes_by_name(specs).get(name)
         return None if spec is None else cls(name, spec, specs)
 
     def due(self, actions: Collection[str]) -> list[str]:
-        """Return the tables to rewrite in one run: those that need it most, followed by those that cannot be measured.
-
-        Raises FrazilError if there are several tables and none can be measured.
-        """
+        """Return the tables to rewrite, the neediest first. Raises FrazilError if none of several was measured."""
         if not {*Action} & {*actions}:
             return []
         catalog, now_ms = open_existing_catalog(self.spec.table.catalog), clock.now_ms()
@@ -75,10 +67,7 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why some tables were not measured, and return those whose measurement failed.
-
-        Raises FrazilError if there are several tables and none was measured.
-        """
+        """Log why tables were not measured. Return those that failed; raise FrazilError if all of several did."""
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
             log.info("%s did not create %s, so they are not maintained", self.name, ", ".join(others[:MAX_TABLES]))
@@ -92,15 +81,11 @@ class RouteTables:
         return list(broken)
 
     def orphans_due(self, store: AssetStore) -> bool:
-        """Whether a clean-up of all tables has started and not finished, or the last one began a day ago."""
+        """Whether a pass over all tables has started and not finished, or the last one began a day ago."""
         return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None
 
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
-        """Return the start of the current clean-up pass (milliseconds since 1970) and the last table that it cleaned.
-
-        If the last pass began a day ago, a new pass begins now, and the name of the last table is empty. Returns None
-        if no pass is due.
-        """
+        """Return the pass's start (ms) and last cleaned table, empty in a new pass; None if not due."""
         kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
         if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):
@@ -112,11 +97,11 @@ class RouteTables:
         return f"orphans:{self.name}"
 
     def clean(self, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-        """Clean the next tables of the pass over all tables; a dry run checks the first tables.
+        """Clean the next tables of the pass; a dry run checks the first tables. Returns the numbers of checked tables,
+        deleted files and remaining tables.
 
-        Returns the numbers of checked tables, deleted files and remaining tables. Raises AirflowSkipException if no
-        pass is due. Raises AirflowFailException at the end if the clean-up of a table was refused, or a table could not
-        be read.
+        Raises AirflowSkipException if no pass is due, and AirflowFailException at the end if a clean-up was refused or
+        failed.
         """
         began_ms, after = (0, "") if dry_run else self._find_current_pass(store) or (0, None)
         if after is None or not self.spec.maintenance.orphans.enabled:

@@ -1,4 +1,4 @@
-"""Does the work of one table's maintenance tasks, each in its own process, with PyIceberg and without Spark."""
+"""Does the work of one table's maintenance tasks, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return the tables to pass to Spark: a table with its dead-letter tables, or the due tables of a route.
-
-    Empty if no action is due, and in a dry run, which logs what would be done.
-    """
+    """Return a table with its dead-letter tables, or a route's due ones; empty if none is due, and in a dry run."""
     if route := RouteTables.find(name, valid_specs(streams)):
         found = route.due(actions)
         return [] if dry_run else found
@@ -38,24 +35,19 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Delete the orphan files of a table and its dead-letter tables, or of a route's tables.
-
-    Raises the errors of `clean_tables`.
-    """
+    """Delete the orphan files of a table with its dead letters, or of a route. Raises as `clean_tables`."""
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
     return clean_tables(find_maintained_with(name, streams), streams, store, dry_run=dry_run)
 
 
 def find_maintained_with(name: str, streams: Path) -> list[str]:
-    """Return the tables that are maintained together with this table, which comes first."""
+    """Return this table, followed by the tables that are maintained together with it."""
     return [table.name for table in group_by_session(valid_specs(streams)).get(name, ())] or [name]
 
 
 def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, DueCheck]:
-    """Return for each of the `actions` whether it is due, as measured from metadata. Empty if the table does not exist
-    yet.
-    """
+    """Return whether each of the `actions` is due, as measured from metadata. Empty if the table does not exist."""
     health = measure(catalog, table, now_ms=clock.now_ms())
     answers = find_due_actions(health, table.settings, full_check_at=table.full_check_at) if health else {}
     return {action: answer for action, answer in answers.items() if action in actions}
@@ -66,10 +58,7 @@ def describe_due(name: str, action: Action, answer: DueCheck) -> str:
 
 
 def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return a sentence for each due action.
-
-    A dry run returns none. It plans from all manifests, and logs what would be done.
-    """
+    """Return a sentence for each due action. A dry run plans from all manifests, logs, and returns none."""
     found = []
     for table, catalog in _open_tables(names, streams):
         answers = due_actions(catalog, table, actions)
@@ -97,12 +86,11 @@ def _orphans_key(table: MaintainedTable) -> str:
 
 
 def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Clean up the tables whose last clean-up, according to `store`, was about a day ago. Return the reports by table.
+    """Clean up the tables that are due according to `store`, and store the times. Return the reports by table. A dry
+    run checks all tables, and changes nothing.
 
-    Stores the times of the clean-ups. A dry run checks all tables, deletes nothing and stores nothing.
-
-    Raises AirflowSkipException if no table was cleaned. Raises AirflowFailException at the end if the clean-up of a
-    table was refused, or a table could not be read.
+    Raises AirflowSkipException if no table was cleaned, and AirflowFailException at the end if a clean-up was refused
+    or failed.
     """
     reports, problems = {}, []
     for table, catalog in _open_tables(names, streams):
@@ -130,10 +118,7 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 
 
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """Yield each named table, by its last valid declaration in the folder, with its catalog.
-
-    Raises AirflowFailException at the end if a name may be declared in a file that this worker has never read as valid.
-    """
+    """Yield each table with its catalog. Raises AirflowFailException at the end if an unknown name may be declared."""
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
     tables = [table for table in maintained_tables(specs) if table.name in names]

@@ -1,13 +1,9 @@
-"""Plans and carries out the page's actions.
-
-Pause, resume, restart, reset and signals are carried out in this process, in the same way as by the command line.
-Longer actions start a DAG run.
-"""
+"""Plans and carries out the page's actions. Short actions run in this process; longer actions start a DAG run."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -39,6 +35,7 @@ from frazil.airflow.page.missing_components import find_missing_components
 from frazil.airflow.page.one_table import find_table, find_visible_streams, specs_for_table
 from frazil.airflow.page.views import SelectVisible, answer_cache, cached_declarations, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
+from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes_by_name
@@ -65,14 +62,12 @@ from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired_store
 from frazil.table.lost import open_stream_catalog
 
-ACTION_TIMEOUT_S = 20.0
-"""Seconds for which an action is awaited. After that, the page reports a timeout, and the action continues."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """The result of an action. `run` is the path in Airflow's UI of the DAG run that the action started."""
+    """The result of an action. `run` is the path in Airflow's UI of the DAG run that it started."""
 
     said: str
     run: str | None = None
@@ -80,18 +75,13 @@ class ActionResult:
 
 @dataclass(frozen=True, slots=True)
 class ActionSubject:
-    """A declared stream, or a table with one of the streams that feed it."""
-
     name: str
     spec: StreamSpec
     dag: str
-    """The DAG whose permissions apply."""
     method: str
-    """The HTTP method that the user needs permission for: POST to start a run of the DAG, PUT to change its stream or
-    table.
-    """
+    """The HTTP method that the user needs permission for: POST starts a run, PUT changes a stream or table."""
     route_name: str | None = None
-    """The maintenance DAG's name for all tables of a route; None for other tables."""
+    """The maintenance DAG's name for all tables of a route, or None."""
 
 
 def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
@@ -110,9 +100,6 @@ def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> A
 
 
 def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
-    """Return the subject of an action on a table; None if the action is not possible on it, or the user may not see
-    it.
-    """
     table = find_table(name)
     if (
         table is None
@@ -123,11 +110,7 @@ def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> Action
     views = specs_for_table(table)
     if action is PageAction.MAINTAIN:
         own, *_ = table.streams
-        route_name = (
-            next((route_name for route_name, spec in routes_by_name([own]).items()), None)
-            if table.kind is TableKind.ROUTED
-            else None
-        )
+        route_name = next(iter(routes_by_name([own])), None) if table.kind is TableKind.ROUTED else None
         return ActionSubject(name, own, MAINTENANCE_DAG, "POST", route_name)
     if not views:
         return None
@@ -137,30 +120,24 @@ def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> Action
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
-    """Return the plan of an action, which the user confirms. Raises Invalid, and the errors of catalogs and Kafka."""
+    """Return the plan that the user confirms. Raises Invalid, and the errors of catalogs and Kafka."""
     return _plan_and_prepare(action, subject, form, by="")[0]
 
 
 def _plan_and_prepare(
     action: PageAction, subject: ActionSubject, form: Form, *, by: str
 ) -> tuple[Plan, PreparedAction | None]:
-    """Return the plan, and the prepared reset or abandonment if the action needs one."""
     plan = build_plan(action, _action_context(action, subject), dry=is_dry_run(form))
-    plan = replace(
-        plan, missing=find_form_problem(action, subject.route_name or subject.name, form, now_ms=clock.now_ms())
-    )
-    spec = subject.spec
+    spec, name = subject.spec, subject.route_name or subject.name
+    plan = replace(plan, missing=find_form_problem(action, name, form, now_ms=clock.now_ms()))
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):
         plan = replace(plan, missing=find_release_problem(form, run_with_timeout(partial(fetch_signal_cursor, spec))))
     if action not in PREPARED_ACTIONS or plan.refused or plan.missing:
         return plan, None
-    prepared = run_with_timeout(
-        lambda: (
-            plan_reset(spec, parse_reset_target(form), by=by)
-            if action is PageAction.RESET
-            else plan_abandon(spec, by=by)
-        )
-    )
+    if action is PageAction.RESET:
+        prepared = run_with_timeout(lambda: plan_reset(spec, parse_reset_target(form), by=by))
+    else:
+        prepared = run_with_timeout(lambda: plan_abandon(spec, by=by))
     says, version_token = (*plan.says, *prepared.says), f"{plan.version_token}/{prepared.version_token}"
     return replace(plan, says=says, version_token=version_token, refused=prepared.refused), prepared
 
@@ -168,9 +145,8 @@ def _plan_and_prepare(
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
     """Return the state that the action depends on. Raises Invalid if Airflow's database does not respond."""
     spec = subject.spec
-    paused = answer_cache().fetch_one(
-        "plans", ("paused", subject.dag), partial(read_pauses, [subject.dag]), keep_s=1, within_s=2
-    )
+    read = partial(read_pauses, [subject.dag])
+    paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, within_s=2)
     runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
     if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
@@ -194,7 +170,6 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
 
 
 def _add_desired_state(found: ActionContext, spec: StreamSpec) -> ActionContext:
-    """Return the context with the stream's desired state."""
     store = open_desired_store(spec)
     try:
         desired = store.read()
@@ -204,7 +179,6 @@ def _add_desired_state(found: ActionContext, spec: StreamSpec) -> ActionContext:
 
 
 def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
-    """Return the context with the state of the stream's table and of its open backfill."""
     try:
         standing = fetch_action_state(spec)
     except SpecError as error:
@@ -216,10 +190,7 @@ def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec)
 
 
 def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
-    """Carry out an action if its plan is still the one that the user confirmed. Return what was done.
-
-    Raises Invalid, OutcomeUnknown, FrazilError, and the errors of catalogs and Kafka.
-    """
+    """Carry out an action if its plan is still the confirmed one. Raises Invalid, OutcomeUnknown and FrazilError."""
     try:
         done = _check_and_carry_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
@@ -249,31 +220,28 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
         raise Invalid(problem)
     version_token = read_text(form, "version_token")
     if not version_token and plan.version_token:
-        raise Invalid(
-            f"Nothing was changed in {subject.name}: the request does not confirm a plan. Read the plan, then "
-            "confirm it"
-        )
+        problem = "the request does not confirm a plan. Read the plan, then confirm it"
+        raise Invalid(f"Nothing was changed in {subject.name}: {problem}")
     if plan.version_token != version_token:
         what = describe_changes(action, version_token, plan.version_token)
-        raise Invalid(
-            f"{subject.name} has changed since the plan was shown: {what}. Check the new plan, then confirm it"
-        )
+        changed = f"{subject.name} has changed since the plan was shown"
+        raise Invalid(f"{changed}: {what}. Check the new plan, then confirm it")
     if action in DAG_ACTIONS:
-        return _start_run(
-            subject, build_run_conf(action, subject.route_name or subject.name, form), run_id=run_id, user=user
-        )
+        conf = build_run_conf(action, subject.route_name or subject.name, form)
+        return _start_run(subject, conf, run_id=run_id, user=user)
     if prepared is not None:
         run_with_timeout(prepared.carry_out)
-        return ActionResult(_done_text(action, subject.name))
+        if action is PageAction.RESET:
+            return ActionResult(f"{subject.name} has its new position. Resume it to continue from there.")
+        done = f"The backfill of {subject.name} is abandoned, and its staged rows are removed."
+        return ActionResult(f"{done} Its run fails and is not retried.")
     if action is PageAction.SEND_AGAIN:
         return ActionResult(run_with_timeout(lambda: _resend_day(spec, form, by=by)))
-    return ActionResult(
-        run_with_timeout(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation))
-    )
+    change = partial(_set_desired, action, spec, by=by, reason=reason, generation=plan.generation)
+    return ActionResult(run_with_timeout(change))
 
 
 def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> ActionResult:
-    """Start a run of the subject's DAG. Return the message and link for the user."""
     try:
         run = trigger_dag(
             dag_id=subject.dag,
@@ -290,20 +258,11 @@ def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | No
     return ActionResult(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
 
 
-def _done_text(action: PageAction, name: str) -> str:
-    if action is PageAction.RESET:
-        return f"{name} has its new position. Resume it to continue from there."
-    return f"The backfill of {name} is abandoned, and its staged rows are removed. Its run fails and is not retried."
-
-
 def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
-    """Pause, resume or restart the stream. Return a sentence about the result."""
     desired = open_desired_store(spec)
-    do = {PageAction.PAUSE: desired.pause, PageAction.RESUME: desired.resume, PageAction.RESTART: desired.restart}[
-        action
-    ]
+    changes = {PageAction.PAUSE: desired.pause, PageAction.RESUME: desired.resume, PageAction.RESTART: desired.restart}
     try:
-        do(by=by, reason=reason, after=generation)
+        changes[action](by=by, reason=reason, after=generation)
     except DesiredMoved as error:
         raise Invalid(f"Nothing was changed: {error}") from error
     if spec.application and action is not PageAction.PAUSE:
@@ -320,37 +279,22 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
 
 
 def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
-    """Signal the windows of a day again. Return a sentence about the result."""
     if spec.window is None:
         raise Invalid(f"The table of {spec.name} has no signalled windows")
     day = parse_day(form)
     windows = list(windows_between(Grain(spec.window), day.start_us, day.end_us))
     table = spec.table.identifier
-    sent = resend_signals(
-        open_stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms()
-    )
+    catalog, note = open_stream_catalog(spec), f"sent again by {by}"
+    sent = resend_signals(catalog, table, windows, note=note, clock_ms=clock.now_ms())
     return f"{len(sent)} windows of {table} are signalled again. Their events are sent within a minute."
 
 
-def run_with_timeout(work: Callable[[], T], *, seconds: float = ACTION_TIMEOUT_S) -> T:
-    """Return the result of a call that may hang.
-
-    Raises TimeoutError if it has not returned after `seconds`; the call then continues.
-    """
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="frazil-action", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    if not done:
+def run_with_timeout(work: Callable[[], T], *, seconds: float = 20.0) -> T:
+    """Return the result of a call. Raises TimeoutError after `seconds`; the call then continues."""
+    threads = DaemonThreads(1, "frazil-action")
+    answer = threads.submit(work)
+    wait([answer], seconds)
+    threads.close()
+    if not answer.done() or answer.cancelled():
         raise TimeoutError(f"no response within {seconds:.0f} s")
-    return done[0]
+    return answer.result()

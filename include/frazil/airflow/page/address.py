@@ -5,12 +5,7 @@ from __future__ import annotations
 from airflow.configuration import conf
 
 PREFIX = "/frazil/ops"
-VIEW = {
-    "name": "Streams",
-    "href": f"{PREFIX}/index.html",
-    "destination": "nav",
-    "url_route": "frazil-streams",
-}
+VIEW = {"name": "Streams", "href": f"{PREFIX}/index.html", "destination": "nav", "url_route": "frazil-streams"}
 
 
 def base_url() -> str:
@@ -19,5 +14,4 @@ def base_url() -> str:
 
 
 def page_url() -> str:
-    """Return the operations page's address; empty if Airflow's address is unknown."""
     return f"{base_url()}{PREFIX}/index.html" if base_url() else ""

@@ -28,7 +28,7 @@ MAX_WINDOW_RUNS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The last measurement of `frazil_health`. `at_ms` is None before the first measurement."""
+    """The last measurement of `frazil_health`. `at_ms` is None before the first."""
 
     alerts: tuple[ActiveAlert, ...] = ()
     at_ms: int | None = None
@@ -39,7 +39,6 @@ class Measurement:
 
 
 def read_last_measurement() -> Measurement:
-    """Read the last measurement of `frazil_health`: active alerts, due actions and audits."""
     newest = (
         select(XComModel)
         .where(XComModel.dag_id == HEALTH_DAG, XComModel.task_id == "measure", XComModel.key == "return_value")
@@ -58,7 +57,10 @@ def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
     """Return the active alerts in an XCom. Malformed entries are ignored."""
     active = value.get("active") if isinstance(value, Mapping) else None
     return tuple(
-        ActiveAlert(one["table"], one["rule"], one["since_ms"], one["sentence"], _runbook(one))
+        ActiveAlert(
+            *(one["table"], one["rule"], one["since_ms"], one["sentence"]),
+            one["runbook"] if isinstance(one.get("runbook"), str) else runbook_link(one["rule"]),
+        )
         for one in (active if isinstance(active, list) else ())
         if isinstance(one, Mapping)
         and all(isinstance(one.get(key), str) for key in ("table", "rule", "sentence"))
@@ -66,13 +68,7 @@ def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
     )
 
 
-def _runbook(alert: Mapping[str, Any]) -> str:
-    named = alert.get("runbook")
-    return named if isinstance(named, str) else runbook_link(alert["rule"])
-
-
 def parse_due_actions(value: Any) -> dict[str, list[str]] | None:
-    """Return the due actions in an XCom, by table; None if the XCom has no due actions."""
     due = value.get("due") if isinstance(value, Mapping) else None
     if not isinstance(due, Mapping):
         return None
@@ -91,7 +87,7 @@ def _parse_audited(value: Any) -> dict[str, str] | None:
 
 
 def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
-    """Return whether each of these DAGs is paused. DAGs that Airflow does not have are left out."""
+    """Return whether each of these DAGs is paused, without those that Airflow does not have."""
     with create_session() as session:
         rows = session.execute(
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
@@ -122,17 +118,13 @@ def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowR
 
 
 def newest_run_id(dag_id: str) -> str | None:
-    """Return the id of the DAG's newest run; None if it has no runs."""
     newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
     with create_session() as session:
         return session.scalar(newest)
 
 
 def next_run_id(dag_id: str, stream: str) -> str:
-    """Return the id of the next run that this page starts for the stream.
-
-    Run ids are unique: if two users start a run at the same time, one of the starts fails.
-    """
+    """Return the id of the next run for the stream. If two users start a run at the same time, one start fails."""
     ours = f"manual__{stream}."  # no stream has a dot in its name
     newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))
     with create_session() as session:
@@ -140,7 +132,7 @@ def next_run_id(dag_id: str, stream: str) -> str:
 
 
 def find_unfinished_run(dag_id: str, stream: str) -> UnfinishedRun | None:
-    """Return the oldest queued or running run of the DAG that changes the stream's tables. Dry runs do not count."""
+    """Return the oldest queued or running run, other than dry runs, that changes the stream's tables."""
     unfinished = (
         select(DagRun.run_id, DagRun.state, DagRun.conf)
         .where(DagRun.dag_id == dag_id, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING)))

@@ -1,10 +1,7 @@
-"""Serves the operations page in Airflow's UI to signed-in users: static files, and JSON below `api/`.
+"""Serves the operations page in Airflow's UI: static files, and JSON below `api/`.
 
-An action is carried out only if the request comes from the page and the user has Airflow's permission for it. It is
-written to the audit log.
-
-A browser sends the session's cookie with requests from any site, and Airflow has no CSRF token. But another site cannot
-set the header X-Frazil without a preflight request, which the server never grants, and cannot hide its origin.
+Airflow has no CSRF token. The header X-Frazil replaces it: another site cannot set it without a preflight request,
+which this server never grants.
 """
 
 from __future__ import annotations
@@ -53,8 +50,7 @@ log = logging.getLogger(__name__)
 MAX_FORM_BYTES = 64 * 2**10
 Moment = Annotated[datetime | None, Query()]
 OUTCOMES = {422: "refused", 504: "not known"}
-"""An action's outcome in Airflow's audit log, by the response's status. Any other error status means that it failed."""
-MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+"""An action's outcome in the audit log, by the response's status; any other error status is "failed"."""
 
 
 def operations_page() -> FastAPI:
@@ -72,11 +68,8 @@ def operations_page() -> FastAPI:
     def overview(user: GetUserDep) -> Response:
         from frazil.airflow.page import missing_components, views  # Airflow's other processes load plugins too
 
-        return json_response(
-            views.build_overview(
-                partial(visible_streams, user), airflow=missing_components.describe_missing_components()
-            )
-        )
+        missing = missing_components.describe_missing_components()
+        return json_response(views.build_overview(partial(visible_streams, user), airflow=missing))
 
     @app.get("/api/stream/{name}")
     def stream(  # noqa: PLR0913 - a request's options
@@ -137,7 +130,7 @@ def operations_page() -> FastAPI:
 
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
-        kind = MEDIA_TYPES.get(name.rpartition(".")[2])
+        kind = {"html": "text/html", "css": "text/css", "js": "text/javascript"}.get(name.rpartition(".")[2])
         file = next((file for file in (files("frazil.airflow.page") / "static").iterdir() if file.name == name), None)
         if kind is None or file is None:
             raise HTTPException(404, "the page has no such file")
@@ -147,7 +140,6 @@ def operations_page() -> FastAPI:
 
 
 def _to_ms(moment: datetime | None) -> int | None:
-    """Return a time of a request in milliseconds. A time without a zone is in UTC."""
     return (
         None if moment is None else round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
     )
@@ -155,19 +147,13 @@ def _to_ms(moment: datetime | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class AllowedAction:
-    """An action that the user is permitted to take."""
-
     action: Any
     subject: Any
     user: Any
 
 
 def authorize_action(request: Request, name: str, action: str, user: GetUserDep) -> AllowedAction:
-    """Return the requested action. Raises HTTPException if another site sent the request, or the user may not take the
-    action.
-
-    Refused actions are also written to the audit log.
-    """
+    """Return the requested action. Raises HTTPException, and logs it, if the request is not permitted."""
     from frazil.operations.page_actions import PageAction
 
     known = PageAction(action) if action in set(PageAction) else None
@@ -180,10 +166,9 @@ def authorize_action(request: Request, name: str, action: str, user: GetUserDep)
 
 
 def _check_request(request: Request, name: str, action: Any, user: Any) -> AllowedAction:
-    """Return the requested action. Raises HTTPException with the reason if it is not allowed."""
     from frazil.airflow.page import actions
 
-    if said := request_problem(request.headers):
+    if said := origin_problem(request.headers, base_url=conf.get("api", "base_url", fallback="")):
         raise HTTPException(403, f"refused: {said}")
     subject = None if action is None else actions.find_action_subject(action, name, partial(visible_streams, user))
     if subject is None:
@@ -196,7 +181,7 @@ def _check_request(request: Request, name: str, action: Any, user: Any) -> Allow
 
 
 async def read_form(request: Request, requested: Annotated[Any, Depends(authorize_action)]) -> dict[str, Any]:
-    """Read the form from the body, up to a maximum size. Raises HTTPException if the body is not a form."""
+    """Read the form from the body. Raises HTTPException if the body is too large or not a JSON object."""
     try:
         return await _read_body(request)
     except HTTPException as error:
@@ -222,13 +207,15 @@ async def _read_body(request: Request) -> dict[str, Any]:
 
 def _log_refusal(request: Request, user: Any, action: Any, name: str, error: HTTPException) -> None:
     if request.scope["route"].path.startswith("/api/action/"):
-        log_refusal(user, action, name, f"refused: {error.detail}")
+        outcome = f"refused: {error.detail}"
+        try:
+            log_action(user, action, name, dag_id=None, form={}, outcome=outcome)
+        except SQLAlchemyError:
+            log.warning("cannot write a refused action to Airflow's audit log: %s", outcome, exc_info=True)
 
 
 def _with_http_errors(work: Callable[[], Any]) -> Any:
-    """Return the result of `work`. Raises its errors as HTTPExceptions, each with the status and text of the
-    response.
-    """
+    """Return the result of `work`. Raises its errors as HTTPExceptions with the response's status and text."""
     from frazil.airflow.page import forms
 
     try:
@@ -245,7 +232,7 @@ def _with_http_errors(work: Callable[[], Any]) -> Any:
 
 
 async def _handle_unexpected(_: Request, error: Exception) -> Response:
-    """Respond to an unexpected error, which the server logs, with what the user can do next."""
+    """Respond with what the user can do next; the server logs the error."""
     said = installed.explain_outdated(error) or (
         f"{type(error).__name__}: {error}. Check the state before you repeat it; the API server's log has details"
     )
@@ -253,7 +240,7 @@ async def _handle_unexpected(_: Request, error: Exception) -> Response:
 
 
 async def _handle_http_error(_: Request, error: Exception) -> Response:
-    """Respond with the error's detail, made safe to show because it may quote the request."""
+    """Respond with the error's detail, which may quote the request."""
     assert isinstance(error, StarletteHTTPException)
     return json_response({"detail": error.detail}, error.status_code)
 
@@ -265,14 +252,13 @@ async def _handle_invalid_request(_: Request, error: Exception) -> Response:
 
 @asynccontextmanager
 async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
-    """Load PyIceberg and read the declarations in a thread while the API server starts."""
+    """Load PyIceberg and the declarations in a thread while the API server starts."""
     installed.remember_files("API server")
     threading.Thread(target=_preload, daemon=True).start()
     yield
 
 
 def _preload() -> None:
-    """Load modules and declarations before the first request."""
     from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401 - as above
     from frazil.host import page_servers
 
@@ -284,14 +270,13 @@ def _preload() -> None:
 
 
 def _view_response(view: Any) -> Response:
-    """Return a view of one stream or table, with sentences about silent Airflow components."""
     from frazil.airflow.page import missing_components
 
     return json_response(replace(view, airflow=missing_components.describe_missing_components()))
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return a response with a frozen value as JSON, in which all strings are safe to show."""
+    """Return a value as JSON, in which all strings are safe to show."""
     shown = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
     return Response(shown, status, media_type="application/json", headers=HEADERS)
 
@@ -308,7 +293,7 @@ def _safe(value: Any) -> Any:
 
 
 def visible_streams(user: Any, dags: Mapping[str, str]) -> set[str]:
-    """Return the streams whose writer's DAG the user may read in Airflow. `dags` maps streams to these DAGs."""
+    """Return the streams whose writer's DAG the user may read. `dags` maps streams to these DAGs."""
     allowed = readable_dags(user, set(dags.values()))
     return {stream for stream, dag_id in dags.items() if dag_id in allowed}
 
@@ -321,7 +306,7 @@ LOGGED_FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day
 
 
 def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
-    """Return why a request does not come from the page; None if it does. Pure; `headers` has lower-case names."""
+    """Return why a request does not come from the page, or None. `headers` has lower-case names."""
     if headers.get(PAGE_HEADER) != PAGE_HEADER_VALUE:
         return f"the header X-Frazil: {PAGE_HEADER_VALUE} is missing"
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
@@ -335,23 +320,21 @@ def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
     return None if known else f"the request comes from {origin}"
 
 
-def request_problem(headers: Mapping[str, str]) -> str | None:
-    """Return why this API server refuses a request with these headers; None if the request comes from the page."""
-    return origin_problem(headers, base_url=conf.get("api", "base_url", fallback=""))
-
-
 def is_permitted(user: Any, method: str, dag_id: str) -> bool:
-    """Whether the user may start (POST) or change (PUT) runs of a DAG, and therefore the DAG's streams and tables."""
+    """Whether the user may start (POST) or change (PUT) runs of a DAG."""
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     manager = get_auth_manager()
     return manager.is_authorized_dag(method=method, access_entity=DagAccessEntity.RUN, details=details, user=user)  # type: ignore[arg-type]
 
 
 def readable_dags(user: Any, dag_ids: Collection[str]) -> set[str]:
-    """Return the DAGs that the user may read. If Airflow has several teams, each DAG is checked for its own team."""
+    """Return the DAGs that the user may read; each is checked for its own team."""
     manager = get_auth_manager()
     by_team: dict[str | None, set[str]] = {}
-    for dag_id, team in _teams_of(dag_ids).items():
+    teams: dict[str, str | None] = dict.fromkeys(dag_ids)
+    if teams and conf.getboolean("core", "multi_team", fallback=False):
+        teams |= DagModel.get_dag_id_to_team_name_mapping(list(teams))
+    for dag_id, team in teams.items():
         by_team.setdefault(team, set()).add(dag_id)
     needed = (
         manager.filter_authorized_dag_ids(dag_ids=ids, user=user, method="GET", team_name=team)
@@ -360,20 +343,10 @@ def readable_dags(user: Any, dag_ids: Collection[str]) -> set[str]:
     return set().union(*needed)
 
 
-def _teams_of(dag_ids: Collection[str]) -> dict[str, str | None]:
-    teams: dict[str, str | None] = dict.fromkeys(dag_ids)
-    if teams and conf.getboolean("core", "multi_team", fallback=False):
-        teams |= DagModel.get_dag_id_to_team_name_mapping(list(teams))
-    return teams
-
-
 def log_action(  # noqa: PLR0913 - an entry
     user: Any, action: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
 ) -> int:
-    """Write a user's action to Airflow's audit log before it is carried out. Return the entry's id, for `log_outcome`.
-
-    The entry has the fields of the form in LOGGED_FIELDS, with long values shortened.
-    """
+    """Write an action to Airflow's audit log before it is carried out. Return the entry's id, for `log_outcome`."""
     name = user.get_name()
     filled_in = {field: _log_value(form[field]) for field in LOGGED_FIELDS if field in form}
     extra = json.dumps({OUTCOME_KEY: _log_value(outcome), **filled_in, "subject": _log_value(subject)})
@@ -384,14 +357,6 @@ def log_action(  # noqa: PLR0913 - an entry
         return int(entry.id)
 
 
-def log_refusal(user: Any, action: str, subject: str, outcome: str) -> None:
-    """Write a refused action to the audit log. If that fails, the action is still refused."""
-    try:
-        log_action(user, action, subject, dag_id=None, form={}, outcome=outcome)
-    except SQLAlchemyError:
-        log.warning("cannot write a refused action to Airflow's audit log: %s", outcome, exc_info=True)
-
-
 def _log_value(value: object) -> object:
     if value is None or isinstance(value, bool):
         return value
@@ -399,7 +364,7 @@ def _log_value(value: object) -> object:
 
 
 def log_outcome(entry: int, outcome: str) -> None:
-    """Write the outcome of an action to its entry in the audit log. If that fails, the action still counts as done."""
+    """Write an action's outcome to its entry in the audit log. If that fails, the action still counts as done."""
     try:
         with create_session() as session:
             found = session.get(Log, entry)

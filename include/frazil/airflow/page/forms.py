@@ -18,9 +18,7 @@ from frazil.timetext import parse_moment
 
 RESET_TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To (exclusive)", "at": "Timestamp", "partition": "Window", "day": "Day"}
-"""The fields' labels in the dialogs."""
 MAX_HELD_LISTED = 5
-"""Maximum number of held windows named in a sentence."""
 Form = Mapping[str, Any]
 
 
@@ -33,7 +31,7 @@ class OutcomeUnknown(Exception):
 
 
 def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
-    """Return what the user must change in the form before the action can be confirmed; None if nothing."""
+    """Return what the user must change in the form, or None."""
     try:
         if action in DAG_ACTIONS:
             conf = build_run_conf(action, name, form)
@@ -47,15 +45,15 @@ def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int)
     except Invalid as error:
         return str(error)
     except SpecError as error:
-        return _use_labels(str(error))
+        problem = str(error)
+        for key in ("from-time", "to-time"):
+            problem = problem.replace(key, LABELS[key])
+        return problem
     return None
 
 
 def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
-    """Return why the window in a form cannot be released; None if a gate holds it.
-
-    `cursor` describes the signals of the table's windows; None if there are none yet.
-    """
+    """Return why the form's window cannot be released, by the cursor of its table; None if a gate holds it."""
     window, label = _parse_window(form, "partition"), LABELS["partition"]
     if cursor is None:
         return f"{label}: no gate has evaluated a window of this table yet, so no window is held"
@@ -75,12 +73,11 @@ def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
 
 
 def is_dry_run(form: Form) -> bool:
-    """Whether the user requests a dry run."""
     return bool(form.get("dry-run", True))
 
 
 def build_run_conf(action: PageAction, name: str, form: Form) -> dict[str, Any]:
-    """Return the parameters of the DAG run for an action. Raises Invalid if the form is not valid."""
+    """Return the parameters of the DAG run for an action. Raises Invalid."""
     dry = {"dry-run": is_dry_run(form)}
     if action is PageAction.RELEASE:
         reason, window = read_text(form, "reason"), _parse_window(form, "partition")
@@ -106,7 +103,7 @@ def parse_reset_target(form: Form) -> ResetTarget:
 
 
 def parse_day(form: Form) -> Window:
-    """Return the day whose windows are signalled again. Raises Invalid if the form has none."""
+    """Return the day whose windows are signalled again. Raises Invalid."""
     day = _parse_window(form, "day")
     if day.grain is not Grain.DAY:
         raise Invalid(
@@ -116,7 +113,7 @@ def parse_day(form: Form) -> Window:
 
 
 def read_text(form: Form, key: str) -> str:
-    """Return the content of a text field, without surrounding spaces. Raises Invalid if it is not allowed."""
+    """Return the content of a text field, stripped. Raises Invalid if it is not allowed."""
     value = form.get(key, "")
     if not isinstance(value, str):
         raise Invalid(f"{key} is not a string")
@@ -146,10 +143,3 @@ def _parse_window(form: Form, key: str) -> Window:
         return Window.parse(re.sub(r"^([\d-]{10}) (\d\d):00$", r"\1T\2", text))  # as the page shows it
     except ValueError as error:
         raise Invalid(f"{LABELS[key]}: {error}") from error
-
-
-def _use_labels(said: str) -> str:
-    """Return the error with field names replaced by their labels."""
-    for key, label in LABELS.items():
-        said = said.replace(key, label) if key.endswith("-time") else said
-    return said

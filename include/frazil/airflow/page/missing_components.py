@@ -10,11 +10,10 @@ from frazil.airflow.page.views import CACHE_S, answer_cache
 from frazil.operations.component_heartbeats import ComponentHeartbeat, MissingComponent
 
 DATABASE_TIMEOUT_S = 0.2
-"""Seconds for which an answer of Airflow's database is awaited."""
 
 
 def find_missing_components() -> tuple[MissingComponent, ...]:
-    """Return the components without a recent heartbeat. Empty if Airflow's database does not respond."""
+    """Return the components without a recent heartbeat; empty if Airflow's database does not respond."""
     found = answer_cache().fetch_one(
         "Airflow", "components", _fetch_heartbeats, keep_s=CACHE_S, within_s=DATABASE_TIMEOUT_S
     )
@@ -24,7 +23,6 @@ def find_missing_components() -> tuple[MissingComponent, ...]:
 
 
 def describe_missing_components() -> tuple[str, ...]:
-    """Return a sentence for each component without a recent heartbeat."""
     found = find_missing_components()
     if not found:
         return ()

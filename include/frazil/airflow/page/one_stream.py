@@ -63,15 +63,13 @@ T = TypeVar("T")
 
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
-ROUTED_CACHE_S = 15.0
-"""Seconds for which the list of a route's tables is cached. Short, because a table may be created at any time."""
 COSTS_CACHE_S = 120.0
-"""Seconds for which the costs of the last days are cached. Long, because they need the whole recorded history."""
+"""Long, because the costs of the last days need the whole recorded history."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """The user's choices in the view: a period or a span of time, and a search for tables of the route."""
+    """The user's choices: a period or span of time, and a search for tables of the route."""
 
     hours: int = 6
     tables: str = ""
@@ -82,10 +80,7 @@ class ViewOptions:
 def build_stream_view(
     name: str, wish: ViewOptions, sees: SelectVisible, may_act: Callable[[str], bool]
 ) -> StreamView | None:
-    """Return the view of one stream; None if no file declares it or the user may not see it.
-
-    `may_act` says whether the user may act on the stream, given the id of its writer's DAG.
-    """
+    """Return the view of a stream that the user may see. `may_act` takes the id of its writer's DAG."""
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or not sees({name: views.writer_dag_of(one)}):
         return None
@@ -98,8 +93,6 @@ def build_stream_view(
 
 @dataclass(frozen=True, slots=True)
 class PendingReads:
-    """The reads for the view of one stream, which run in parallel."""
-
     status: PendingAnswer[StreamState]
     history: PendingAnswer[TableHistory | None]
     ends: PendingAnswer[Mapping[TopicPartition, int]]
@@ -122,7 +115,7 @@ class PendingReads:
             writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
             dags=ask("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
             run=ask("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
-            routed=ask(group, ("routed", *key), tables, keep_s=ROUTED_CACHE_S) if spec.sinks.can_follow else None,
+            routed=ask(group, ("routed", *key), tables, keep_s=15.0) if spec.sinks.can_follow else None,
             costs=ask(group, ("costs", *key), partial(fetch_daily_costs, spec), keep_s=COSTS_CACHE_S),
         )
 
@@ -145,6 +138,8 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
     line = build_line(spec.name, spec, build_reading(one, answer), around, now_ms=clock.now_ms())
     if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
+    happened = [one for one in found.past.happened if shown.contains(one.at_ms)]
+    is_read = history.at_ms is not None and not history.problem
     return StreamView(
         at_ms=clock.now_ms(),
         line=line,
@@ -169,28 +164,21 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
         ),
         pending=history.pending or answer.pending or ends.pending,
         may_act=may_act,
-        actions=possible_actions(
-            spec,
-            build_action_state(answer.value, history.value, is_read=history.at_ms is not None and not history.problem),
-        ),
+        actions=possible_actions(spec, build_action_state(answer.value, history.value, is_read=is_read)),
         problems=unreported_problems(unreadable_parts, answer.value),
         period=shown,
         points=points,
         rates=add_arrivals(mean_rates(points, recorded), points),
         trend=compute_trend(recorded, line.lag, now_ms=clock.now_ms()),
         days=costs.value or (),
-        happened=tuple(
-            reversed([one for one in found.past.happened if shown.contains(one.at_ms)][-MAX_STREAM_EVENTS:])
-        ),
+        happened=tuple(reversed(happened[-MAX_STREAM_EVENTS:])),
     )
 
 
 def _routed_tables(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the tables of the stream's route that match `search`: those in `found`, and those with a problem in
-    `status`.
-    """
+    """Return the route's tables that match `search`: those in `found`, and those with a problem in `status`."""
     names, specs = found or {}, [one.spec for one in cached_declarations().value or () if one.spec]
     amiss = {
         names.get(table) or template_table(spec, table, specs).name: said
@@ -204,13 +192,11 @@ def _gather(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
 
 
 def _dag_ids(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the ids of the stream's DAGs; its writer's DAG comes first."""
     writer = writer_dag_id(spec.application or spec.name)
     return (writer, AUDITS_DAG, partitions_dag_id(spec.table.identifier), MAINTENANCE_DAG)
 
 
 def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
-    """Return the path in Airflow's UI of the log of the writer's task in this run."""
     if run_id is None:
         return None
     task = f"{STREAM_TASK_PREFIX}{spec.name}" if spec.application else TASK_ID
@@ -222,13 +208,12 @@ def _last_measurement() -> Measurement | None:
 
 
 def _last_audit(name: str) -> str | None:
-    """Return a sentence about the stream's last audit. Return None if the last measurement does not have audits."""
+    """Return a sentence about the stream's last audit; None if the last measurement has no audits."""
     audited = (_last_measurement() or Measurement()).audited
     return None if audited is None else audited.get(name, "none yet")
 
 
 def _related_state(one: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
-    """Return the state of the stream's table, alerts and DAGs."""
     everything = cached_declarations().value or []
     health_of_stream = views.arrange_health(_last_measurement(), everything)
     specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()

@@ -35,7 +35,7 @@ from frazil.spec.units import format_duration
 
 
 def find_table(name: str) -> MaintainedTable | None:
-    """Return a table that streams write to; None if no stream writes to it. A routed table may not exist yet."""
+    """Return a table that streams write to, or None. A routed table may not exist yet."""
     try:
         found = find_maintained([one.spec for one in cached_declarations().value or () if one.spec], name)
     except SpecError:
@@ -49,13 +49,12 @@ def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
 
 
 def find_visible_streams(table: MaintainedTable, sees: SelectVisible) -> set[str]:
-    """Return the streams that write to a table and that the user may see."""
     names = {spec.name for spec in table.streams}
     return set(sees({one.name: writer_dag_of(one) for one in cached_declarations().value or () if one.name in names}))
 
 
 def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
-    """Return the view of one table; None if the user may not see any stream that writes to the table."""
+    """Return the view of one table; None if the user may not see any stream that writes to it."""
     found = find_table(name)
     if found is None:
         return None
@@ -121,9 +120,7 @@ def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], sees: SelectVisible) 
 
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:
-    """Return the alerts about a table and its windows, and for a stream's own table also those about its dead
-    letters.
-    """
+    """Return the alerts about a table and its windows; for a stream's own table also about its dead letters."""
     subjects = {table.name, f"care of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}

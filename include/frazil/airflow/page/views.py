@@ -16,10 +16,7 @@ from frazil.airflow.page.airflow_database import Measurement, read_last_measurem
 from frazil.home import home, streams_folder
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, AnswerCache, PendingAnswer
-from frazil.operations.fetch import (
-    fetch_stream,
-    fetch_windows,
-)
+from frazil.operations.fetch import fetch_stream, fetch_windows
 from frazil.operations.overview import (
     ActiveAlert,
     OpenProblem,
@@ -40,23 +37,17 @@ from frazil.table.catalogs import keep_catalogs
 from frazil.timetext import format_utc
 
 RESPONSE_TIMEOUT_S = 1.3
-"""Maximum wait before the page gets a response, in seconds: slightly longer than `UNRESPONSIVE_AFTER_S`."""
+"""Maximum wait for a response, in seconds: slightly longer than `UNRESPONSIVE_AFTER_S`."""
+# Short, because the page refreshes soon, and one stream that hangs must not delay the others.
 FIRST_OVERVIEW_TIMEOUT_S, OVERVIEW_TIMEOUT_S = 0.4, 0.2
-"""Maximum wait of the overview in seconds: if no stream's state is known yet, and otherwise. Both are short: the page
-refreshes soon, and one stream that hangs must not delay the others.
-"""
 SAVE_INTERVAL_S, FOREVER_S = 60.0, 1e9
-"""Seconds between two saves of the overview, and a time that is longer than any process runs."""
 CACHE_S, DECLARED_CACHE_S, WINDOWS_CACHE_S = 8.0, 8.0, 30.0
 """Seconds for which answers are cached: most answers, declarations, and windows."""
-MAX_FETCHES_PER_S = 5
-"""Maximum number of streams refreshed per second, which limits the load of an open page on the API server."""
 MAX_FINGERPRINTS = 5_000
-"""Maximum number of declarations whose fingerprints are kept."""
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
-"""Age of the last health measurement above which the overview warns that no alert can fire."""
+"""Age of the last health measurement above which no alert can fire."""
 SHARED_DAGS = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
-"""DAGs that serve all streams, each with what is not done while the DAG is paused."""
+"""DAGs that serve all streams, each with what is not done while it is paused."""
 
 SelectVisible = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
@@ -64,12 +55,10 @@ SelectVisible = Callable[[Mapping[str, str]], Collection[str]]
 
 @cache
 def answer_cache() -> AnswerCache:
-    """Return the cache of this API server process."""
     return AnswerCache(around=keep_catalogs)
 
 
 def cached_declarations() -> Answer[list[DeclaredStream]]:
-    """Return every declared stream, from the cache."""
     fetch = partial(declared_streams, streams_folder())
     return answer_cache().fetch_one(
         "declarations", "declarations", fetch, keep_s=DECLARED_CACHE_S, within_s=RESPONSE_TIMEOUT_S
@@ -77,15 +66,12 @@ def cached_declarations() -> Answer[list[DeclaredStream]]:
 
 
 def build_overview(sees: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
-    """Return the overview, with a line for each stream that the user may see.
-
-    `airflow` has a sentence for each Airflow component without a recent heartbeat.
-    """
+    """Return the overview of the streams that the user may see. `airflow` has a sentence for each silent component."""
     found = cached_declarations()
     everything = found.value or []
     may = set(sees({one.name: writer_dag_of(one) for one in everything}))
     shown = [one for one in everything if one.name in may]
-    kept, keep_s = answer_cache(), max(CACHE_S, len(shown) / MAX_FETCHES_PER_S)
+    kept, keep_s = answer_cache(), max(CACHE_S, len(shown) / 5)  # refreshes at most 5 streams per second
     measured = kept.ask("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     writers = sorted({writer_dag_of(one) for one in everything})
     known_by = [*writers, *SHARED_DAGS]
@@ -110,14 +96,14 @@ def build_overview(sees: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Ove
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}))
     # A user who may not see all streams does not see alerts that several streams share.
-    needs = health_of_stream.shared_problems if len(shown) == len(everything) else ()
+    shared = health_of_stream.standing.get("", ()) if len(shown) == len(everything) else ()
+    needs = tuple(OpenProblem(alert.sentence, alert.runbook) for alert in shared)
     needs += find_measurement_problem(alerts.value, now_ms=now_ms) if shown else ()
     said = build_headline(lines, airflow=airflow)
     return Overview(now_ms, sort_lines(lines), pending, notes, needs, airflow, said)
 
 
 def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
-    """Load the last overview of an earlier process, once in this process."""
     kept, file = answer_cache(), _overview_file()
     fetch = partial(load_statuses, file, now_ms=clock.now_ms())
     found = kept.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=OVERVIEW_TIMEOUT_S)
@@ -138,12 +124,8 @@ def _save_overview(streams: Iterable[DeclaredStream], answered: Mapping[str, Ans
     ]
     if known:
         file = _overview_file()
-        answer_cache().ask(
-            "this host",
-            ("saved", file),
-            partial(save_statuses, file, known, now_ms=clock.now_ms()),
-            keep_s=SAVE_INTERVAL_S,
-        )
+        save = partial(save_statuses, file, known, now_ms=clock.now_ms())
+        answer_cache().ask("this host", ("saved", file), save, keep_s=SAVE_INTERVAL_S)
 
 
 def _overview_file() -> Path:
@@ -151,30 +133,22 @@ def _overview_file() -> Path:
 
 
 def writer_dag_of(one: DeclaredStream) -> str:
-    """Return the id of the DAG that runs a stream's writer, or the application that the stream shares."""
     return writer_dag_id((one.spec.application if one.spec else None) or one.name)
 
 
 @dataclass(frozen=True, slots=True)
 class HealthByStream:
-    """The last measurement of `frazil_health`, arranged by stream."""
-
     standing: Mapping[str, Sequence[ActiveAlert]]
-    """Active alerts by stream. Alerts that do not belong to one stream are under the empty name."""
+    """Active alerts by stream; the empty name has those that do not belong to one stream."""
     tables: Mapping[str, Collection[str]]
-    """The tables that each stream writes."""
     due: Mapping[str, Sequence[str]] | None
     names: Mapping[str, Mapping[str, str]]
-    """The maintenance DAG's names of tables, by stream and table identifier. A name includes the catalog if two
-    catalogs have the table.
-    """
+    """The maintenance DAG's names of tables, by stream and table identifier."""
 
     def __call__(
         self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
     ) -> RelatedState:
-        """Return the related state of a stream: its table, alerts and DAGs. `dags` maps the DAGs to whether they are
-        paused.
-        """
+        """Return the related state of a stream. `dags` maps DAGs to whether they are paused."""
         windows = windows or Answer()
         problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
@@ -182,11 +156,6 @@ class HealthByStream:
         health = combine_health(self.tables.get(one.name, ()), alerts, self.due)
         paused = writer if (dags or {}).get(writer) else None
         return RelatedState(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
-
-    @property
-    def shared_problems(self) -> tuple[OpenProblem, ...]:
-        """Problems from alerts that do not belong to one stream."""
-        return tuple(OpenProblem(alert.sentence, alert.runbook) for alert in self.standing.get("", ()))
 
 
 def arrange_health(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
@@ -207,7 +176,6 @@ def arrange_health(measured: Measurement | None, streams: Iterable[DeclaredStrea
 
 
 def unreadable_parts(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
-    """Return a sentence for each part that could not be read, by the part's name."""
     return {name: said for name, answer in reads.items() if (said := _unreadable_text(name, answer))}
 
 
@@ -220,13 +188,11 @@ def _unreadable_text(name: str, answer: Answer[Any]) -> str | None:
 
 
 def ask_status(spec: StreamSpec, *, keep_s: float = CACHE_S, first: bool = False) -> PendingAnswer[StreamState]:
-    """Request the state of a stream."""
     fetch = partial(fetch_stream, spec)
     return answer_cache().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
-    """Return the cache key of a stream's status. The key changes with the stream's declaration."""
     return ("status", spec.name, fingerprint_of(spec))
 
 
@@ -244,12 +210,10 @@ def fingerprint_of(spec: StreamSpec) -> str:
 
 
 def table_key(spec: StreamSpec) -> tuple[str | None, str]:
-    """Return the catalog and the identifier of a stream's table."""
     return spec.table.catalog, spec.table.identifier
 
 
 def streams_by_table(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], tuple[StreamSpec, ...]]:
-    """Return the streams of each table, by its catalog and identifier."""
     found: dict[tuple[str | None, str], tuple[StreamSpec, ...]] = {}
     for one in streams:
         if one.spec is not None:
@@ -259,21 +223,17 @@ def streams_by_table(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None
 
 
 def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
-    """Request the completeness of a table's windows. `specs` are the declarations of all streams that feed the
-    table.
-    """
     key = ("windows", *map(fingerprint_of, specs))
     fetch = partial(fetch_windows, specs)
     return answer_cache().ask(group_of(specs[0]), key, fetch, keep_s=max(WINDOWS_CACHE_S, keep_s))
 
 
 def group_of(spec: StreamSpec) -> str:
-    """Return the name of the stream's group of reads. All reads of one catalog form a group, which shares threads."""
+    """Return the name of the group of reads, of the stream's catalog, that share threads."""
     return f"catalog {spec.table.catalog or 'default'}"
 
 
 def build_reading(one: DeclaredStream, answer: Answer[StreamState] | None) -> StreamReading:
-    """Combine the cached answer for a stream with the errors of its declaration."""
     wrong = "" if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
     file = StreamReading(conflict=wrong) if one.current else StreamReading(broken=wrong)
     if answer is None:
@@ -285,7 +245,6 @@ def build_reading(one: DeclaredStream, answer: Answer[StreamState] | None) -> St
 
 
 def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dags: Mapping[str, bool]) -> Iterator[str]:
-    """Yield sentences that concern all streams. `dags` maps each DAG to whether it is paused."""
     if found.problem:
         yield f"Cannot read the declarations in {streams_folder()}: {found.problem}"
     elif not found.value and not found.pending:
@@ -298,10 +257,7 @@ def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dag
 
 
 def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tuple[OpenProblem, ...]:
-    """Return a problem if nothing has measured the streams recently, because then no alert can fire.
-
-    Empty as long as that is unknown.
-    """
+    """Return a problem if nothing has measured the streams recently; empty while that is unknown."""
     if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
         return ()
     why = (

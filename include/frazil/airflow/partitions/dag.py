@@ -1,12 +1,7 @@
-"""Builds a DAG per table with windows, which checks the table every minute and reports complete windows to Airflow.
+"""Builds a DAG per table with windows. `watch` waits in the triggerer and signals complete windows; `complete` and
+`reopened` send their events, one partition key per window; `held` fails if a quality gate holds windows.
 
-The tables that a route's template creates, maybe thousands, have one DAG and one asset, whose events name the table.
-
-- `watch` waits in the triggerer until a window is complete, and signals it in `frazil.signals`. It starts only those of
-  the following tasks that have work to do.
-- `complete` and `reopened` send the asset events, one partition key per window. If an event was lost, the next run
-  sends it.
-- `held` fails if a quality gate holds windows, which calls the notifiers. Its log has a line per window.
+All tables that a route's template creates share one DAG and one asset, whose events name the table.
 """
 
 from __future__ import annotations
@@ -38,7 +33,6 @@ DEFAULT_INTERVAL = timedelta(minutes=1)
 RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
 MAX_LISTED = 5
-"""Maximum number of held windows that one sentence lists."""
 
 
 def partition_dags(
@@ -48,9 +42,7 @@ def partition_dags(
     every: timedelta = DEFAULT_INTERVAL,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
-    """Return the partition DAGs by DAG id: one for each table whose windows complete, and one to release held windows.
-
-    A template in `route.complete` has one DAG for all tables that it creates.
+    """Return the partition DAGs by DAG id, one for each table or template, and the DAG that releases held windows.
 
     :param streams: folder of the declared streams.
     :param expectations: folder of the quality gates' suites, `<table>.json`; without it no window is gated.
@@ -82,10 +74,7 @@ def _partition_dag(
     every: timedelta | None,
     on_failure: OnFailure | None,
 ) -> DAG:
-    """Return the partition DAG of a table.
-
-    `every` is None if no stream feeds the table: the current run then ends, and no new run starts.
-    """
+    """Return the DAG of a table. `every` is None if no stream feeds it: no new run starts."""
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
@@ -129,7 +118,7 @@ def send(table: str, streams: str, name: str) -> None:
 
 
 def held(table: str, streams: str) -> None:
-    """Fail if a quality gate holds windows. The log has a line for each of them."""
+    """Fail if a quality gate holds windows, with a log line for each."""
     from frazil.airflow.partitions import tasks as windows
 
     found = windows.take_held_signals(table, Path(streams), get_current_context())
@@ -174,7 +163,7 @@ def _table_param(tables: list[str]) -> Param:
 
 
 def release(streams: str) -> None:
-    """Release the window in the form, on behalf of the user who triggered the run."""
+    """Release the window in the form, for the user who triggered the run."""
     from frazil.partitions.windows import Window
     from frazil.signals import completion
     from frazil.table.lost import open_stream_catalog
@@ -193,7 +182,6 @@ def release(streams: str) -> None:
 
 
 def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
-    """Return the DAG's documentation."""
     lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
     shared = VALUE in table
     key = ("2013-01-01T05" if specs[0].window == "hour" else "2013-01-01") + ("|namespace.table" if shared else "")
@@ -214,10 +202,7 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 
 
 def _gate_sentence(table: str, suites: Path | None) -> str:
-    """Return a sentence that says which gate the table's windows have.
-
-    A suite with a misspelt name gates no window, and only this sentence shows it.
-    """
+    """Return which gate the table has: a suite with a misspelt name gates no window, which only this shows."""
     if suites is None:
         return "Its windows have no quality gate: `partition_dags` has no `expectations`."
     if suite := find_suite(suites, table):

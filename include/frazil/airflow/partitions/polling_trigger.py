@@ -16,35 +16,21 @@ from frazil.airflow.writers.log_lines import mask_numbers
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
-"""A separate thread pool: a catalog that does not respond must not block the triggerer's other work."""
+"""Separate from the triggerer's other work, which a catalog that does not respond must not block."""
 
 MIN_LOG_INTERVAL_S = 3_600.0
-"""Minimum time between two log lines that differ only in their numbers.
-
-The reason why a window waits contains a watermark, which advances with each commit. Airflow never rotates the log of a
-task that is deferred for weeks. The task itself shows newer information (`frazil.airflow.shown_state`).
-"""
+"""Minimum time between two log lines that differ only in their numbers: Airflow never rotates a deferred task's log."""
 MAX_SHAPES = 30
 """Maximum number of shapes (lines without their numbers) that are logged within MIN_LOG_INTERVAL_S."""
 
 FAILED_PREFIX = "the check failed and will be retried"
-"""The beginning of each sentence about a failed poll."""
 
 Payload = dict[str, Any]
-"""The payload of the trigger's event, which the task receives when it resumes. `problem` is set if polling again would
-not help. With `removed`, the task ends as skipped.
-"""
+"""The event's payload for the task. `problem` is set if polling again would not help; `removed` skips the task."""
 
 
 class PollingTrigger(BaseTrigger):
-    """Calls `poll` in a thread every `poll_seconds`, and fires once.
-
-    It logs why the task waits: immediately if the reason changes, and at most once an hour if only its numbers change.
-    The task has polled before it deferred, so the trigger first waits for `MIN_DEFERRAL_S` or more.
-
-    The trigger has no state: a restarted triggerer creates it again from the same arguments. A failed poll is repeated,
-    except for errors of frazil that an operator must correct, which end the wait.
-    """
+    """Calls `poll` in a thread every `poll_seconds`, and fires once. Logs changed reasons at once, numbers hourly."""
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,7 +45,6 @@ class PollingTrigger(BaseTrigger):
         """Return the event to fire, or None and a sentence that says why the task waits."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, poll and log until there is an event."""
         shown = ShownState(self.log.info)
         logged, wait_s = "", max(self.poll_seconds, MIN_DEFERRAL_S)
         logged_s: dict[str, float] = {}
@@ -87,10 +72,7 @@ class PollingTrigger(BaseTrigger):
                 logged, logged_s[mask_numbers(sentence)] = sentence, now_s
 
     def attempt(self) -> tuple[Payload | None, str]:
-        """Call `poll`, and convert its errors.
-
-        Return the event to fire, or None and a sentence that says what the task waits for or what failed.
-        """
+        """Call `poll`, and convert its errors to an event or a sentence."""
         try:
             return self.poll()
         except FrazilError as error:

@@ -1,13 +1,8 @@
-"""A sensor that waits in the triggerer until a table's partition is complete, for DAGs that are not started by assets.
+"""A sensor that waits in the triggerer until a table's partition is complete:
+`PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")`.
 
-Put `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day.
-
-The sensor polls `frazil.signals` for the window's row. Until then the task is deferred and uses no
-worker slot. Its log shows why the window is not complete, whenever the reason changes. A day of a table with hourly
-windows is complete when its 24 hours are complete.
-
-It does not decide completeness: the table's partition DAG does, and must run. A window before the first signalled
-window never completes, and fails the task immediately.
+The table's partition DAG decides completeness, and must run. A day of hourly windows is complete when its 24 hours are.
+A window before the first signalled window fails the task immediately.
 """
 
 from __future__ import annotations
@@ -43,7 +38,6 @@ class PartitionCompleteSensor(BaseSensorOperator):
         self.streams = str(Path(streams or streams_folder()).absolute())
 
     def execute(self, context: Context) -> Any:
-        """Return the facts about the window if it is complete; otherwise defer."""
         trigger = PartitionTrigger(
             table=self.table, partition=self.partition, streams=self.streams, poll_seconds=self.poke_interval
         )
@@ -64,10 +58,6 @@ class PartitionTrigger(PollingTrigger):
     """Polls for the signals of a window. Its arguments are `table`, `partition` and `streams`."""
 
     def poll(self) -> tuple[Payload | None, str]:
-        """Return an event with the facts about the window if all of it was signalled, or with a problem.
-
-        Otherwise return None and a sentence that says why the window is not complete.
-        """
         from frazil.airflow.declared_streams import streams_feeding
         from frazil.airflow.partitions.tasks import window_facts  # loads PyIceberg
         from frazil.signals.completion import load_window_status

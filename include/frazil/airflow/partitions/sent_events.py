@@ -1,8 +1,7 @@
-"""Finds which signals Airflow's assets have received, and which are missing.
+"""Finds which signals Airflow's assets have received, from its list of an asset's events.
 
-Normally Airflow's list of an asset's events shows this. But Airflow 3.3 fails to list events if one of them started a
-run that is still queued, for example because its DAG is paused. In that case, the records of sending tasks are used:
-they are written before a task succeeds, and Airflow publishes the task's events when it succeeds.
+Airflow 3.3 fails to list events if one of them started a run that is still queued. Then the records of sending tasks
+count: they are written before a task succeeds and Airflow publishes its events.
 """
 
 from __future__ import annotations
@@ -34,33 +33,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENT_TO_KEY = "frazil.sent-to"
-"""The key of a signal's number in the asset's store. Airflow has the events of all signals up to this number."""
+"""The store's key of the number up to which Airflow has the events of all signals."""
 SENDING_KEY = "frazil.sending"
-"""The key of a record in the same store. It has the signals that the last sending task sends if it succeeds. It also
-has the signals after SENT_TO_KEY's number that were sent before.
-"""
+"""The store's key of a record: the signals that the last sending task sends if it succeeds, and those sent before."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
-"""Maximum difference between the clocks of a worker and of Airflow's server. Events are searched from this much before
-their signal.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class UnsentSignals:
-    """The signals that one asset has not received."""
-
     missing: Mapping[str, Signal] = field(default_factory=dict)
-    """The signals by the partition key of their event."""
     sent: SentSignals = frozenset()
     """Signals after SENT_TO_KEY's number that the asset has received."""
 
 
 def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Mark all current signals of a table as sent, if the asset's state store has no entry for the table yet.
-
-    Otherwise a new Airflow installation would get an event for each old signal. If the stored number is invalid, begin
-    with the first event that Airflow has.
-    """
+    """Mark all signals as sent if the store has no entry yet: a new Airflow gets no old events."""
     store: AssetStore = context["asset_state_store"][asset]
     if store.get(SENT_TO_KEY) is None:
         store.set(SENT_TO_KEY, signals.number)
@@ -70,10 +57,7 @@ def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) 
 
 
 def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
-    """Return the signals that an asset has not received. If it has received all, the next check begins after them.
-
-    Raises AirflowException if it is currently unknown which signals the asset has received.
-    """
+    """Return what an asset has not received, and store where the next check begins. Raises AirflowException."""
     store: AssetStore = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO_KEY) or 0)
     if not new:
@@ -88,7 +72,7 @@ def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -
 
 
 def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
-    """Record the signals that this task sends to an asset if it succeeds, and the signals that were sent before."""
+    """Record the signals that this task sends if it succeeds, and the signals that were sent before."""
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
@@ -101,11 +85,9 @@ def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asse
 def signals_to_send(
     signals: Mapping[tuple[str, int], Signal], sent: Collection[tuple[str, int]], *, reopened: bool
 ) -> dict[str, Signal]:
-    """Return the signals to send to one asset, by partition key and sorted by number: the newest signal of each key.
+    """Return the newest signal of each partition key, sorted by number, that is not in `sent`.
 
-    `signals` are by partition key and number. `sent` has the keys and numbers of Airflow's events. Signals that an
-    operator requested again go to the first asset whatever their revision, because the first asset's consumers missed
-    them.
+    Signals that an operator requested again go to the first asset, whose consumers missed them.
     """
     newest = {
         key: s
@@ -139,7 +121,6 @@ def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
     if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
             f"it is unknown whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
-            "the task "
-            "runs again, and Airflow cannot list the asset's events while a run that they started is queued"
+            "the task runs again, and Airflow cannot list the asset's events while a run that they started is queued"
         )
     return published

@@ -1,8 +1,6 @@
-"""The tasks of a table's partition DAG, run in their own process, with PyIceberg and without Spark.
+"""The tasks of a table's partition DAG, which need PyIceberg but not Spark.
 
-A signal happens once because its row in `frazil.signals` is appended once. If the event of a row does not reach
-Airflow, a later run finds that Airflow does not have it, and sends it. An event that Airflow has is not sent again,
-even if a task is repeated.
+A window is signalled once, by a row in `frazil.signals`. A later run sends an event that Airflow does not have.
 """
 
 from __future__ import annotations
@@ -47,28 +45,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HELD_REPORTED_TO_KEY = "frazil.published-to"
-"""The key, in the first asset's state store, of the number of the last signal whose held windows have been reported."""
+"""The store's key for the number of the last signal whose held windows have been reported."""
 MAX_GATED_WINDOWS = 12
-"""Maximum number of windows that one run evaluates with a quality gate, one after the other. The next run continues."""
+"""Maximum number of windows that one run gates, one after the other."""
 MAX_EVENTS = 100
-"""Maximum number of events per task. The next run sends the rest.
-
-Airflow gives all events of a task the same extra, with the facts of all of them. So 100 events take 2 MB in its
-database, and 1,000 events would take over 200 MB.
-"""
+"""Maximum number of events per task. Each has the facts of all of them: 100 take 2 MB in Airflow's database."""
 MAX_GROUP_WINDOWS = 2_000
-"""Maximum number of windows of a template's tables that one run signals. The next run continues."""
+"""Maximum number of windows of a template's tables that one run signals."""
 GATED_KEY = "gated"
-"""The store's key for whether the table's suite had expectations when it was last read."""
+"""The store's key for whether the table's suite last had expectations."""
 GATE_TIMEOUT_S = 300.0
-"""Timeout for the quality gate of one window; a window of 1 M rows takes less than a minute."""
+"""Timeout for the gate of one window; a window of 1 M rows takes less than a minute."""
 
 
 def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """Return the number of the table's last signal, and the ids of the tasks that have work to do.
-
-    For a table that is new to Airflow, all current signals are first marked as sent.
-    """
+    """Return the last signal's number, and the tasks with work. For a new Airflow, all signals count as sent."""
     signals = _load_signals(table, streams)
     for asset in _assets_of(table).values():
         mark_current_as_sent(signals, asset, context)
@@ -79,11 +70,7 @@ def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[st
 
 
 def check_completeness(table: str, streams: Path, *, after: int, reopened: bool = True) -> tuple[bool, str]:
-    """Return whether a window is complete or was signalled after number `after`, and why the next window waits.
-
-    Reads only metadata. Without `reopened`, late rows are not searched in the tables of a template. Raises the errors
-    of `assess`.
-    """
+    """Return whether a window is complete or was signalled after number `after`, and why the next one waits."""
     specs = streams_feeding(streams, table)
     catalog = open_existing_catalog(specs[0].table.catalog)
     seen = _assess(catalog, specs, reopened=reopened)
@@ -100,7 +87,6 @@ def check_completeness(table: str, streams: Path, *, after: int, reopened: bool 
 def _assess(
     catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS, reopened: bool = True
 ) -> list[Assessment]:
-    """Assess the table that these streams feed, or all tables of a template."""
     if is_group(specs[0]):
         limit = MAX_GROUP_WINDOWS if limit == MAX_WINDOWS else limit
         return assess_group(catalog, specs[0], limit=limit, reopened=reopened)
@@ -111,17 +97,20 @@ def _assess(
 def signal_complete_windows(
     table: str, streams: Path, context: Context, *, expectations: Path | None = None
 ) -> list[str]:
-    """Signal the complete windows. Return the ids of the tasks with work to do: `complete`, `reopened`, `held`.
-
-    Raises the errors of `find_gate`, `assess` and `signal_windows`.
-    """
+    """Signal complete windows; return the tasks with work. Raises as `find_gate`, `assess`, `signal_windows`."""
     specs = streams_feeding(streams, table)
     catalog = open_stream_catalog(specs[0])
     gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])
     seen = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
     made = signal_windows(catalog, *seen, clock_ms=clock.now_ms(), gates=gates)
     for one in made:
-        log.log(logging.INFO if one.sent else logging.ERROR, "%s", _describe(one))
+        what = "is held by its quality gate" if not one.sent else "is complete" if one.revision == 1 else "was reopened"
+        log.log(
+            logging.INFO if one.sent else logging.ERROR,
+            "%s %s %s: revision %s, %s rows, %s of them late, up to %s dead letters, snapshot %s%s",
+            *(one.table, one.partition, what, one.revision, one.rows, one.late_rows, one.dead_letters),
+            *(one.snapshot_id, f"; {one.note}" if one.note else ""),
+        )
     for waiting in seen[:MAX_EVENTS]:
         log.info("%s: %s", waiting.signals.table, waiting.decision.reason)
     signals = TableSignals.load(catalog, table)
@@ -131,7 +120,7 @@ def signal_complete_windows(
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
-    """Send missing events. Raises AirflowSkipException if no event is missing, because success would send an event."""
+    """Send missing events. Raises AirflowSkipException if none is missing, because success would send an event."""
     asset = _assets_of(table)[name]
     left = find_unsent_signals(_load_signals(table, streams), asset, context)
     sending = dict(list(left.missing.items())[:MAX_EVENTS])
@@ -144,14 +133,13 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 
 def take_held_signals(table: str, streams: Path, context: Context) -> list[Signal]:
-    """Return the signals of a table's held windows, which the caller reports. Also store that they were reported."""
+    """Return the signals of held windows, and store that they were reported."""
     signals = _load_signals(table, streams)
     context["asset_state_store"][partition_asset(table)].set(HELD_REPORTED_TO_KEY, signals.number)
     return signals.held()
 
 
 def window_facts(s: Signal) -> dict[str, Any]:
-    """Return the facts about a signalled window. An event's extra has them under the window's partition key."""
     return {
         "revision": s.revision,
         "rows": s.rows,
@@ -174,7 +162,6 @@ def _assets_of(table: str) -> dict[str, Asset]:
 
 
 def _tasks_with_work(signals: TableSignals, context: Context) -> list[str]:
-    """Return the ids of the tasks that have something to send or to report, including work that earlier runs left."""
     missing = [
         name
         for name, asset in _assets_of(signals.table).items()
@@ -187,20 +174,8 @@ def _tasks_with_work(signals: TableSignals, context: Context) -> list[str]:
     return [*missing, *(["held"] if unpublished else [])]
 
 
-def _describe(s: Signal) -> str:
-    what = "is held by its quality gate" if not s.sent else "is complete" if s.revision == 1 else "was reopened"
-    return (
-        f"{s.table} {s.partition} {what}: revision {s.revision}, {s.rows} rows, {s.late_rows} of them late, up to "
-        f"{s.dead_letters} dead letters, snapshot {s.snapshot_id}" + (f"; {s.note}" if s.note else "")
-    )
-
-
 def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGates | None:
-    """Return a function that runs the quality gate of a table's windows; None if the table has no suite.
-
-    `store` keeps whether the table had a suite with expectations. Raises SpecError if that suite is gone, because
-    windows would be signalled without their gate.
-    """
+    """Return a function that gates windows; None if the table has no suite. Raises SpecError if it was removed."""
     suite = find_suite(expectations, table) if expectations else None
     if suite is not None:
         if store.get(GATED_KEY) != (gated := bool(read_suite(suite).content["expectations"])):
@@ -216,7 +191,7 @@ def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGa
 
 
 def _run_gate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, GateOutcome]:
-    """Run the suite on windows. Return the outcome of each window; empty if the table has no snapshot."""
+    """Run the suite on windows. Return each window's outcome; empty if the table has no snapshot."""
     head = head_of(seen.table.metadata)
     if head is None:
         return {}
@@ -248,7 +223,6 @@ def _run_gate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
 
 
 def _spark_properties() -> dict[str, str]:
-    """Return the Spark properties of the connection, for windows that do not fit into one process's memory."""
     try:
         named = extra_text(Connection.get(SPARK_CONNECTION).extra_dejson, "properties-file")
     except AirflowNotFoundException:

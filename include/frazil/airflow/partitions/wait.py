@@ -1,7 +1,6 @@
 """Waits in the triggerer until a table has windows to signal, or another process has signalled one.
 
-Reading the metadata takes about 50 ms, whereas an Airflow task takes seconds to start. So one deferred task polls, and
-a worker is used only when there is something to signal, evaluate or send.
+One deferred task reads the metadata, in about 50 ms; a worker, which takes seconds to start, only signals and sends.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 LATE_ROWS_INTERVAL_S = 600.0
-"""Interval at which all tables of a template are loaded to find late rows; there may be thousands of tables."""
+"""Interval at which all tables of a template, maybe thousands, are loaded to find late rows."""
 
 
 class CompletionOperator(BaseBranchOperator):
     """Signals the complete windows of one table, and starts the downstream tasks that have something to do.
 
-    :param table: the table's identifier.
-    :param streams: folder of the declared streams.
     :param expectations: folder of the quality gates' suites; None for no gates.
     :param poll_seconds: interval between reads of the table's metadata.
     """
@@ -57,7 +54,7 @@ class CompletionOperator(BaseBranchOperator):
         return self._signal_and_branch(context)
 
     def execute_complete(self, context: Context, event: Payload) -> Any:
-        """Signal windows, and branch. Raises AirflowException if the table cannot be read; the task is then retried."""
+        """Signal windows, and branch. Raises AirflowException, which is retried, if the table cannot be read."""
         if event["problem"]:
             raise AirflowException(f"cannot read {self.table}: {event['problem']}")
         return self._signal_and_branch(context)
@@ -75,17 +72,12 @@ def _removal_message(table: str) -> str:
 
 
 class CompletionTrigger(PollingTrigger):
-    """Polls a table, and fires when windows can be signalled, or when another process has signalled some.
-
-    Its arguments are `table`, `streams`, and `number`: the number of the table's last signal when the task was
-    deferred. A signal with a higher number came from another process, for example from a release.
-    """
+    """Fires when windows can be signalled, or when another process has signalled one after `number`."""
 
     _searched_s: float | None = None
-    """When late rows were last searched in the tables of a template; None if only the task did, before it deferred."""
+    """When late rows of a template's tables were last searched; None if only the task did."""
 
     def poll(self) -> tuple[Payload | None, str]:
-        """Return an event if the task has work to do, and a sentence that says why the next window is not complete."""
         from frazil.airflow.partitions import tasks as windows  # loads PyIceberg
 
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))

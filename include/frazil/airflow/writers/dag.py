@@ -1,13 +1,9 @@
-"""Builds one DAG per writer application, which Airflow's UI shows as a running DAG run.
-
-A stream has its own application, or shares one with other streams. The DAG of a shared application has a task per
-stream.
-"""
+"""Builds one DAG per writer application, which several streams may share; each then has a task in it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,15 +13,14 @@ from airflow.sdk import DAG
 from frazil.airflow.dag_ids import STREAM_TASK_PREFIX, writer_dag_id
 from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers
 from frazil.airflow.declared_streams import DeclaredStream, all_streams
-from frazil.airflow.writers.hosted_operator import HostedStreamOperator
-from frazil.airflow.writers.operator import WriterOperator
+from frazil.airflow.writers.operator import HostedStreamOperator, WriterOperator
 from frazil.spark_apps import WRITE_APPLICATION, WRITE_STREAM
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 
 TASK_ID = "write"
 RETRIES = 1_000_000
-"""Retries are only for a failed worker or triggerer: the supervisor restarts writers without ending the task."""
+"""Only for a failed worker or triggerer: the supervisor restarts writers without ending the task."""
 RETRY_DELAY = timedelta(seconds=10)
 
 
@@ -40,17 +35,21 @@ def writer_dags(
     """Return the writers' DAGs by DAG id: one for each stream with its own application, and one for each shared
     application.
 
-    An unreadable file affects only its own DAG, which stays as it was and shows the error; a running writer continues.
-    The DAG of a removed stream stays for a while, so that its run can end with the writer.
+    An unreadable file shows its error in its own DAG, which stays as it was. A removed stream's DAG stays until its run
+    can end with the writer.
 
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
-    :param shared_application: the Python file of applications that streams share, by default the package's own.
+    :param shared_application: the Python file of shared applications, by default the package's own.
     :param on_failure: notifiers, called when the supervisor gives up on a writer.
     :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
-        serves their queue; by default Airflow's default queue.
+    serves their queue.
     """
-    own, shared = _group_by_application(all_streams(Path(streams)))
+    own: list[DeclaredStream] = []
+    shared: dict[str, list[DeclaredStream]] = defaultdict(list)
+    for one in all_streams(Path(streams)):
+        application_name = one.spec.application if one.spec else None
+        (own if application_name is None else shared[application_name]).append(one)
 
     def find_queue(name: str) -> str | None:
         return queue if isinstance(queue, str) or queue is None else queue.get(name)
@@ -59,19 +58,6 @@ def writer_dags(
     for name, members in shared.items():
         dags.append(_shared_dag(name, members, Path(streams), Path(shared_application), on_failure, find_queue(name)))
     return {dag.dag_id: dag for dag in dags}
-
-
-def _group_by_application(
-    found: Iterable[DeclaredStream],
-) -> tuple[list[DeclaredStream], dict[str, list[DeclaredStream]]]:
-    """Return the streams with their own application, and the other streams by the application that they share."""
-    own, shared = [], defaultdict(list)
-    for one in found:
-        if one.spec is None or one.spec.application is None:
-            own.append(one)
-        else:
-            shared[one.spec.application].append(one)
-    return own, shared
 
 
 def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
@@ -156,9 +142,6 @@ def _writer_dag(
 
 
 def _profile(name: str, streams: Sequence[DeclaredStream], on_failure: OnFailure | None) -> dict[str, Any]:
-    """Return the DAG arguments for an application with these streams. If all streams are removed, the DAG has no
-    schedule.
-    """
     removed = all(one.removed for one in streams)
     specs = [one.spec for one in streams if one.spec]
     return {
@@ -186,7 +169,6 @@ def _summary(found: DeclaredStream) -> str:
 
 
 def _doc_md(found: DeclaredStream) -> str:
-    """Return the DAG's documentation: the declaration, its errors, and the commands for operators."""
     lines = [f"### {_summary(found)}", ""]
     if found.problem:
         lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]

@@ -22,7 +22,6 @@ from frazil.errors import DesiredMoved
 from frazil.supervise.liveness import describe_progress
 
 if TYPE_CHECKING:
-    from frazil.host.launcher import Observation
     from frazil.host.records import ExitRecord, GivenUp
     from frazil.status.state import StreamState
     from frazil.supervise.desired import DesiredStore
@@ -32,14 +31,10 @@ POLL_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HostedObservation:
-    """One observation of the stream."""
-
     state: str
-    """The state as a sentence."""
     known: StreamState | None = None
     """The state shown on the task; None if the application does not run on this host."""
     belongs: bool = True
-    """Whether the stream still belongs to the application."""
     is_alive: bool = False
     given_up: GivenUp | None = None
 
@@ -56,7 +51,7 @@ class HostedStreamTrigger(UserActionTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Observe, report and wait in a loop. A failed observation is reported, and retried."""
+        """Observe and report in a loop. A failed observation is reported and retried."""
         from frazil.status.state import State  # loads PyIceberg
 
         settled_at_s = time.monotonic() + MIN_DEFERRAL_S
@@ -93,10 +88,7 @@ class HostedStreamTrigger(UserActionTrigger):
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _apply_user_action(self) -> None:
-        """Apply a user's action on the task to the stream: a mark pauses it, a clear restarts it.
-
-        After any other change, the application keeps running the stream.
-        """
+        """Pause the stream if the task was marked, restart it if cleared."""
         action = await self._task_action()
         self.log.info("The task was %s in Airflow.", action)
         if action is TaskAction.MARKED:
@@ -105,10 +97,7 @@ class HostedStreamTrigger(UserActionTrigger):
             await run_in_thread(self._restart)
 
     def _begin(self) -> None:
-        """Claim the stream. Resume the stream if a user cleared the task after a mark or after the application gave up.
-
-        A retry after a worker or a triggerer failed does not resume the stream.
-        """
+        """Claim the stream, and resume it if a user cleared the task after a mark or after the application gave up."""
         from frazil.host.claim import Claim, write_claim  # needed by a running trigger only
         from frazil.host.given_up import read_announcement
 
@@ -152,7 +141,7 @@ class HostedStreamTrigger(UserActionTrigger):
         remedy = "; given up: fix the cause, then clear this task" if given_up else ""
         sentence = f"{observation.process}{ended}{remedy}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
-        # The pause is read only if no writer runs.
+        # Only `_describe_pause` reads the pause.
         desired = DesiredState(generation=observation.launch.generation if observation.launch else 0)
         observed = DecisionInput(observation, ValidDeclaration(declared), desired, read_notes(run_folder(self.stream)))
         now_ms = clock.now_ms()
@@ -160,11 +149,13 @@ class HostedStreamTrigger(UserActionTrigger):
         known = derive_from_decision(StreamState(self.stream), observed, decision, now_ms=now_ms)
         if not observation.process.is_alive:
             return HostedObservation(sentence, known=known, given_up=given_up)
-        progress = describe_state(known.state, observation.heartbeat, otherwise=_describe_progress(observation))
+        launch, progress = observation.launch, str(observation.process)
+        if launch is not None:
+            progress = describe_progress(observation.heartbeat, launch, now_ms=clock.now_ms())
+        progress = describe_state(known.state, observation.heartbeat, otherwise=progress)
         return HostedObservation(sentence, known=replace(known, sentence=progress), is_alive=True)
 
     def _describe_pause(self, observation: HostedObservation) -> str:
-        """Return a sentence about the pause of a stream, and how to resume it; empty if it is not paused."""
         if observation.is_alive or not observation.belongs or (desired := self._open_desired().read()).mode != "paused":
             return ""
         return f"; paused by {desired.by}: {desired.reason}; start it with `frazil resume {self.stream}`"
@@ -174,13 +165,8 @@ class HostedStreamTrigger(UserActionTrigger):
         from frazil.host.given_up import announce_given_up  # needed by a running trigger only
 
         if (instance := self.task_instance) is not None:
-            announce_given_up(
-                self.stream,
-                given_up.subject,
-                run_id=instance.run_id,
-                reason=given_up.reason,
-                table_fingerprint=given_up.table_fingerprint,
-            )
+            run, reason, table = instance.run_id, given_up.reason, given_up.table_fingerprint
+            announce_given_up(self.stream, given_up.subject, run_id=run, reason=reason, table_fingerprint=table)
 
     def _pause(self) -> None:
         desired = self._open_desired()
@@ -188,7 +174,7 @@ class HostedStreamTrigger(UserActionTrigger):
             desired.pause(by=CHANGED_BY, reason=self._mark_reason())
 
     def _restart(self) -> None:
-        """Restart the stream. This undoes only a pause that was made in Airflow."""
+        """Restart the stream, unless it was paused outside of Airflow."""
         desired = self._open_desired()
         now = desired.read()
         if now.mode == "paused" and now.by != CHANGED_BY:
@@ -211,14 +197,7 @@ class HostedStreamTrigger(UserActionTrigger):
         return open_desired_store(spec)
 
 
-def _describe_progress(observation: Observation) -> str:
-    if observation.launch is None:
-        return str(observation.process)
-    return describe_progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
-
-
 def _describe_end(last: ExitRecord) -> str:
-    """Describe the end of the stream's last writer, to follow the word "ended"."""
     if last.code is None:
         return f": {last.error or 'killed with its application, or its host went down'}"
     return f" with exit code {last.code}: {last.error or 'on request'}"

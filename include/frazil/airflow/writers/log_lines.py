@@ -1,9 +1,7 @@
-"""Selects the lines of a writer's log that are copied to its task's log. The complete log is in writer.log.
+"""Selects the lines of a writer's log that are copied to its task's log, which Airflow never rotates.
 
-A deferred task may run for weeks, and Airflow never rotates a task's log, so the number of lines per hour is limited.
-Lines that differ only in their numbers, such as the two lines of each batch, have the same shape. The first lines of a
-shape are copied; after that the newest line is copied once an hour, with a count. Warnings beyond the limit are
-counted.
+Lines that differ only in their numbers have the same shape. The first lines of a shape are copied, then the newest once
+an hour, with a count. Warnings beyond the limit are counted.
 """
 
 from __future__ import annotations
@@ -14,11 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30
-"""Maximum number of copied warnings and of other copied lines per hour. The first lines are copied, so that a start is
-shown completely.
-"""
 MAX_ALIKE_WARNINGS, MAX_ALIKE_OTHERS = 10, 1
-"""Maximum number of copied warnings, and of other copied lines, of one shape before the hourly line."""
+"""Maximum number of copied lines of one shape before the hourly line."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 
@@ -30,29 +25,24 @@ def mask_numbers(line: str) -> str:
 
 @dataclass(slots=True)
 class ShapeCount:
-    """Counts of copied and of omitted lines of one shape in the current hour."""
+    """Counts of one shape's copied and omitted lines in the current hour."""
 
     level: int
     since_s: float
     logged: int = 0
     left_out: int = 0
     newest: str = ""
-    """The newest omitted line."""
 
 
 @dataclass(slots=True)
 class LineSelector:
-    """Decides which lines are copied. Counts lines by shape, across the parts of the log."""
-
     _logged_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     """Times of copied warnings (True), and of other copied lines (False)."""
     _alike: dict[str, ShapeCount] = field(default_factory=dict)
-    """Shapes of the last hour; bounded by the limit of lines per hour."""
     _left_out: int = 0
-    """Number of warnings omitted because of the limit per hour."""
 
     def begin(self) -> None:
-        """Start with a new writer: its lines count as new, even if the previous writer logged similar lines."""
+        """Start with a new writer, whose lines count as new."""
         self._alike.clear()
 
     def lines_to_copy(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
@@ -78,7 +68,7 @@ class LineSelector:
             yield level, line
 
     def _hourly_lines(self, now_s: float) -> Iterator[tuple[int, str]]:
-        """Yield the newest omitted line of each shape whose hour is over, with the number of omitted lines."""
+        """Yield the newest omitted line of each shape whose hour is over, with their number."""
         for kind, alike in list(self._alike.items()):
             if now_s - alike.since_s < HOUR_S:
                 continue

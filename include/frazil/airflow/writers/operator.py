@@ -1,4 +1,4 @@
-"""The task that represents a writer. It defers immediately, and fails only if an operator must act."""
+"""The tasks that represent a writer, and a stream of a shared application. They defer immediately."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from frazil.spark_apps import WRITE_STREAM
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-DEFAULT_POLL_SECONDS = 2.0
 
 
 class WriterOperator(BaseOperator):
@@ -50,7 +48,7 @@ class WriterOperator(BaseOperator):
         stream: str,
         streams: str | Path,
         application: str | Path = WRITE_STREAM,
-        poll_seconds: float = DEFAULT_POLL_SECONDS,
+        poll_seconds: float = 2.0,
         shared: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -62,7 +60,6 @@ class WriterOperator(BaseOperator):
         self.poll_seconds = poll_seconds
 
     def execute(self, context: Context) -> None:
-        """Defer to the trigger."""
         from frazil.airflow.lineage_parent import parent_id  # a DAG file that is parsed needs no trigger
         from frazil.airflow.writers.trigger import WriterTrigger
         from frazil.host.claim import Claim, write_claim
@@ -81,13 +78,46 @@ class WriterOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Fail the task, because the supervisor gave up.
-
-        The failure is first recorded on disk, so that it is not lost if a process dies in between. If the worker runs
-        on a host other than the triggerer's, the next run's trigger records the failure there.
-        """
+        """Fail, because the supervisor gave up, which is first recorded on disk."""
         from frazil.host.given_up import confirm_given_up  # needed by a running task only
 
         reason = str(event["reason"])
         confirm_given_up(self.stream, event["subject"], reason=reason, table_fingerprint=event["table_fingerprint"])
         raise AirflowFailException(f"{self.stream}: {event['cause']}: {reason}")
+
+
+class HostedStreamOperator(BaseOperator):
+    """Shows one stream of a shared application, for as long as the application runs it.
+
+    The application supervises its streams itself. If it gives up on the stream, this task fails. To run the stream
+    again, fix the cause, then *Clear* this task or use `frazil resume STREAM`.
+
+    *Clear* of a running stream's task restarts the stream. *Mark failed* (or *success*) pauses the stream until this
+    task is cleared or the stream is resumed. *Clear* does not undo `frazil pause`. These actions do not affect the
+    other streams.
+
+    :param stream: name of the declared stream.
+    :param application: name of the application.
+    :param streams: folder of the declared streams.
+    """
+
+    ui_color = "#e6f2ee"
+
+    def __init__(self, *, stream: str, application: str, streams: str | Path, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stream, self.application, self.streams = stream, application, str(streams)
+
+    def execute(self, context: Context) -> None:
+        """Defer to the trigger. After a failure, clearing the task lets the stream run again."""
+        from frazil.airflow.writers.hosted_trigger import HostedStreamTrigger
+        from frazil.host.claim import Claim, write_claim  # needed by a running task only
+
+        instance = context["ti"]
+        write_claim(self.stream, Claim(instance.run_id, instance.try_number))
+        trigger = HostedStreamTrigger(
+            stream=self.stream, application=self.application, streams=self.streams, resume=instance.try_number > 1
+        )
+        self.defer(trigger=trigger, method_name="execute_complete")
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
+        raise AirflowFailException(f"{self.stream}: {event['reason']}")

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
 CHANGED_BY = "Airflow"
 """The author of changes of the desired state that users make in Airflow."""
 
-_ENDED_STATES = frozenset(
-    {
-        TaskInstanceState.FAILED,
-        TaskInstanceState.SUCCESS,
-        TaskInstanceState.SKIPPED,
-        TaskInstanceState.UPSTREAM_FAILED,
-        TaskInstanceState.REMOVED,
-    }
-)
-
 
 class TaskAction(StrEnum):
     """What a user did to a task, or why else Airflow killed its trigger."""
@@ -46,20 +36,17 @@ class TaskAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeferredTask:
-    """A task's try number when its trigger started, and the task's current state."""
-
     try_number: int
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """The number of the try that supervises now; None if no try of this run supervises."""
+    """The try that supervises now; None if no try of this run does."""
 
 
 def find_task_action(task: DeferredTask) -> TaskAction:
-    """Return the action that explains the task's current state."""
     if not task.exists_now:
         return TaskAction.DELETED
-    if task.state_now in _ENDED_STATES:
+    if task.state_now in {"failed", "success", "skipped", "upstream_failed", "removed"}:
         return TaskAction.MARKED
     if task.state_now != TaskInstanceState.DEFERRED:
         return TaskAction.CLEARED
@@ -68,10 +55,7 @@ def find_task_action(task: DeferredTask) -> TaskAction:
 
 
 async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
-    """Read the task's state from Airflow. Raises the task SDK's errors.
-
-    A trigger cannot read a try number from Airflow, so the supervising try is read from its claim.
-    """
+    """Read the task's state from Airflow, and the supervising try from its claim. Raises the task SDK's errors."""
     request = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
     answer = await task_runner.SUPERVISOR_COMMS.asend(request)

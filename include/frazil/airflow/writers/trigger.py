@@ -30,15 +30,11 @@ if TYPE_CHECKING:
     from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
 LOG_INTERVAL_S = 3_600.0
-"""Seconds between two log lines of an unchanged state. It is long, because Airflow never rotates a deferred task's log.
-The task itself shows the newest state (`frazil.airflow.shown_state`).
-"""
+"""Seconds between two log lines of an unchanged state: long, because Airflow never rotates a deferred task's log."""
 REMOVAL_DELAY_S = 60.0
 """Seconds before the task of a removed stream ends: its DAG may still have a schedule, or its file may return."""
-CONNECTION_TIMEOUT_S = 30.0
 CLAIM_TIMEOUT_S = 3.0
 """Seconds within which the next try of a cleared task writes its claim, if its trigger runs on this host."""
-FETCH_TIMEOUT_S = 20.0
 KILL_TIMEOUT_S = 28.0
 """Less than the 30 s that Airflow allows a trigger for a kill."""
 
@@ -52,19 +48,12 @@ T = TypeVar("T")
 
 
 class UserActionTrigger(BaseTrigger):
-    """A trigger that applies a user's action on its task to the task's stream.
-
-    When a user acts on the task, Airflow kills the trigger.
-    """
+    """Applies a user's action on its task, for which Airflow kills the trigger, to the task's stream."""
 
     stream: str
 
     async def on_kill(self) -> None:
-        """Apply a user's action to the writer, now that the task is no longer deferred.
-
-        Airflow 3.3 cancels a trigger again each second until the trigger has ended, also during this call. The work
-        continues.
-        """
+        """Apply the action, which continues although Airflow 3.3 cancels the trigger each second."""
         work = asyncio.create_task(self._apply_user_action())
         RUNNING_ACTIONS.add(work)
         work.add_done_callback(RUNNING_ACTIONS.discard)
@@ -76,13 +65,12 @@ class UserActionTrigger(BaseTrigger):
             work.result()
 
     async def _apply_user_action(self) -> None:
-        """Apply the user's action, which `_task_action` returns."""
         raise NotImplementedError
 
     async def _task_action(self) -> TaskAction:
         """Return the user's action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
-            action = find_task_action(await asyncio.wait_for(self._fetch_task(), FETCH_TIMEOUT_S))
+            action = find_task_action(await asyncio.wait_for(self._fetch_task(), 20.0))
         except Exception:
             self.log.warning("Cannot read the task's state from Airflow.", exc_info=True)
             return TaskAction.UNKNOWN
@@ -100,18 +88,13 @@ class UserActionTrigger(BaseTrigger):
         return await fetch_task(self.stream, **ids, try_number=instance.try_number)
 
     async def _preload(self) -> None:
-        """Read the task's state once, so that Airflow's modules are already imported when a kill leaves little time."""
+        """Read the task's state once, so that Airflow's modules are imported before a kill."""
         with suppress(Exception):
             await self._fetch_task()
 
 
 class WriterTrigger(UserActionTrigger):
-    """Runs a step of one writer's supervisor every few seconds.
-
-    The trigger has no state and no secret: a restarted triggerer creates it again from the same arguments, and it finds
-    the writer by the run folder. It fires once, when the supervisor gives up or nothing is left to supervise. Blocking
-    calls run in separate threads.
-    """
+    """Runs a step of a writer's supervisor every few seconds. Has no state: the run folder leads to the writer."""
 
     def __init__(  # noqa: PLR0913 - what it is made again from
         self,
@@ -148,7 +131,6 @@ class WriterTrigger(UserActionTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Run steps, report and wait in a loop, until the task must end."""
         await run_in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._preloading = asyncio.create_task(self._preload())
@@ -162,7 +144,15 @@ class WriterTrigger(UserActionTrigger):
                 now = self._stream_state(step)
                 await self._shown.conclude(self.task_instance, now.state, now.sentence)
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
-                yield TriggerEvent(_give_up_event(step))  # type: ignore[no-untyped-call]
+                decision = step.decision
+                yield TriggerEvent(
+                    {
+                        "cause": str(decision.cause),
+                        "reason": decision.reason,
+                        "subject": decision.subject,
+                        "table_fingerprint": step.observed.table_fingerprint,
+                    }
+                )  # type: ignore[no-untyped-call]
                 return
             if step.decision.action == "end":
                 # If the run ended while its DAG still had a schedule, the next run would start immediately.
@@ -197,9 +187,7 @@ class WriterTrigger(UserActionTrigger):
         return derive_from_decision(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
-        """Record on this host which run supervises, because the worker that deferred the task may run on another
-        host.
-        """
+        """Record on this host, which may not be the worker's, which run supervises."""
         from frazil.host.claim import Claim, write_claim  # needed by a triggerer only
         from frazil.host.given_up import settle_given_up
 
@@ -212,24 +200,18 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: SupervisionStep) -> None:
-        """Record that this run fails because the supervisor gave up."""
         from frazil.host.given_up import announce_given_up
 
         if (instance := self.task_instance) is None:
             return
         try:
-            announce_given_up(
-                self.stream,
-                step.decision.subject,
-                run_id=instance.run_id,
-                reason=step.decision.reason,
-                table_fingerprint=step.observed.table_fingerprint,
-            )
+            run, reason, table = instance.run_id, step.decision.reason, step.observed.table_fingerprint
+            announce_given_up(self.stream, step.decision.subject, run_id=run, reason=reason, table_fingerprint=table)
         except OSError as error:  # the run fails nevertheless, and the next run may fail for the same reason
             self.log.warning("%s: cannot record that the supervisor gave up: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
-        """Return the supervisor. It is created once, in a thread, because importing PyIceberg takes a second."""
+        """Return the supervisor, created once in a thread because it imports PyIceberg."""
         if self._supervisor is None:
             self._supervisor = await run_in_thread(partial(self._build_supervisor, asyncio.get_running_loop()))
         return self._supervisor
@@ -240,17 +222,14 @@ class WriterTrigger(UserActionTrigger):
         from frazil.supervise.supervisor import Supervisor  # loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
-            return asyncio.run_coroutine_threadsafe(_read_connections(ids), loop).result(CONNECTION_TIMEOUT_S)
+            return asyncio.run_coroutine_threadsafe(_read_connections(ids), loop).result(30.0)
 
         kind = ApplicationProgram if self.shared else WriterProgram
         program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
         return Supervisor(program, connections=connections)
 
     def _log_step(self, step: SupervisionStep) -> None:
-        """Log the selected lines of the writer's log, a stall that began or ended, and the decision.
-
-        An unchanged decision is logged once an hour.
-        """
+        """Log the writer's selected lines, a changed stall, and the decision; an unchanged decision once an hour."""
         from frazil.host.writer_log import parse_levels
 
         for level, line in self._lines.lines_to_copy(parse_levels(step.writer_log), now_s=time.monotonic()):
@@ -259,7 +238,8 @@ class WriterTrigger(UserActionTrigger):
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
-        parts, now_s, now_ms = self._stable_parts(step), time.monotonic(), clock.now_ms()
+        parts = (decision.action, decision.cause, decision.until_ms, mask_numbers(step.problem or ""))
+        now_s, now_ms = time.monotonic(), clock.now_ms()
         if parts == self._last_logged and now_s - self._logged_at_s < LOG_INTERVAL_S:
             return
         since = f", unchanged since {format_utc(self._unchanged_since_ms)}" if parts == self._last_logged else ""
@@ -269,13 +249,8 @@ class WriterTrigger(UserActionTrigger):
         if step.problem:
             self.log.error("%s: the action failed and will be retried: %s", self.stream, step.problem)
 
-    @staticmethod
-    def _stable_parts(step: SupervisionStep) -> tuple[object, ...]:
-        """Return the parts of a step that decide whether its decision is new."""
-        return step.decision.action, step.decision.cause, step.decision.until_ms, mask_numbers(step.problem or "")
-
     def _report_stall(self, stall: Stall | None) -> None:
-        """Warn when a stall begins and when it ends, but not when only its numbers change."""
+        """Warn when a stall begins or ends, but not when only its numbers change."""
         before, self._stall = self._stall, stall
         if (before and before.kind) == (stall and stall.kind):
             return
@@ -289,29 +264,16 @@ async def run_in_thread(blocking: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(THREADS, blocking)
 
 
-def _give_up_event(step: SupervisionStep) -> dict[str, Any]:
-    decision = step.decision
-    return {
-        "cause": str(decision.cause),
-        "reason": decision.reason,
-        "subject": decision.subject,
-        "table_fingerprint": step.observed.table_fingerprint,
-    }
-
-
 async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
     """Read Airflow connections as JSON, by id. Never log them. Raises SpecError if one is missing."""
     found = {}
     for name in sorted(ids):
         try:
-            found[name] = _connection_json(await Connection.async_get(name))
+            connection = await Connection.async_get(name)
         except AirflowNotFoundException:
             problem = f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
             raise SpecError(problem) from None
+        fields = ("conn_type", "host", "login", "password", "schema", "port")
+        known = {field: getattr(connection, field) for field in fields}
+        found[name] = json.dumps({**known, "extra": connection.extra_dejson})
     return found
-
-
-def _connection_json(connection: Connection) -> str:
-    fields = ("conn_type", "host", "login", "password", "schema", "port")
-    known = {field: getattr(connection, field) for field in fields}
-    return json.dumps({**known, "extra": connection.extra_dejson})

@@ -17,23 +17,11 @@ from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.ingest.formats.csv.lines import LineReader
 from frazil.ingest.formats.fields import RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json import types as json_types
-from frazil.ingest.formats.json.framed import strip_frame
+from frazil.ingest.formats.json.lines import strip_frame
 from frazil.ingest.formats.json.record import quote_value
 from frazil.ingest.schema_drift import DriftDecoder, Path
-from frazil.spec.formats import (
-    AvroFormat,
-    BytesFormat,
-    CsvFormat,
-    JsonFormat,
-    ProtobufFormat,
-    StringFormat,
-    ValueFormat,
-    dump_format,
-    envelope_of,
-    parse_format,
-    read_schema_text,
-)
-from frazil.spec.paths import parse_names
+from frazil.spec import formats as spec
+from frazil.spec.values import parse_names
 
 if TYPE_CHECKING:
     from frazil.registry.client import SchemaSource, SchemaText
@@ -45,33 +33,30 @@ PlainFormat = str | Mapping[str, Any]
 """A format as returned by `dump_format`: a format's name, or a mapping."""
 
 DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], Decoder]
-"""Creates a decoder from a format, an Iceberg schema and units. Raises SpecError for a column type that the format does
-not support.
-"""
+"""Creates a decoder from a format, a schema and units. Raises SpecError for an unsupported column type."""
 
 
-def _json_decoder(_: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _json_decoder(_: spec.JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.json.decoder import JsonDecoder  # a driver that only checks must not load the compiler
 
     return JsonDecoder(schema, units)
 
 
-def _add_framing(declared: ValueFormat, decode: Decoder) -> Decoder:
-    """Return a decoder that removes the lines and frames around JSON objects before `decode` reads these."""
-    from frazil.ingest.formats.json.framed import FramedDecoder
-    from frazil.ingest.formats.json.lines import LinesDecoder
+def _add_framing(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
+    """Remove the lines and frames around JSON objects before `decode` reads these."""
+    from frazil.ingest.formats.json.lines import FramedDecoder, LinesDecoder
 
-    if not isinstance(declared, JsonFormat):
+    if not isinstance(declared, spec.JsonFormat):
         return decode
     if declared.lines:
         decode = LinesDecoder(decode)
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
 
 
-def _add_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
-    """Return a decoder that also reads schema ids from headers, for a format whose values have frames."""
-    registry = declared.registry if isinstance(declared, AvroFormat | ProtobufFormat) else None
-    if registry is None and not (isinstance(declared, JsonFormat) and declared.framing == "confluent"):
+def _add_header_ids(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
+    """Let a decoder of framed values read schema ids from headers too."""
+    registry = declared.registry if isinstance(declared, spec.AvroFormat | spec.ProtobufFormat) else None
+    if registry is None and not (isinstance(declared, spec.JsonFormat) and declared.framing == "confluent"):
         return decode
     from frazil.ingest.formats.header_ids import HeaderIdDecoder
     from frazil.registry.client import shared_registry
@@ -79,39 +64,41 @@ def _add_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
     return HeaderIdDecoder(decode, shared_registry(registry, os.environ).id_of if registry else lambda _: 0)
 
 
-def _whole_value_decoder(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
+def _whole_value_decoder(
+    declared: spec.StringFormat | spec.BytesFormat, schema: Schema, _: Mapping[int, str]
+) -> Decoder:
     from frazil.ingest.formats.whole_values import WholeValueDecoder
 
     return WholeValueDecoder(schema, declared.column)
 
 
-def _csv_decoder(declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _csv_decoder(declared: spec.CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.csv.decoder import CsvDecoder
 
     return CsvDecoder(declared, schema, units)
 
 
-def _avro_decoder(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _avro_decoder(declared: spec.AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.avro.decoder import AvroDecoder
 
     return AvroDecoder(schema, units, _avro_schemas(declared))
 
 
-def _avro_schemas(declared: AvroFormat) -> SchemaSource | SchemaText:
+def _avro_schemas(declared: spec.AvroFormat) -> SchemaSource | SchemaText:
     from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is None:
-        return SchemaText("AVRO", read_schema_text(declared))
+        return SchemaText("AVRO", spec.read_schema_text(declared))
     return shared_registry(declared.registry, os.environ)
 
 
-def _protobuf_decoder(declared: ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _protobuf_decoder(declared: spec.ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
     from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is not None:
         return ProtobufDecoder(schema, units, shared_registry(declared.registry, os.environ))
-    written = SchemaText("PROTOBUF", read_schema_text(declared))
+    written = SchemaText("PROTOBUF", spec.read_schema_text(declared))
     return ProtobufDecoder(schema, units, written, declared.message, framed=declared.framing == "confluent")
 
 
@@ -132,13 +119,10 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "avro": lambda schema: json_types.check_supported(schema, "avro"),
     "protobuf": lambda schema: json_types.check_supported(schema, "protobuf"),
 }
-"""The check of each format. A check raises SpecError for a column type that its format does not support."""
+"""Raise SpecError for a column type that the format does not support."""
 
 Quoter = Callable[[bytes, Sequence[str | int]], str | None]
-"""Function that takes a decoded record and a path, and returns the text of the value at this path, as sent.
-
-Returns None for a value that cannot be quoted.
-"""
+"""Returns the text of a decoded record's value at a path, as sent; None if it cannot be quoted."""
 
 
 def create_decoder(
@@ -150,16 +134,14 @@ def create_decoder(
 ) -> Decoder:
     """Return a decoder that converts chunks to Arrow tables with this Iceberg schema, including field ids.
 
-    `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` maps a timestamp column's field
-    id to the unit of its numbers. Unless `evolution` is off, the decoder also reports fields and types that the schema
-    does not have. `hidden` has the lower-case paths of sensitive fields, which are omitted from `rest` columns.
-
-    Raises SpecError for an unknown format, and for a column type that the format does not support.
+    `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` maps a field id to the encoding
+    of its values. `hidden` has the lower-case paths of sensitive fields, which are omitted from `rest` columns. Unless
+    `evolution` is off, the decoder reports schema drift. Raises SpecError.
     """
     declared = _parse(plain)
     make = partial(FORMATS[declared.type], declared)
-    lists = not isinstance(declared, JsonFormat)
-    if envelope := envelope_of(declared):
+    lists = not isinstance(declared, spec.JsonFormat)
+    if envelope := spec.envelope_of(declared):
         from frazil.ingest.formats.envelope import EnvelopeDecoder
 
         def of_events(schema: Schema, units: Mapping[int, str]) -> Decoder:
@@ -189,7 +171,7 @@ def create_key_decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, U
         return create_decoder(plain, schema, units)
     (field,) = schema.fields
     whole = {field.field_id: with_path((WHOLE_KEY,), units.get(field.field_id))}
-    if isinstance(declared, AvroFormat):
+    if isinstance(declared, spec.AvroFormat):
         from frazil.ingest.formats.avro.decoder import AvroDecoder
         from frazil.ingest.formats.whole_keys import as_record_schemas
 
@@ -201,17 +183,16 @@ def create_key_decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, U
     return _add_framing(declared, WholeKeyDecoder(create_fields_decoder(make, schema, whole, RecordShape(lists=False))))
 
 
-def _unwrap_path(declared: ValueFormat) -> tuple[str, ...]:
-    """Return the path of the object that has the fields; empty if the record itself has them."""
-    return parse_names(declared.unwrap) if isinstance(declared, JsonFormat) and declared.unwrap else ()
+def _unwrap_path(declared: spec.ValueFormat) -> tuple[str, ...]:
+    return parse_names(declared.unwrap) if isinstance(declared, spec.JsonFormat) and declared.unwrap else ()
 
 
 def create_quoter(plain: PlainFormat) -> Quoter:
     """Return a function that quotes values of records in this format. Raises SpecError for an unknown format."""
     declared = _parse(plain)
-    if isinstance(declared, CsvFormat):
+    if isinstance(declared, spec.CsvFormat):
         return LineReader(declared).quote_field
-    if not isinstance(declared, JsonFormat) or declared.lines:
+    if not isinstance(declared, spec.JsonFormat) or declared.lines:
         return lambda _, __: None
     around = _unwrap_path(declared)
     if declared.framing == "confluent":
@@ -220,51 +201,54 @@ def create_quoter(plain: PlainFormat) -> Quoter:
 
 
 def without_unwrap(plain: PlainFormat) -> PlainFormat:
-    """Return the format without `unwrap`, which applies to values only."""
     declared = _parse(plain)
-    return dump_format(declared.model_copy(update={"unwrap": None})) if isinstance(declared, JsonFormat) else plain
+    return (
+        spec.dump_format(declared.model_copy(update={"unwrap": None}))
+        if isinstance(declared, spec.JsonFormat)
+        else plain
+    )
 
 
 def has_lines(plain: PlainFormat) -> bool:
     declared = _parse(plain)
-    return isinstance(declared, JsonFormat) and declared.lines
+    return isinstance(declared, spec.JsonFormat) and declared.lines
 
 
 def has_several_rows(plain: PlainFormat) -> bool:
     """Return whether one record may become several rows: lines, or an update that changes its key."""
-    return has_lines(plain) or envelope_of(_parse(plain)) is not None
+    return has_lines(plain) or spec.envelope_of(_parse(plain)) is not None
 
 
-def check_supported(schema: Schema, declared: ValueFormat) -> None:
-    """Raise SpecError for a column type that the format does not support, or for an invalid declared schema."""
+def check_supported(schema: Schema, declared: spec.ValueFormat) -> None:
+    """Raise SpecError for an unsupported column type, or an invalid declared schema."""
     CHECKS[_check_known(declared.type)](schema.as_struct())
-    if isinstance(declared, AvroFormat) and declared.registry is None:
+    if isinstance(declared, spec.AvroFormat) and declared.registry is None:
         try:
-            parse_schema(read_schema_text(declared))
+            parse_schema(spec.read_schema_text(declared))
         except UnreadableSchema as error:
             raise SpecError(f"source.format: the declared schema is not a valid Avro schema: {error}") from None
-    if isinstance(declared, ProtobufFormat) and declared.registry is None:
+    if isinstance(declared, spec.ProtobufFormat) and declared.registry is None:
         from frazil.ingest.formats.protobuf import schema as protobuf  # only loaded where Protobuf is used
 
         try:
-            protobuf.message_of(read_schema_text(declared), (), declared.message)
-        except protobuf.UnreadableSchema as error:
+            protobuf.message_of(spec.read_schema_text(declared), (), declared.message)
+        except UnreadableSchema as error:
             raise SpecError(f"source.format: the declared schema cannot be read: {error}") from None
 
 
-def check_stream_supported(spec: StreamSpec, schema: Schema) -> None:
+def check_stream_supported(stream: StreamSpec, schema: Schema) -> None:
     """Raise SpecError, as `check_supported` does, for the formats of a stream's values and keys."""
-    check_supported(schema, spec.source.format)
-    if spec.key_columns:
+    check_supported(schema, stream.source.format)
+    if stream.key_columns:
         try:
-            check_supported(Schema(*(f for f in schema.fields if f.name in spec.key_columns)), spec.key_format)
+            check_supported(Schema(*(f for f in schema.fields if f.name in stream.key_columns)), stream.key_format)
         except SpecError as error:
             raise SpecError(str(error).replace("source.format", "source.key", 1)) from None
 
 
-def _parse(plain: PlainFormat) -> ValueFormat:
+def _parse(plain: PlainFormat) -> spec.ValueFormat:
     try:
-        declared = parse_format(plain)
+        declared = spec.parse_format(plain)
     except ValidationError as error:
         raise SpecError(f"source.format: {plain!r} is not a format (allowed: {', '.join(FORMATS)}): {error}") from None
     _check_known(declared.type)

@@ -1,7 +1,4 @@
-"""Allocates the memory of the columns that a compiled loop fills, and converts it to Arrow.
-
-`json.words` describes the layout of the memory.
-"""
+"""Allocates the memory of the columns that a compiled loop fills (layout: `json.words`), and converts it to Arrow."""
 
 from __future__ import annotations
 
@@ -13,49 +10,29 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json import nodes as kinds
-from frazil.ingest.formats.json.nodes import (
-    AFTER,
-    BASE,
-    CHILDREN,
-    DOMAIN,
-    FIELDS,
-    FIXED,
-    FLAG,
-    KIND,
-    LENGTH,
-    LIST,
-    LISTED,
-    MAP,
-    NAME,
-    STRUCT,
-    WATCHED,
-    WORDS,
-    Numbers,
-    build_nodes,
-)
+from frazil.ingest.formats.json import nodes as tree
+from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.words import ROOM, USED, Memory, copy_strings
 from frazil.ingest.schema_drift import Path
 
 TARGET_WORDS = 4 * 2**20
-"""Approximate memory for the records that are read together, in 64-bit words. Chunks with wide rows are read in parts,
-which reuse the memory.
+"""Approximate memory for the records that are read together, in 64-bit words. Chunks with wide rows are read in
+parts.
 """
 MIN_RECORDS = 1024
-"""Minimum number of records that are read together."""
 
 
 class ColumnMemory:
-    """Memory for the columns of one schema. The memory is reused for the next records; Arrow tables are copies."""
+    """Memory for the columns of one schema, reused for the next records. Arrow tables are copies."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self.arrow_schema = arrow_schema
         self._schema, self._units = schema, units
-        self.nodes, self.lists, self.names = build_nodes(schema, units)
-        self._width = WORDS[self.nodes[:, KIND]]
-        self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
+        self.nodes, self.lists, self.names = tree.build_nodes(schema, units)
+        self._width = tree.WORDS[self.nodes[:, tree.KIND]]
+        self.domains = np.zeros((2 + int((self.nodes[:, tree.KIND] >= tree.LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = MIN_RECORDS
         self._allocate()
 
@@ -66,32 +43,30 @@ class ColumnMemory:
 
     @property
     def field_names(self) -> frozenset[str]:
-        """The names of fields that fill columns."""
         return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
 
     def withhold(self, hidden: Collection[Path]) -> None:
-        """Omit the fields at these lower-case paths from `rest` columns. Call this before `watch`, whose effect it
-        undoes.
-        """
-        self.nodes, self.lists, self.names = build_nodes(self._schema, self._units, hidden)
+        """Omit these lower-case paths from `rest` columns. Undoes `watch`."""
+        self.nodes, self.lists, self.names = tree.build_nodes(self._schema, self._units, hidden)
         self._allocate()
 
     def watch(self, paths: Sequence[Path]) -> None:
         """Search for new keys only in the structs at these paths, including nested structs."""
-        self.nodes[:, WATCHED] = 0
+        self.nodes[:, tree.WATCHED] = 0
         for path in paths:
             k = 0
             for name in path:
                 k = next(int(c) for c in self._child_nodes(k) if self._name(int(c)) == name)
-            self.nodes[k : self.nodes[k, AFTER], WATCHED] = self.nodes[k : self.nodes[k, AFTER], KIND] != LISTED
+            self.nodes[k : self.nodes[k, tree.AFTER], tree.WATCHED] = (
+                self.nodes[k : self.nodes[k, tree.AFTER], tree.KIND] != tree.LISTED
+            )
 
     def _name(self, k: int) -> str:
-        first = self.nodes[k, NAME]
-        return bytes(self.names[first : first + self.nodes[k, LENGTH]]).decode()
+        first = self.nodes[k, tree.NAME]
+        return bytes(self.names[first : first + self.nodes[k, tree.LENGTH]]).decode()
 
     def parts(self, count: int) -> Iterator[slice]:
-        """Split `count` records into slices that are read one after another."""
-        of_row = int(self._width[self.nodes[:, DOMAIN] == 0].sum()) + 1
+        of_row = int(self._width[self.nodes[:, tree.DOMAIN] == 0].sum()) + 1
         step = max(MIN_RECORDS, TARGET_WORDS // of_row)
         return (slice(start, start + step) for start in range(0, count, step))
 
@@ -106,10 +81,10 @@ class ColumnMemory:
         self.text[: len(text)] = np.frombuffer(text, np.uint8)
 
     def _allocate(self) -> None:
-        entries = self.domains[self.nodes[:, DOMAIN], ROOM]
+        entries = self.domains[self.nodes[:, tree.DOMAIN], ROOM]
         words = self._width * entries
-        self.nodes[:, BASE] = np.cumsum(words) - words
-        self.nodes[:, FLAG] = np.cumsum(entries) - entries
+        self.nodes[:, tree.BASE] = np.cumsum(words) - words
+        self.nodes[:, tree.FLAG] = np.cumsum(entries) - entries
         self.words = np.zeros(max(1, words.sum()), np.int64)
         self.valid = np.zeros(max(1, entries.sum()), np.uint8)
         self.text = np.zeros(self.domains[-1, ROOM], np.uint8)
@@ -121,9 +96,9 @@ class ColumnMemory:
         self._allocate()
         self.text[: len(text)] = text
         for old, new, width in zip(table, self.nodes, self._width, strict=True):
-            count = self.domains[old[DOMAIN], USED]
-            self.words[new[BASE] :][: width * count] = words[old[BASE] :][: width * count]
-            self.valid[new[FLAG] :][:count] = valid[old[FLAG] :][:count]
+            count = self.domains[old[tree.DOMAIN], USED]
+            self.words[new[tree.BASE] :][: width * count] = words[old[tree.BASE] :][: width * count]
+            self.valid[new[tree.FLAG] :][:count] = valid[old[tree.FLAG] :][:count]
 
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
         """Return the rows as an Arrow table. `data` has the records' bytes, from which most strings are copied."""
@@ -134,33 +109,35 @@ class ColumnMemory:
         return pa.Table.from_arrays(arrays, schema=self.arrow_schema)
 
     def _child_nodes(self, k: int) -> Numbers:
-        first = self.nodes[k, CHILDREN]
-        return self.lists[first : first + self.nodes[k, FIELDS]]
+        first = self.nodes[k, tree.CHILDREN]
+        return self.lists[first : first + self.nodes[k, tree.FIELDS]]
 
     def _to_array(self, k: int, target: pa.DataType, data: NDArray[np.uint8]) -> pa.Array:
         node = self.nodes[k]
-        kind, count = int(node[KIND]), int(self.domains[node[DOMAIN], USED])
-        valid = self.valid[node[FLAG] :][:count].view(np.bool_)
+        kind, count = int(node[tree.KIND]), int(self.domains[node[tree.DOMAIN], USED])
+        valid = self.valid[node[tree.FLAG] :][:count].view(np.bool_)
         mask = None if valid.all() else ~valid
-        words = self.words[node[BASE] :][: self._width[k] * count]
-        if kind in {STRUCT, LISTED}:
+        words = self.words[node[tree.BASE] :][: self._width[k] * count]
+        if kind in {tree.STRUCT, tree.LISTED}:
             parts = [
                 self._to_array(int(child), target.field(i).type, data) for i, child in enumerate(self._child_nodes(k))
             ]
             return pa.StructArray.from_arrays(parts, fields=list(target), mask=None if mask is None else pa.array(mask))
-        if kind == LIST:
+        if kind == tree.LIST:
             elements = self._to_array(k + 1, target.value_type, data)
             return pa.LargeListArray.from_arrays(
                 _offsets(words, np.int64), elements, type=target, mask=None if mask is None else pa.array(mask)
             )
-        if kind == MAP:
+        if kind == tree.MAP:
             parts = [self._to_array(k + 1, target.key_type, data), self._to_array(k + 2, target.item_type, data)]
             return pa.MapArray.from_arrays(
                 _offsets(words, np.int32), *parts, type=target, mask=None if mask is None else pa.array(mask)
             )
         buffers = self._buffers(kind, words, count, data)
-        if kind == FIXED and mask is not None:
-            buffers = [_insert_zeros(buffers[0], valid, target.byte_width)]
+        if kind == tree.FIXED and mask is not None:
+            spread = np.zeros((len(valid), target.byte_width), np.uint8)
+            spread[valid] = buffers[0].reshape(-1, target.byte_width)
+            buffers = [spread]
         bits = None if mask is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
         storage = target.storage_type if isinstance(target, pa.BaseExtensionType) else target
         array = pa.Array.from_buffers(storage, count, [bits, *map(pa.py_buffer, buffers)])
@@ -168,26 +145,19 @@ class ColumnMemory:
 
     def _buffers(self, kind: int, words: Numbers, count: int, data: NDArray[np.uint8]) -> list[NDArray[Any]]:
         match kind:
-            case kinds.STRING | kinds.BINARY | kinds.FIXED | kinds.JSON | kinds.JSON_TEXT | kinds.REST:
+            case tree.STRING | tree.BINARY | tree.FIXED | tree.JSON | tree.JSON_TEXT | tree.REST:
                 offsets = np.zeros(count + 1, np.int64)
                 octets = np.empty(int(words[1::2].sum()), np.uint8)
                 copy_strings(data, self.text, words, offsets, octets)
-                return [octets] if kind == FIXED else [offsets, octets]
-            case kinds.INT | kinds.DATE:
+                return [octets] if kind == tree.FIXED else [offsets, octets]
+            case tree.INT | tree.DATE:
                 return [words.astype(np.int32)]
-            case kinds.FLOAT:
+            case tree.FLOAT:
                 return [words.view(np.float64).astype(np.float32)]
-            case kinds.BOOLEAN:
+            case tree.BOOLEAN:
                 return [np.packbits(words.astype(np.bool_), bitorder="little")]
         return [words.copy()]
 
 
 def _offsets(ends: Numbers, kind: type[np.signedinteger[Any]]) -> pa.Array:
     return pa.array(np.concatenate([[0], ends]).astype(kind))
-
-
-def _insert_zeros(octets: NDArray[np.uint8], valid: NDArray[np.bool_], length: int) -> NDArray[np.uint8]:
-    """Return fixed-length values, with zeros where a value is null. `octets` has only the valid values."""
-    spread = np.zeros((len(valid), length), np.uint8)
-    spread[valid] = octets.reshape(-1, length)
-    return spread

@@ -1,9 +1,6 @@
-"""Decodes Debezium's change events (envelopes) to rows of a change file. An event has the row before and after a
-change.
-
-The format's own decoder reads an event as a record of nested structs, which is then flattened in Arrow. For a create,
-update or snapshot read, the row is taken from `after`; for a delete, the key is taken from `before`. An update that
-changes the key becomes a delete and an upsert. In JSON, the event may be the `payload` of an object with its schema.
+"""Decodes Debezium's change events (envelopes) to rows of a change file. A create, update or snapshot read takes the
+row from `after`, a delete its key from `before`; an update of the key becomes a delete and an upsert. In JSON, the
+event may be the `payload` of an object with its schema.
 """
 
 from __future__ import annotations
@@ -13,24 +10,15 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
+from itertools import count
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyiceberg import types as iceberg
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    DateType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    NestedField,
-    StringType,
-    StructType,
-    TimeType,
-)
 
 from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
 from frazil.ingest.binary_column import NULL
@@ -46,7 +34,7 @@ from frazil.spec.formats import POSITION, Envelope
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
-"""First field ids of the columns in `before`, of everything within `payload`, and of fields that are not columns."""
+"""First field ids of columns in `before`, of everything in `payload`, and of fields that are not columns."""
 NOT_AN_ENVELOPE, TRUNCATED, UNAVAILABLE = "NotAnEnvelope", "Truncated", "UnavailableValue"
 UNAVAILABLE_NULL = (
     "null, which the connector also writes for a large value of this type that the update left unchanged: set replica "
@@ -57,13 +45,12 @@ UNAVAILABLE_TEXT = (
     "does not have this value. Set replica identity full on the source's table"
 )
 _JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
-"""Units that apply in events instead: Debezium writes JSON values as strings (`io.debezium.data.Json`)."""
+"""Debezium writes JSON values as strings (`io.debezium.data.Json`)."""
 MONGODB_REMEDY = (
     "MongoDB's connector writes documents as text: declare no envelope, and a column {type: string, from: after}, as "
     "in the guide on captured changes"
 )
 _ROW_ERROR_START = re.compile(r"(?:payload\.)?(?:after|before): (?=required|an object is needed)")
-"""Pattern of the start of an error about a row that is missing or is not an object."""
 _SKIPPED_OPERATIONS = ("m",)
 """Operations that do not change a row: `m` is a message that an application wrote to the log."""
 _ROW_OPERATIONS = ("c", "u", "r")
@@ -73,10 +60,8 @@ _DRIFT_SCOPE = tuple(
 
 
 class EnvelopeDecoder:
-    """Decodes the events of one stream.
-
-    Tombstones become neither rows nor rejections, because a delete event precedes each. The same applies to events that
-    do not change a row.
+    """Decodes the events of one stream. Tombstones, which follow a delete event, and events that change no row, become
+    neither rows nor rejections.
     """
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
@@ -97,14 +82,16 @@ class EnvelopeDecoder:
 
     def _make(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> Decoder:
         layers = self._envelope_fields(schema)
-        payload = NestedField(OWN_IDS, "payload", StructType(*_shift_ids(layers, PAYLOAD_IDS)), required=False)
+        payload = iceberg.NestedField(
+            OWN_IDS, "payload", iceberg.StructType(*_shift_ids(layers, PAYLOAD_IDS)), required=False
+        )
         of_before = {BEFORE_IDS + i: unit for i, unit in units.items()}
         plain = {i: _JSON_ARRIVES_AS.get(unit, unit) for i, unit in {**units, **of_before}.items()}
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        """Report new fields of `after`, the row after the change. `within` must be WHOLE."""
+        """Report new fields of `after`, the row after the change. `within` must be WHOLE_RECORD."""
         assert within == WHOLE_RECORD
         self._widening = widening
         if isinstance(self._decode, DriftDecoder):
@@ -130,12 +117,14 @@ class EnvelopeDecoder:
     def _key_names(self) -> set[str]:
         return {name for names in self._key for name in names}
 
-    def _envelope_fields(self, schema: Schema) -> list[NestedField]:
-        """Return the fields of an envelope."""
-        own = _IdSequence(OWN_IDS + 1)
-        after = [_as_optional(field, self._event_type(field.field_type, own)) for field in self._columns]
+    def _envelope_fields(self, schema: Schema) -> list[iceberg.NestedField]:
+        own = partial(next, count(OWN_IDS + 1))
+        after = [
+            field.model_copy(update={"required": False, "field_type": self._event_type(field.field_type, own)})
+            for field in self._columns
+        ]
         before = _shift_ids([field for field in after if field.name in self._key_names], BEFORE_IDS)
-        tree: dict[str, object] = {"op": (StringType(), own()), "source": {}}
+        tree: dict[str, object] = {"op": (iceberg.StringType(), own()), "source": {}}
         for name, kind in POSITIONS.items() if self._positions else ():
             _insert_field(tree, ["source", name], (kind, own()))
         for column, path in self._envelope.metadata.items():
@@ -143,20 +132,25 @@ class EnvelopeDecoder:
                 field = schema.find_field(column)
                 _insert_field(tree, path.split("."), (field.field_type, field.field_id))
         return [
-            NestedField(own(), "after", StructType(*after), required=False),
-            NestedField(own(), "before", StructType(*before), required=False),
+            iceberg.NestedField(own(), "after", iceberg.StructType(*after), required=False),
+            iceberg.NestedField(own(), "before", iceberg.StructType(*before), required=False),
             *_nested_fields(tree, own),
         ]
 
-    def _event_type(self, kind: IcebergType, own: _IdSequence) -> IcebergType:
-        """Return the type that a value of this column type has in an event."""
-        if isinstance(kind, StructType):
+    def _event_type(self, kind: iceberg.IcebergType, own: Callable[[], int]) -> iceberg.IcebergType:
+        if isinstance(kind, iceberg.StructType):
             return self._unavailable.add_placeholder_field(kind, own)
         if self._envelope.times == "iso":
             return kind
-        if isinstance(kind, ListType) and isinstance(kind.element_type, DateType):
-            return ListType(kind.element_id, IntegerType(), element_required=kind.element_required)
-        return IntegerType() if isinstance(kind, DateType) else LongType() if isinstance(kind, TimeType) else kind
+        if isinstance(kind, iceberg.ListType) and isinstance(kind.element_type, iceberg.DateType):
+            return iceberg.ListType(kind.element_id, iceberg.IntegerType(), element_required=kind.element_required)
+        return (
+            iceberg.IntegerType()
+            if isinstance(kind, iceberg.DateType)
+            else iceberg.LongType()
+            if isinstance(kind, iceberg.TimeType)
+            else kind
+        )
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
         decoded = self._decode(chunk)
@@ -167,9 +161,11 @@ class EnvelopeDecoder:
         deletes, states = to_mask(pc.equal(op, "d")), to_mask(pc.is_in(op, pa.array(_ROW_OPERATIONS)))
         wrong = self._find_errors(parts, op, deletes, states)
         skipped = to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))
-        for row in self._find_other_events(chunk, decoded, op):
-            skipped[row] = True
-            del wrong[row]
+        assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
+        for row in np.flatnonzero(to_mask(op.is_null())).tolist():
+            if self._decode.is_other_event(chunk.values[int(decoded.kept[row])] or b""):
+                skipped[row] = True
+                del wrong[row]
         columns = self._column_values(parts, deletes)
         for names in self._key:
             missing = np.all([to_mask(columns[name].is_null()) for name in names], axis=0)
@@ -206,9 +202,7 @@ class EnvelopeDecoder:
 
     @staticmethod
     def _explain(rejection: Rejection, chunk: Chunk) -> Rejection:
-        """Return the rejection. If MongoDB's connector wrote the event, its error says how to read the connector's text
-        documents.
-        """
+        """If MongoDB's connector wrote the event, tell how to read its text documents."""
         layer = _ROW_ERROR_START.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
             return rejection
@@ -217,13 +211,12 @@ class EnvelopeDecoder:
     def _build_rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
-        rows = pa.Table.from_arrays(arrays, schema=_make_nullable(self._schema)).append_column(CHANGE, change)
+        schema = pa.schema([field.with_nullable(True) for field in self._schema])
+        rows = pa.Table.from_arrays(arrays, schema=schema).append_column(CHANGE, change)
         return rows.append_column(KEPT_COLUMNS, kept)
 
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
-        """Return a mask of the updates that change the key: `before` has a complete key that differs from the one in
-        `after`.
-        """
+        """Return a mask of the updates whose `before` has a complete key other than that of `after`."""
         found = np.zeros(len(op), np.bool_)
         whole = to_mask(pc.equal(op, "u")) & parts.is_present("before")
         for names in self._key if whole.any() else ():
@@ -235,7 +228,6 @@ class EnvelopeDecoder:
         return found & whole
 
     def _delete_old_keys(self, parts: _Events, moved: NDArray[np.bool_]) -> pa.Table:
-        """Return a delete of the old key for each update that changes the key. `moved` is the mask of these updates."""
         filled, count = self._key_names | {*self._envelope.metadata}, len(moved)
         nulls = {field.name: pa.nulls(count, field.type) for field in self._schema if field.name not in filled}
         rows = self._build_rows(
@@ -243,17 +235,9 @@ class EnvelopeDecoder:
         )
         return rows.filter(pa.array(moved))
 
-    def _find_other_events(self, chunk: Chunk, decoded: DecodedChunk, op: pa.Array) -> list[int]:
-        """Return the indexes in `decoded` of events that do not change a row, such as heartbeats."""
-        assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
-        without_op = np.flatnonzero(to_mask(op.is_null())).tolist()
-        is_other = self._decode.is_other_event
-        return [row for row in without_op if is_other(chunk.values[int(decoded.kept[row])] or b"")]
-
     def _find_errors(
         self, parts: _Events, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
     ) -> dict[int, tuple[str, str]]:
-        """Return the error class and text of each event that cannot be applied, by row index."""
         found: dict[int, tuple[str, str]] = {}
         for row in np.flatnonzero(~deletes & ~states & ~to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))).tolist():
             operation = op[row].as_py()
@@ -272,7 +256,7 @@ class EnvelopeDecoder:
         return found
 
     def _column_values(self, parts: _Events, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
-        """Return the values of all columns. For a delete, only the key and metadata columns have valid values."""
+        """Return the values of all columns. For a delete, only the key and metadata columns are valid."""
         found, key = {}, self._key_names
         for field in self._columns:
             values = parts.of_column("after", field.name)
@@ -286,9 +270,8 @@ class EnvelopeDecoder:
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Find the values that events omit because an update left them unchanged. Events have a placeholder instead.
+        """Return masks of the values for which an update has a placeholder, and the columns with null for them.
 
-        Returns a map from a column to the mask of its omitted values, and the columns with null for these values.
         Snapshot events and keys have all values, so a placeholder in them counts as an ordinary value.
         """
         masks: dict[str, NDArray[np.bool_]] = {}
@@ -305,7 +288,7 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _unchanged_lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """Return an array with a list for each row: the field ids of the columns that its event left unchanged."""
+        """Return for each row the field ids of the columns that its event left unchanged."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
@@ -314,10 +297,9 @@ class EnvelopeDecoder:
     def _find_ambiguous_nulls(
         self, parts: _Events, op: pa.Array, columns: dict[str, pa.Array], after_names: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Yield the row index and error of updates with a null that may mean "unchanged".
+        """Yield the row and error of updates without `before` that have a null, which may mean "unchanged".
 
-        The null is ambiguous if the event has no `before`. A missing field is not ambiguous: then the connector leaves
-        out the whole column.
+        A missing field is not ambiguous: then the connector leaves out the whole column.
         """
         bare = to_mask(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
         for names in self._null_hiding.values() if bare.any() else ():
@@ -327,7 +309,6 @@ class EnvelopeDecoder:
                     yield row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_NULL}")
 
     def _after_names(self, chunk: Chunk, decoded: DecodedChunk, parts: _Events) -> Callable[[int], Collection[str]]:
-        """Return a function from a row's index to the field names of `after` in its event."""
         decode = self._decode
         assert isinstance(decode, EventDecoder)
         names = decode.field_names
@@ -342,7 +323,7 @@ class EnvelopeDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """Decoded events. An event is either the record itself or its `payload`; `wrapped` is the mask of the latter."""
+    """Decoded events. An event is the record itself or, where `wrapped`, its `payload`."""
 
     rows: dict[str, pa.Array]
     payload: pa.StructArray
@@ -375,24 +356,8 @@ class _Events:
         return encode_positions({name: self.at(["source", name]) for name in POSITIONS})
 
 
-class _IdSequence:
-    """Returns the next unused field id at each call."""
-
-    def __init__(self, first: int) -> None:
-        self._next = first
-
-    def __call__(self) -> int:
-        self._next += 1
-        return self._next - 1
-
-
-def _as_optional(field: NestedField, kind: IcebergType) -> NestedField:
-    return field.model_copy(update={"required": False, "field_type": kind})
-
-
-def _shift_ids(fields: list[NestedField], by: int) -> list[NestedField]:
-    """Return the fields with their ids shifted by `by`, at every level."""
-    text = StructType(*fields).model_dump()
+def _shift_ids(fields: list[iceberg.NestedField], by: int) -> list[iceberg.NestedField]:
+    text = iceberg.StructType(*fields).model_dump()
 
     def moved(value: object) -> object:
         if isinstance(value, dict):
@@ -402,10 +367,10 @@ def _shift_ids(fields: list[NestedField], by: int) -> list[NestedField]:
             }
         return [moved(v) for v in value] if isinstance(value, list | tuple) else value
 
-    return list(StructType.model_validate(moved(text)).fields)
+    return list(iceberg.StructType.model_validate(moved(text)).fields)
 
 
-def _insert_field(tree: dict[str, object], path: list[str], of: tuple[IcebergType, int]) -> None:
+def _insert_field(tree: dict[str, object], path: list[str], of: tuple[iceberg.IcebergType, int]) -> None:
     for name in path[:-1]:
         found = tree.setdefault(name, {})
         assert isinstance(found, dict)
@@ -413,27 +378,22 @@ def _insert_field(tree: dict[str, object], path: list[str], of: tuple[IcebergTyp
     tree[path[-1]] = of
 
 
-def _nested_fields(tree: Mapping[str, object], ids: _IdSequence) -> list[NestedField]:
+def _nested_fields(tree: Mapping[str, object], ids: Callable[[], int]) -> list[iceberg.NestedField]:
     found = []
     for name, of in tree.items():
         if isinstance(of, tuple):
-            found.append(NestedField(of[1], name, of[0], required=False))
+            found.append(iceberg.NestedField(of[1], name, of[0], required=False))
         elif isinstance(of, dict) and of:
-            found.append(NestedField(ids(), name, StructType(*_nested_fields(of, ids)), required=False))
+            found.append(iceberg.NestedField(ids(), name, iceberg.StructType(*_nested_fields(of, ids)), required=False))
     return found
 
 
-def _convert_times(values: pa.Array, kind: IcebergType) -> pa.Array:
-    """Convert the numbers that Debezium writes for dates and times. Other values stay unchanged."""
-    if isinstance(kind, DateType):
-        return values.cast(pa.int32()).cast(pa.date32())
-    return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values
-
-
 def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:
-    """Return each row's first value that is not null, among these arrays. UUIDs become bytes."""
+    """Return each row's first value that is not null. UUIDs become bytes."""
     return reduce(lambda one, other: select_where(to_mask(one.is_valid()), one, other), map(unwrap_extension, arrays))
 
 
-def _make_nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])
+def _convert_times(values: pa.Array, kind: iceberg.IcebergType) -> pa.Array:
+    if isinstance(kind, iceberg.DateType):
+        return values.cast(pa.int32()).cast(pa.date32())
+    return values.cast(pa.time64("us")) if isinstance(kind, iceberg.TimeType) else values

@@ -1,7 +1,5 @@
-"""Fills columns from fields that have other names, or that are elsewhere in the record.
-
-A format's own decoder reads a record with the shape in which the fields arrive. Their values are then moved to the
-columns. All formats with field names share this module.
+"""Fills columns from fields that have other names, or that are elsewhere in the record. The format's decoder reads the
+record's own shape; its values are then moved to the columns.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, cast
 
 import numpy as np
@@ -20,10 +19,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, StringType, StructType
 
 from frazil.errors import SpecError
+from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder, RestDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
     convert_debezium_times,
@@ -33,32 +33,25 @@ from frazil.ingest.formats.text_rewrites import (
     rules_of,
 )
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
-from frazil.spec.paths import FieldPath
+from frazil.spec.values import FieldPath
 
 FIRST_CONTAINER_ID = 400_000_000
-"""First field id of the objects and lists that enclose the fields."""
 Unit = str | Mapping[str, Any]
-"""How a column's values arrive in records: a unit (see `json.types.Units`), or several settings (see
-`ColumnSource`).
-"""
+"""How a column's values arrive in records: a unit (`json.types.Units`), or settings (`ColumnSource`)."""
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """The place of a column's values in records, and how they are read."""
-
     unit: str | None = None
     path: FieldPath | None = None
     """The field's path; None if it has the column's name."""
     is_lenient: bool = False
-    """Whether values in other forms are cast to the column's type, and counted."""
     rounding: str | None = None
-    """How decimals with more digits than the column's scale are rounded; None if they are rejected."""
+    """The rounding of decimals; None rejects those with more digits than the column's scale."""
     nulls: tuple[Any, ...] = ()
-    """Values that become null."""
     default: Any = None
-    """The value that replaces a missing or null field, in the form that records have; None if there is none."""
+    """The value that replaces a missing or null field, in the form that records have."""
 
     @classmethod
     def of(cls, unit: Unit | None) -> ColumnSource:
@@ -80,7 +73,6 @@ class ColumnSource:
 
 
 def unit_of(unit: Unit | None) -> str | None:
-    """Return the unit, without the other settings."""
     return ColumnSource.of(unit).unit
 
 
@@ -89,29 +81,24 @@ def drop_default(unit: Unit) -> Unit:
 
 
 def with_path(path: FieldPath, unit: Unit | None) -> Unit:
-    """Return `unit` with the path of the field from which the column is read."""
     plain = {} if unit is None else {"unit": unit} if isinstance(unit, str) else unit
     return {**plain, "from": path}
 
 
 def may_have_aliases(unit: Unit | None) -> bool:
-    """Return whether a field with a former name of the column may fill it."""
     return unit != OF_REST and ColumnSource.of(unit).path is None
 
 
 def record_path(column: Path, units: Mapping[str, Unit]) -> FieldPath:
-    """Return where a record has the value that a column has at this path. `units` maps a column's name to its unit."""
+    """Return where a record has a column's value. `units` maps a column's name to its unit."""
     return (*(ColumnSource.of(units.get(column[0])).path or column[:1]), *column[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
-    """How a format's records are structured."""
-
     within: Path = ()
     """The path of the object that contains the fields; empty if the record itself contains them."""
     lists: bool = True
-    """Whether all elements of a list have the same type."""
     times: bool = False
     """Whether numbers may stand for dates and times, as in Debezium's events."""
 
@@ -119,15 +106,12 @@ class RecordShape:
 def create_fields_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape
 ) -> Decoder:
-    """Return a decoder that reads each column as `units` describes."""
     if records.within or not all(isinstance(unit, str) for unit in units.values()):
         return FieldsDecoder(make, schema, units, records)
     return make(schema, cast("Mapping[int, str]", units))
 
 
 class FieldsDecoder:
-    """Decodes fields at any place in a record to the columns of one schema."""
-
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape) -> None:
         within, lists = records.within, records.lists
         readings = {field_id: ColumnSource.of(unit) for field_id, unit in units.items()}
@@ -201,10 +185,7 @@ class FieldsDecoder:
         return [*self._arrow_schema.names]
 
     def withhold(self, hidden: Collection[Path]) -> None:
-        """Omit the fields that fill these columns from the `rest` column, wherever records have them.
-
-        `hidden` has lower-case paths of columns.
-        """
+        """Omit the fields of these lower-case column paths from the `rest` column, wherever records have them."""
         if isinstance(self._decode, RestDecoder):
             columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
             moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
@@ -241,7 +222,7 @@ class FieldsDecoder:
 
     def add_from_texts(self, decoded: DecodedChunk, name: str) -> DecodedChunk:
         """Add the columns that are read from the JSON values of the column `name`."""
-        texts = pc.fill_null(_combine_chunks(decoded.rows.column(name)), "null")
+        texts = pc.fill_null(combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
         around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")
         found = self(Chunk.of_column(_as_lines(pc.binary_join_element_wise(*around))))
@@ -249,17 +230,13 @@ class FieldsDecoder:
         return _merge_columns(decoded, dataclasses.replace(found, drift=drift), self.columns)
 
     def _use_column_name(self, error: str) -> str:
-        """Return the error text with the column's name instead of its path in the record."""
         for before, name in self._errors:
             if error.startswith(before) and error[len(before) : len(before) + 1] in {":", "."}:
                 return name + error[len(before) :]
         return error
 
     def _map_drift(self, drift: SchemaDrift) -> SchemaDrift:
-        """Return the drift with the columns' names instead of paths in records.
-
-        New fields are left out if they are in an object from which columns are read.
-        """
+        """Replace paths in records by columns' names. Leave out new fields of objects from which columns are read."""
         if not drift.is_change:
             return drift
         names = {path: name for name, path in self._paths.items()}
@@ -285,7 +262,7 @@ class FieldsDecoder:
 
 
 class _TextColumns:
-    """Reads columns whose values arrived as JSON texts. It casts the texts, and decodes them as strictly as records."""
+    """Reads columns whose values arrived as JSON texts: casts these, and decodes them as strictly as records."""
 
     def __init__(
         self,
@@ -307,13 +284,10 @@ class _TextColumns:
         )
 
     def __call__(self, decoded: DecodedChunk) -> DecodedChunk:
-        """Return the chunk with the JSON strings replaced by values. Rejects records with a string that is not a valid
-        value of its column.
-        """
         parts: list[pa.Array | pa.Scalar] = []
         cast: dict[str, pa.Array] = {}
         for n, (name, (field, reading)) in enumerate(self._columns.items()):
-            texts = replace_with_null(_combine_chunks(decoded.rows.column(name)), reading.nulls)
+            texts = replace_with_null(combine_chunks(decoded.rows.column(name)), reading.nulls)
             values = rewrite(texts, rules_of(field.field_type, reading.unit)) if reading.is_lenient else texts
             if reading.rounding and isinstance(field.field_type, DecimalType):
                 values = round_numbers(values, field.field_type.scale, reading.rounding)
@@ -333,10 +307,7 @@ class _TextColumns:
 
 
 def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
-    """Return `decoded` with these columns from `found`. Records that `found` rejects are rejected.
-
-    The records of `found` are the rows of `decoded`.
-    """
+    """Return `decoded` with these columns, and the rejections, of `found`, whose records are its rows."""
     order = np.argsort(found.kept, kind="stable")
     places = found.kept[order]
     rows = decoded.rows.take(pa.array(places))
@@ -358,22 +329,14 @@ def _text_scalar(text: str) -> pa.Scalar:
 
 
 def _as_lines(texts: pa.Array) -> BinaryColumn:
-    """Return texts that end with a newline as values of records, without copying them."""
+    """View texts that end with a newline as values of records, without copying them."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
     return BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
 
 
-def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
-
-
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
-    """Return the default of a column, as an array of one value; None if it has none.
-
-    Raises SpecError if the default is not a valid value of the column.
-    """
+    """Return a column's default as an array of one value. Raises SpecError if it is not a valid value."""
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
     reading = ColumnSource.of(unit)
@@ -387,7 +350,7 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
 
 
 def fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
-    """Return the column with its nulls filled from `other`: row by row, or with its only value.
+    """Fill the column's nulls from `other`: row by row, or with its only value.
 
     Arrow's `coalesce` and `fill_null` do not support every type.
     """
@@ -402,28 +365,24 @@ _PLAIN_SOURCE = ColumnSource()
 
 
 class _FieldTree:
-    """The fields of a record as a tree: objects and lists, with columns as leaves."""
+    """Objects and lists, with columns as leaves."""
 
     def __init__(self, *, lists: bool) -> None:
         self.units: dict[int, str] = {}
         self._lists = lists
         self._tree: dict[str | int, Any] = {}
-        self._ids = FIRST_CONTAINER_ID
+        self._ids = count(FIRST_CONTAINER_ID + 1)
 
     def put(self, path: FieldPath, field: NestedField) -> None:
-        """Add a column at a path. A column inside a list becomes optional, because elements may be missing."""
+        """A column inside a list becomes optional, because elements may be missing."""
         tree = self._tree
-        *outer, last = self._tree_path(path)
+        *outer, last = tuple(0 if self._lists and isinstance(step, int) else step for step in path)
         for step in outer:
             tree = tree.setdefault(step, {})
         is_inside = any(isinstance(step, int) for step in path)
         tree.setdefault(last, field.model_copy(update={"required": False}) if is_inside else field)
 
-    def _tree_path(self, path: FieldPath) -> FieldPath:
-        return tuple(0 if self._lists and isinstance(step, int) else step for step in path)
-
     def error_path(self, path: FieldPath) -> FieldPath:
-        """Return the path in the form that a decoder's error messages have."""
         return tuple("element" if self._lists and isinstance(step, int) else step for step in path)
 
     def fields(self) -> list[NestedField]:
@@ -436,7 +395,7 @@ class _FieldTree:
                 found.append(inside.model_copy(update={"name": str(step)}))
             else:
                 required = _has_required(inside)
-                found.append(NestedField(self._next_id(), str(step), self._type(inside), required=required))
+                found.append(NestedField(next(self._ids), str(step), self._type(inside), required=required))
                 if isinstance(next(iter(inside)), int) and not self._lists:
                     self.units[found[-1].field_id] = LISTED
         return found
@@ -447,33 +406,20 @@ class _FieldTree:
             return ListType(inner[0].field_id, inner[0].field_type, element_required=False)
         return StructType(*inner)
 
-    def _next_id(self) -> int:
-        self._ids += 1
-        return self._ids
-
 
 def _has_required(inside: Any) -> bool:
     return inside.required if isinstance(inside, NestedField) else any(map(_has_required, inside.values()))
 
 
 def reject_missing(decoded: DecodedChunk, required: Sequence[str], schema: pa.Schema) -> DecodedChunk:
-    """Reject the records in which one of the `required` columns is null. `schema` has the decoder's own columns."""
-    missing = np.zeros(len(decoded.kept), np.bool_)
-    rejections: list[Rejection] = []
+    """Reject the records in which a `required` column is null. `schema` has the decoder's own columns."""
+    wrong: dict[int, tuple[str, str]] = {}
     for name in required:
-        null = decoded.rows.column(name).is_null().to_numpy()
-        text = f"{name}: required, and missing or null"
-        rejections += [Rejection(place, "MissingRequired", text) for place in decoded.kept[null & ~missing].tolist()]
-        missing |= null
-    found = dataclasses.replace(
-        decoded,
-        rows=decoded.rows.filter(pa.array(~missing)) if rejections else decoded.rows,
-        kept=decoded.kept[~missing],
-        rejections=[*decoded.rejections, *rejections],
-    )
-    others = found.rows
-    own = pa.Table.from_arrays([others.column(name) for name in schema.names], schema=schema)
-    return dataclasses.replace(found, rows=add_change_columns(own, others))
+        for row in np.flatnonzero(decoded.rows.column(name).is_null().to_numpy()).tolist():
+            wrong.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
+    found = decoded.reject_rows(wrong)
+    own = pa.Table.from_arrays([found.rows.column(name) for name in schema.names], schema=schema)
+    return dataclasses.replace(found, rows=add_change_columns(own, found.rows))
 
 
 def _column_at(rows: pa.Table, path: FieldPath) -> pa.ChunkedArray:
@@ -485,7 +431,6 @@ def _column_at(rows: pa.Table, path: FieldPath) -> pa.ChunkedArray:
 
 
 def _values_at(array: pa.Array, path: FieldPath) -> pa.Array:
-    """Return the values at a path inside an array."""
     for step in path:
         if pa.types.is_struct(array.type):
             array = pc.struct_field(array, str(step))

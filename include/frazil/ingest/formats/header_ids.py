@@ -1,8 +1,5 @@
-"""Reads schema ids from headers, where newer serializers of Confluent write them instead of in a frame before the
-value.
-
-The header has a byte and the id, or a byte and the schema's GUID, and in Protobuf also the message's indexes. A frame
-with the same content is put before the value, so that the format's decoder reads it as usual.
+"""Reads schema ids from the header of newer Confluent serializers by putting a frame before the value. The header has a
+byte, the schema's id or GUID, and Protobuf's message indexes.
 """
 
 from __future__ import annotations
@@ -24,8 +21,6 @@ _ID_END, _GUID_END = 5, 17
 
 
 class HeaderIdDecoder(WrappingDecoder):
-    """Decodes records whose schema id is in a header or in a frame."""
-
     def __init__(self, decode: Decoder, id_of: Callable[[bytes], int]) -> None:
         """`id_of` returns a schema id for a GUID."""
         super().__init__(decode)
@@ -59,7 +54,6 @@ class HeaderIdDecoder(WrappingDecoder):
         return dataclasses.replace(moved, rejections=[*moved.rejections, *wrong])
 
     def _frame(self, header: bytes) -> bytes | None:
-        """Return the frame that corresponds to a header; None if the header has neither an id nor a GUID."""
         if len(header) >= _ID_END and header[0] == _ID:
             return header
         if len(header) >= _GUID_END and header[0] == _GUID:

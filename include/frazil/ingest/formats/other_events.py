@@ -1,8 +1,5 @@
-"""Recognises Debezium events that do not change a row: heartbeats, schema changes, transaction metadata, and
-tombstones.
-
-Debezium writes such events to separate topics, but a topic pattern, a transform or a connector setting can mix them
-with row changes. They are recognised by the name of their schema or, in JSON without a schema, by their fields.
+"""Recognises Debezium events that change no row (heartbeats, schema changes, transaction metadata, tombstones) by the
+name of their schema or, in JSON without a schema, by their fields.
 """
 
 from __future__ import annotations
@@ -18,16 +15,16 @@ _SCHEMA_NAMES = re.compile(
 _TRANSACTION_FIELDS = frozenset({"status", "id", "event_count", "data_collections"})
 _SCHEMA_CHANGE_FIELDS = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
 _OPTIONAL_FIELDS = frozenset({"ts_ms"})
-"""Optional fields. Before Debezium 2, only heartbeats had `ts_ms`."""
+"""Before Debezium 2, only heartbeats had `ts_ms`."""
 
 
 def is_other_schema(name: str) -> bool:
-    """Return whether a Kafka Connect schema with this name belongs to an event that does not change a row."""
+    """Return whether a Kafka Connect schema with this name belongs to an event that changes no row."""
     return _SCHEMA_NAMES.fullmatch(name) is not None
 
 
 def is_other_event(record: bytes) -> bool:
-    """Return whether a JSON record, with or without its schema, is an event that does not change a row."""
+    """Return whether a JSON record, with or without its schema, is an event that changes no row."""
     try:
         value = json.loads(record)
     except (ValueError, RecursionError):
@@ -48,18 +45,13 @@ def _has_event_fields(value: Mapping[str, Any]) -> bool:
     if fields == _OPTIONAL_FIELDS:
         return type(value["ts_ms"]) is int
     if fields - _OPTIONAL_FIELDS == _TRANSACTION_FIELDS:
-        return _is_boundary(value)
+        if not isinstance(value["id"], str):
+            return False
+        if value["status"] == "BEGIN":
+            return value["event_count"] is None and value["data_collections"] is None
+        return value["status"] == "END" and type(value["event_count"]) is int
     if fields - _OPTIONAL_FIELDS == _SCHEMA_CHANGE_FIELDS:
         source, changes = value["source"], value["tableChanges"]
         is_event = isinstance(source, dict) and {"version", "connector", "name"} <= source.keys()
         return is_event and isinstance(changes, list)
     return False
-
-
-def _is_boundary(value: Mapping[str, Any]) -> bool:
-    """Return whether an event begins or ends a transaction."""
-    if not isinstance(value["id"], str):
-        return False
-    if value["status"] == "BEGIN":
-        return value["event_count"] is None and value["data_collections"] is None
-    return value["status"] == "END" and type(value["event_count"]) is int

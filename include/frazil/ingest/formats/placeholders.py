@@ -1,7 +1,5 @@
-"""Finds Debezium's placeholder for a value that an update left unchanged and that the source's log omits.
-
-The placeholder's form depends on the type: see Debezium's `UnchangedToastedPlaceholder` and, for binary columns,
-`binary.handling.mode`. For types that cannot hold a placeholder, the PostgreSQL connector writes null.
+"""Finds Debezium's placeholder for a value that an update left unchanged and that the source's log omits. Its form
+depends on the type (`UnchangedToastedPlaceholder`, `binary.handling.mode`); some types get null.
 """
 
 from __future__ import annotations
@@ -18,41 +16,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyiceberg.types import (
-    BinaryType,
-    DateType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    UUIDType,
-)
+from pyiceberg import types as iceberg
 
 from frazil.ingest.arrow_values import to_mask
 from frazil.ingest.schema_drift import FoundType, SchemaDrift, StructOf
 
-_RECOGNISED_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
+_RECOGNISED_IN_LISTS = (
+    iceberg.StringType,
+    iceberg.BinaryType,
+    iceberg.UUIDType,
+    iceberg.IntegerType,
+    iceberg.LongType,
+    iceberg.DateType,
+)
 
 
-def is_null_ambiguous(kind: IcebergType) -> bool:
+def is_null_ambiguous(kind: iceberg.IcebergType) -> bool:
     """Return whether a null in a column of this type may mean that the log omitted the value."""
     match kind:
-        case ListType():
+        case iceberg.ListType():
             return not isinstance(kind.element_type, _RECOGNISED_IN_LISTS)
-        case MapType():
-            return not isinstance(kind.value_type, StringType)
-        case StructType():
+        case iceberg.MapType():
+            return not isinstance(kind.value_type, iceberg.StringType)
+        case iceberg.StructType():
             return any(field.name == "wkb" for field in kind.fields)  # a geometry or geography
     return False
 
 
 class PlaceholderFinder:
-    """Finds Debezium's placeholder in columns."""
-
     def __init__(self, placeholder: str) -> None:
         data = placeholder.encode()
         named = uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
@@ -64,13 +55,13 @@ class PlaceholderFinder:
         self._element_texts = [placeholder, str(named), in_text[0]]
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
-    def add_placeholder_field(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
-        """Return the type of an hstore column, with a field that receives the placeholder if JSON allows the field's
-        name.
-        """
+    def add_placeholder_field(self, kind: iceberg.StructType, new_id: Callable[[], int]) -> iceberg.StructType:
+        """Return the type of an hstore column, with a field for the placeholder if JSON allows its name."""
         if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
             return kind
-        return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
+        return iceberg.StructType(
+            *kind.fields, iceberg.NestedField(new_id(), self._text, iceberg.StringType(), required=False)
+        )
 
     def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
         """Return the drift without the field names that come from a placeholder."""
@@ -85,7 +76,7 @@ class PlaceholderFinder:
         return found_type
 
     def __call__(self, values: pa.Array, *, as_json: bool = False) -> tuple[NDArray[np.bool_], pa.Array]:
-        """Return a mask of the placeholders in a column, and the column without the added placeholder field.
+        """Return a mask of the placeholders in a column, and the column without `add_placeholder_field`.
 
         If `as_json`, the values are JSON, regardless of the column's type.
         """
@@ -138,7 +129,7 @@ class PlaceholderFinder:
 
 
 def _equal_lists(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
-    """Return a mask of the lists (or maps) whose elements equal `form`. `elements` has the elements of all lists."""
+    """Return a mask of the lists or maps that equal `form`. `elements` has the elements of all."""
     offsets = lists.offsets.to_numpy()
     found = np.zeros(len(lists), np.bool_)
     rows = np.flatnonzero(to_mask(lists.is_valid()) & (np.diff(offsets) == len(form)))

@@ -1,6 +1,5 @@
-"""Rewrites the JSON values of columns that declare a lenient cast, a rounding, or values that become null.
-
-The rewritten values are then read as strictly as any other value.
+"""Rewrites JSON values of columns with a lenient cast, a rounding, or values that become null. The results are read as
+strictly as any value.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pyiceberg import types as iceberg
 ROUNDINGS: Mapping[str, str] = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN}
 
 RewriteRule = tuple[str, str]
-"""A pattern for a whole JSON text, and the text's replacement. RE2 takes time linear in the text."""
+"""A pattern for a whole JSON text, and its replacement. RE2 takes time linear in the text."""
 
 _INTEGER_RULES: tuple[RewriteRule, ...] = (
     (r'^"\s*(?:\+|(-?))0*([0-9]+)(?:\.0*)?\s*"$', r"\1\2"),
@@ -29,7 +28,7 @@ _NUMBER_RULES: tuple[RewriteRule, ...] = (
 )
 _TRIM_RULES: tuple[RewriteRule, ...] = ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"'))
 _SECONDS_RULES: tuple[RewriteRule, ...] = ((r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?)\s*"$', r'"\1\2"'),)
-"""Rules for times in seconds. These may be numbers or strings even without a lenient cast."""
+"""Times in seconds may be numbers or strings even without a lenient cast."""
 _RULES: Mapping[type[iceberg.IcebergType], tuple[RewriteRule, ...]] = {
     iceberg.IntegerType: _INTEGER_RULES,
     iceberg.LongType: _INTEGER_RULES,
@@ -43,21 +42,19 @@ _RULES: Mapping[type[iceberg.IcebergType], tuple[RewriteRule, ...]] = {
 
 
 def rules_of(kind: iceberg.IcebergType, unit: str | None) -> tuple[RewriteRule, ...]:
-    """Return the rules that rewrite other forms of a value to a text of this type."""
     if unit is not None and isinstance(kind, iceberg.TimestampType | iceberg.TimestamptzType):
         return _SECONDS_RULES if unit == "s" else _INTEGER_RULES
     return _RULES.get(type(kind), ())
 
 
 def rewrite(texts: pa.Array, rules: Iterable[RewriteRule]) -> pa.Array:
-    """Return all values, after the rules were applied to those that match them."""
     for pattern, replacement in rules:
         texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
     return texts
 
 
 def convert_debezium_times(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Array:
-    """Return the JSON strings, with Debezium's numbers for dates and times replaced by ISO 8601 strings."""
+    """Replace Debezium's numbers for dates and times in JSON texts by ISO 8601 strings."""
 
     def day(text: str) -> str:
         try:
@@ -78,7 +75,7 @@ def convert_debezium_times(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Arr
 
 
 def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
-    """Return the values with numbers rounded to `scale` digits after the point. Other values stay unchanged."""
+    """Round numbers to `scale` digits after the point. Other values stay unchanged."""
 
     def one(text: str) -> str:
         number = Decimal(text.strip('"'))
@@ -93,9 +90,7 @@ def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
 
 
 def replace_with_null(texts: pa.Array, nulls: Iterable[str | int | float | bool]) -> pa.Array:
-    """Return the JSON strings, with null for each of these values. All notations of a number, and of a string with
-    escapes, are recognised.
-    """
+    """Replace these values in JSON texts by null, in any notation of a number and with any escapes of a string."""
     plain = {value for value in nulls if isinstance(value, str)}
     numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
     exact = [json.dumps(value, ensure_ascii=False) for value in nulls]
@@ -122,9 +117,7 @@ def _string_content(text: str) -> str | None:
 
 
 def _change_distinct(texts: pa.Array, mask: pa.Array, change: Callable[[str], str]) -> pa.Array:
-    """Return the values, with `change` applied to those that the mask selects. It is called once for each distinct
-    value.
-    """
+    """Apply `change` once to each distinct value that the mask selects."""
     mask = pc.fill_null(mask, False)
     if not pc.any(mask).as_py():
         return texts

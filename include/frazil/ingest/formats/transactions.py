@@ -23,60 +23,57 @@ from frazil.spec.formats import AvroFormat, JsonFormat
 _POSTGRES_ID_PATTERN = re.compile(r"(\d+):\d+")
 """Pattern of PostgreSQL's transaction id, a colon, and the log position of the event."""
 _PREVIOUS_COMMIT = r'^\["(?P<lsn>[0-9]{1,18})"'
-"""Pattern of the previous commit's log position: the first element of PostgreSQL's `source.sequence`, a JSON array."""
+"""The previous commit's log position: the first element of PostgreSQL's `source.sequence`, a JSON array."""
 _CHANGE_OPERATIONS = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
-"""Maximum length of a transaction id. Longer ids are shortened, and end with a hash of the whole id.
-
-Markers, heartbeats and messages contain the ids.
-"""
+"""Maximum length of a transaction id in markers and messages. Longer ids end with a hash of the whole id."""
 
 
 class EventTransaction(NamedTuple):
-    """The transaction of a record. Tombstones and snapshot events have no transaction."""
+    """The transaction of a record. Tombstones and snapshot events have none."""
 
     transaction: str = ""
-    """The transaction's id; empty if the record belongs to no transaction."""
+    """Empty if the record belongs to no transaction."""
     order: int = 0
     """The event's number among the transaction's events for this table, starting at 1."""
     position: str | None = None
-    """Position of the event's transaction in the source's log (`frazil.ingest.source_log`); None if unknown.
+    """Position of the transaction in the source's log (`frazil.ingest.source_log`); None if unknown.
 
-    For PostgreSQL, this is the position of the previous commit, because events of concurrent transactions interleave.
-    For MySQL, it is a binlog's file and position.
+    For PostgreSQL, it is that of the previous commit, because events of concurrent transactions interleave.
     """
     tables: tuple[str, ...] = ()
     """Names that the transaction's end event may use for this event's table."""
     unmarked: bool = False
     """Whether the record changes a row without naming its transaction."""
     unreadable: bool = False
-    """Whether the record has a value that cannot be decoded."""
 
 
 class TransactionEnd(NamedTuple):
-    """The end of a transaction."""
-
     transaction: str
     events: dict[str, int]
-    """Map each table to its number of events in the transaction."""
+    """Number of events by table."""
 
 
 class TransactionDecoder:
-    """Reads the records of a table's topic and of the topic with transaction metadata."""
-
     def __init__(self, declared: JsonFormat | AvroFormat) -> None:
         content = declared.model_copy(update={"envelope": None})
-        self._decode: Decoder = FORMATS[declared.type](content, _metadata_schema(), {})
+        payload = NestedField(100, "payload", StructType(*_metadata_fields(101)), required=False)
+        self._decode: Decoder = FORMATS[declared.type](content, Schema(*_metadata_fields(1), payload), {})
         self.unreadable = 0
         """Number of records that `read_ends` could not read. Each may have been the end of a transaction."""
 
     def read_transactions(self, chunk: Chunk) -> list[EventTransaction]:
-        """Return the transaction of each record, in order."""
         transactions = [EventTransaction(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._decode_forms(chunk):
             of = [_nested_column(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
             names = [_nested_column(rows, "source", name).to_pylist() for name in ("db", "schema", "table")]
-            ops, places = rows["op"].to_pylist(), _log_positions(rows).to_pylist()
+            source = {name: _nested_column(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
+            sequence = _nested_column(rows, "source", "sequence")
+            commit_before = pc.struct_field(pc.extract_regex(sequence, _PREVIOUS_COMMIT), "lsn").cast(pa.int64())
+            ops, places = (
+                rows["op"].to_pylist(),
+                encode_positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())}).to_pylist(),
+            )
             for i, op, transaction, order, position, *name in zip(records, ops, *of, places, *names, strict=True):
                 if transaction is None or order is None:
                     transactions[i] = EventTransaction(unmarked=op in _CHANGE_OPERATIONS)
@@ -87,7 +84,7 @@ class TransactionDecoder:
         return transactions
 
     def read_ends(self, chunk: Chunk) -> list[TransactionEnd]:
-        """Return the transaction ends among the records. Records that cannot be read are counted in `unreadable`."""
+        """Return the transaction ends among the records, and count records that cannot be read in `unreadable`."""
         forms = [rows for _, rows in self._decode_forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
@@ -100,20 +97,16 @@ class TransactionDecoder:
         ]
 
     def _decode_forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
-        """Decode the records, and yield two groups: plain records, and those wrapped in `payload`.
-
-        A group has the records' indexes and their rows. Empty groups are omitted.
-        """
+        """Yield the indexes and rows of plain records, and of those wrapped in `payload`."""
         decoded = self._decode(chunk)
         wrapped = decoded.rows["payload"].is_valid().combine_chunks()
-        for form, rows in ((pc.invert(wrapped), decoded.rows), (wrapped, _unwrap_payload(decoded.rows))):
+        payload: pa.ChunkedArray = decoded.rows["payload"]
+        for form, rows in (
+            (pc.invert(wrapped), decoded.rows),
+            (wrapped, pa.table({field.name: pc.struct_field(payload, field.name) for field in payload.type})),
+        ):
             if pc.any(form).as_py():
                 yield pa.array(decoded.kept).filter(form).to_pylist(), rows.filter(form)
-
-
-def _unwrap_payload(rows: pa.Table) -> pa.Table:
-    payload: pa.ChunkedArray = rows["payload"]
-    return pa.table({field.name: pc.struct_field(payload, field.name) for field in payload.type})
 
 
 def _nested_column(rows: pa.Table, struct: str, name: str) -> pa.Array:
@@ -131,26 +124,13 @@ def _shorten_id(transaction: str) -> str:
     return f"{known[: MAX_ID_CHARACTERS - len(digest) - 1]}…{digest}"
 
 
-def _log_positions(rows: pa.Table) -> pa.Array:
-    source = {name: _nested_column(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
-    sequence = _nested_column(rows, "source", "sequence")
-    commit_before = pc.struct_field(pc.extract_regex(sequence, _PREVIOUS_COMMIT), "lsn").cast(pa.int64())
-    return encode_positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())})
-
-
 @lru_cache
 def _possible_table_names(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
-    """Return the possible names of an event's table.
-
-    `db.table` without a schema (MySQL); otherwise `schema.table` (PostgreSQL) and `db.schema.table` (other databases).
+    """Return `db.table` without a schema (MySQL); otherwise `schema.table` (PostgreSQL) and `db.schema.table`
+    (others).
     """
     ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
-
-
-def _metadata_schema() -> Schema:
-    """Return a schema for both forms of records: plain, and wrapped in `payload`."""
-    return Schema(*_metadata_fields(1), NestedField(100, "payload", StructType(*_metadata_fields(101)), required=False))
 
 
 def _metadata_fields(first: int) -> list[NestedField]:

@@ -7,17 +7,14 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import DecodedChunk, Rejection
-from frazil.ingest.empty_tables import empty_table
 
 
 class WholeValueDecoder:
-    """Fills one column with the record value; all other columns are null.
-
-    A null value is rejected if the column is required.
-    """
+    """Fills one column with the record value; all other columns are null. Rejects null if it is required."""
 
     def __init__(self, schema: Schema, column: str) -> None:
         self._field = schema.find_field(column)
@@ -30,13 +27,11 @@ class WholeValueDecoder:
             rejections = [Rejection(i, "MissingRequired", text) for i in range(len(chunk))]
             return DecodedChunk(empty_table(self._arrow_schema), np.zeros(0, np.int64), rejections)
         wrong = find_failures(chunk.values, self._field, what="value")
-        good = np.ones(len(chunk), np.bool_)
-        good[list(wrong)] = False
-        kept = np.flatnonzero(good)
-        values = chunk.values if not wrong else chunk.values.take(kept)
         arrays = [
-            to_arrow_binary(values, field.type) if field.name == self._field.name else pa.nulls(len(kept), field.type)
+            to_arrow_binary(chunk.values, field.type)
+            if field.name == self._field.name
+            else pa.nulls(len(chunk), field.type)
             for field in self._arrow_schema
         ]
         rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return DecodedChunk(rows, kept, [Rejection(place, *why) for place, why in sorted(wrong.items())])
+        return DecodedChunk(rows, np.arange(len(chunk))).reject_rows(wrong)

@@ -15,11 +15,11 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
+from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import DecodedChunk, Rejection
-from frazil.ingest.empty_tables import empty_table
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.drift import find_drift
 from frazil.ingest.formats.avro.json_text import InvalidAvroValue, json_text
@@ -37,26 +37,24 @@ from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
 FRAME_BYTES = 5
-"""Number of bytes in the frame before a record: a zero byte and the schema's id, big-endian."""
+"""Bytes of the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED_ID = 0
-"""Id that stands for the declared schema, which is used for records without a frame."""
+"""Stands for the declared schema, for records without a frame."""
 _MIN_SLOTS = 1024
 MAX_IDS_PER_REQUEST = 1000
-"""Maximum number of schemas in one request to the registry. The registry's client caches more than this."""
 
 
 class AvroDecoder:
-    """Decodes chunks to tables with one schema."""
-
     _read_records = staticmethod(read_records)
     _frame_words = 3
-    _name = "avro"
+    _name, _invalid = "avro", "is not a valid Avro schema"
+    _index_bits = 0
+    _op: Any = op
     _max_depth = MAX_DEPTH
 
     def __init__(self, schema: Schema, units: Mapping[int, str], schemas: SchemaSource | SchemaText) -> None:
-        """`schemas` is a registry for the ids in the records' frames, or the one schema of records without frames.
-
-        Raises SpecError for a column type that Avro does not support.
+        """`schemas` is a registry for the ids in frames, or the one schema of records without frames. Raises SpecError
+        for a column type that Avro does not support.
         """
         struct = schema.as_struct()
         check_supported(struct, self._name)
@@ -102,7 +100,7 @@ class AvroDecoder:
         )
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
-        """Decode the values. Rows keep the order of the records. Raises the errors of the registry's client."""
+        """Decode the values in order. Raises the errors of the registry's client."""
         values = chunk.values
         self._drift = []
         rejections: dict[int, Fault] = {}
@@ -112,9 +110,15 @@ class AvroDecoder:
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             rows = self._read(content[part], roots[part], wrong, where)
             places = part.start + np.flatnonzero(wrong == op.VALID)
-            if faults := self._find_json_faults(rows):
-                rejections.update({int(places[row]): fault for row, fault in faults.items()})
-                good = ~np.isin(np.arange(len(places)), [*faults])
+            broken: dict[int, Fault] = {}
+            for name in rows.column_names if self._has_json_faults else ():
+                for index, value in enumerate(rows.column(name).to_pylist()):
+                    if (text := _find_json_fault(value)) is not None:
+                        broken.setdefault(index, (op.MALFORMED, f"{name}: the value cannot be read: {text}"))
+            self._has_json_faults = False
+            if broken:
+                rejections.update({int(places[row]): fault for row, fault in broken.items()})
+                good = ~np.isin(np.arange(len(places)), [*broken])
                 rows, places = rows.filter(pa.array(good)), places[good]
             tables.append(rows)
             kept.append(places)
@@ -155,7 +159,7 @@ class AvroDecoder:
 
     @contextmanager
     def _json_texts_in_columns(self, data: NDArray[np.uint8]) -> Iterator[None]:
-        """Replace the encoded values in columns of JSON text by their JSON texts while the context is open."""
+        """Replace encoded values in columns of JSON text by their texts while the context is open."""
         columns, spans = self._columns, self._program.spans
         if not spans:
             yield
@@ -182,9 +186,7 @@ class AvroDecoder:
         columns.text = kept
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
-        """Return a value as JSON text; None if all its fields fill other columns. An invalid value becomes an error
-        text with `_FAULT_PREFIX`.
-        """
+        """Return a value as JSON text; None if all its fields fill other columns. Invalid: `_FAULT_PREFIX` and text."""
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
@@ -198,21 +200,8 @@ class AvroDecoder:
             self._has_json_faults = True
             return _FAULT_PREFIX + str(error).encode()
 
-    def _find_json_faults(self, rows: pa.Table) -> dict[int, Fault]:
-        """Map the index of each row with a value that could not become JSON text to the error."""
-        found: dict[int, Fault] = {}
-        for name in rows.column_names if self._has_json_faults else ():
-            for row, value in enumerate(rows.column(name).to_pylist()):
-                if (text := _find_json_fault(value)) is not None:
-                    found.setdefault(row, (op.MALFORMED, f"{name}: the value cannot be read: {text}"))
-        self._has_json_faults = False
-        return found
-
     def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        """Return each record's first operation (-1 if the record is rejected), and the records without their frames.
-
-        Adds the rejected records to `rejections`.
-        """
+        """Return each record's first operation (-1 if rejected), and the records without frames. Fills `rejections`."""
         roots = np.full(len(values), -1, np.int64)
         has_value = values.lengths > 0
         for i in np.flatnonzero(~has_value).tolist():
@@ -235,10 +224,7 @@ class AvroDecoder:
         return roots, content
 
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Set the first operation of each record in `roots`, for records with several schema ids.
-
-        Ids are requested in groups, because values without a frame can look as if they had very many different ids.
-        """
+        """Ids are requested in groups, because values without a frame can look as if they had very many ids."""
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
@@ -253,7 +239,7 @@ class AvroDecoder:
         self._schemas.ask(schema_ids)
 
     def _assign(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
-        """Set the first operation of these records in `roots`, or reject them if their schema cannot be read."""
+        """Set the first operation of these records, or reject them if their schema cannot be read."""
         if schema_id not in self._roots:
             self._roots[schema_id] = self._add_schema(schema_id)
         root = self._roots[schema_id]
@@ -267,24 +253,28 @@ class AvroDecoder:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
     def _add_schema(self, schema_id: int) -> int | Fault:
-        """Compile a schema. Returns the first operation of its records, or the error if they cannot be read."""
+        """Compile a schema. Returns the first operation of its records, or the error."""
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:
-            what = f"the schema of id {schema_id}"
+            registered = schema_id >> self._index_bits
+            what = f"the schema of id {registered}"
             try:
-                found = self._schemas.get(schema_id)
+                found = self._schemas.get(registered)
             except UnknownSchema as error:
                 return "UnknownSchema", str(error)
-        if found.type != "AVRO":
-            return "UnreadableSchema", f"{what} is of type {found.type}, but source.format is avro"
+        if found.type != self._name.upper():
+            return "UnreadableSchema", f"{what} is of type {found.type}, but source.format is {self._name}"
         try:
-            written = parse_schema(found.text, [text for _, text in found.references])
-            root: int = self._program.add(written)
+            return self._compile(schema_id, found)
         except UnreadableSchema as error:
-            return "UnreadableSchema", f"{what} is not a valid Avro schema: {error}"
+            return "UnreadableSchema", f"{what} {self._invalid}: {error}"
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
+
+    def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
+        written = parse_schema(found.text, [text for _, text in found.references])
+        root: int = self._program.add(written)
         self._written[schema_id] = written
         self._note_unknown(schema_id, field_names_at(written, ()))
         if self._widening is not None:
@@ -292,22 +282,21 @@ class AvroDecoder:
         return root
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
-        """If none of a schema's fields fills a column, store a few of its field names, to be reported as drift."""
+        """If none of a schema's fields fills a column, report a few of its field names as drift."""
         if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
             return
         self._unknown[schema_id] = select_names(names) or ("",)
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
-        if wrong == op.UNFIT:
+        if wrong == self._op.UNFIT:
             unfit: Fault = self._program.unfit(place)
             return unfit
-        error_class, text = op.ERRORS[wrong]
+        error_class, text = self._op.ERRORS[wrong]
         path = self._program.path(place)
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 
 
 def _find_json_fault(value: object) -> str | None:
-    """Return the error text if a part of a column's value could not become JSON text; otherwise None."""
     if isinstance(value, str):
         return value.removeprefix(_FAULT_PREFIX.decode()) if value.startswith(_FAULT_PREFIX.decode()) else None
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -315,13 +304,11 @@ def _find_json_fault(value: object) -> str | None:
 
 
 _FAULT_PREFIX = b"\0frazil: "
-"""Prefix of the error text that replaces a value that could not be read."""
 _LENGTH_MASK = (1 << SPAN_BITS) - 1
 EMPTY_FAULT: Fault = ("Empty", "the message's value is empty")
 
 
 def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
-    """Return the schema ids of the frames that start at these positions."""
     found = np.zeros(len(starts), np.int64)
     for i in range(1, FRAME_BYTES):
         found = found << 8 | data[starts + i]
@@ -329,7 +316,6 @@ def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
 
 
 def not_framed_text(value: bytes, name: str) -> str:
-    """Return the error text for a value without a frame. `name` is the name of the format."""
     what = "is JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
     return (
         f"the value {what}, but source.format is {name} with schema ids: write it with the registry's serializer, "

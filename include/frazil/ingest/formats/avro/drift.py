@@ -1,6 +1,4 @@
-"""Finds schema drift in Avro: fields of a writer's schema that the table does not have, and columns that need a wider
-type.
-"""
+"""Finds fields of a writer's Avro schema that the table does not have, and columns that need a wider type."""
 
 from __future__ import annotations
 
@@ -28,14 +26,10 @@ _WIDER_TYPES: dict[tuple[str, type[iceberg.IcebergType]], str] = {
 }
 _MAX_DIGITS = 38
 _MAX_PARTS = 10_000
-"""Maximum number of parts in the type of a new column."""
 
 
 def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the changes that the table's schema needs to hold all records of this writer schema.
-
-    Wider types are returned only if `widening` is true.
-    """
+    """Return the changes with which the table's schema holds all records of this writer schema."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
@@ -45,9 +39,7 @@ def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool)
 def _find_changes(
     written: AvroType, kind: iceberg.IcebergType, path: Path, inside: frozenset[int]
 ) -> Iterator[tuple[Path, FoundType, str]]:
-    """Yield a path and what it needs: a new field's type, or the wider type of an existing column (otherwise an empty
-    string).
-    """
+    """Yield a path and the new field's type, or the wider type of an existing column."""
     if written.kind == "union":
         for branch in written.parts:
             yield from _find_changes(branch, kind, path, inside)
@@ -74,9 +66,9 @@ def _find_changes(
 
 
 def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:  # noqa: PLR0911 - a table
-    """Return the column type for values of an Avro type. `inside` has the ids of the types that enclose it.
+    """Return the column type for values of an Avro type; None for `null`, MIXED for a recursive type.
 
-    Returns None for the type `null`, and MIXED if no column can hold all values or if the type is recursive.
+    `inside` has the ids of the types that enclose it.
     """
     if id(written) in inside or len(inside) > MAX_NESTING:
         return MIXED
@@ -95,23 +87,6 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
             return ListOf(column_type_of(written.parts[0], within))
         case "map":
             return MapOf(column_type_of(written.parts[0], within))
-    return _scalar_type(written)
-
-
-def has_few_parts(written: AvroType) -> bool:
-    """Return whether the type has at most `_MAX_PARTS` parts. Repeated named types can multiply parts exponentially."""
-    left, count = [(written, 0)], 0
-    while left:
-        one, depth = left.pop()
-        count += 1
-        if count > _MAX_PARTS:
-            return False
-        if depth <= MAX_NESTING:
-            left += [(part, depth + 1) for part in one.parts]
-    return True
-
-
-def _scalar_type(written: AvroType) -> FoundType:
     match written.logical:
         case "date":
             return "date"
@@ -123,3 +98,16 @@ def _scalar_type(written: AvroType) -> FoundType:
         case logical if logical:
             return "timestamp" if logical.startswith("local-") else "timestamptz"
     return f"fixed[{written.size}]" if written.kind == "fixed" else _SCALAR_TYPES[written.kind]
+
+
+def has_few_parts(written: AvroType) -> bool:
+    """Return whether the type has at most `_MAX_PARTS` parts: repeated named types multiply them exponentially."""
+    left, count = [(written, 0)], 0
+    while left:
+        one, depth = left.pop()
+        count += 1
+        if count > _MAX_PARTS:
+            return False
+        if depth <= MAX_NESTING:
+            left += [(part, depth + 1) for part in one.parts]
+    return True

@@ -1,7 +1,5 @@
-"""Converts Avro values to JSON text, for columns that store any value as text.
-
-The text is what a JSON record would contain. A union becomes its value, a decimal a number. Bytes and fixed values
-become base64, and dates and times ISO 8601.
+"""Converts Avro values to the JSON text that a JSON record would contain: a union becomes its value, a decimal a
+number, bytes base64, dates and times ISO 8601.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ import numpy as np
 from frazil.ingest.formats.avro.schema import AvroType
 
 MAX_EMPTY_ELEMENTS = 64
-"""Maximum number of elements in a value beyond one per byte. Elements such as nulls take no bytes."""
+"""Elements of a value beyond one per byte: elements such as nulls take no bytes."""
 _MICROSECONDS = {"millis": 1000, "micros": 1}
 _EPOCH = date(1970, 1, 1).toordinal()
 _ERA_DAYS = 146_097
-"""Number of days in 400 years."""
+"""Days in 400 years."""
 
 
 class InvalidAvroValue(Exception):
@@ -33,8 +31,6 @@ class InvalidAvroValue(Exception):
 
 @dataclass(slots=True)
 class _OpenContainer:
-    """An array or map that is being written. `left` is the number of elements left in the current block."""
-
     element: AvroType
     is_map: bool
     left: int = 0
@@ -42,7 +38,7 @@ class _OpenContainer:
 
 
 def json_text(data: bytes, written: AvroType) -> str:
-    """Return a value as JSON text. Raises InvalidAvroValue if its bytes are invalid."""
+    """Return a value as JSON text. Raises InvalidAvroValue."""
     try:
         return _write(_Reader(data), written)
     except (IndexError, ValueError, KeyError, struct.error, OverflowError) as error:
@@ -108,7 +104,6 @@ class _Reader:
         return found
 
     def read_block_count(self) -> int:
-        """Return the number of elements in the next block."""
         count = self.read_varint()
         if count < 0:
             self.read_varint()  # skip the block's size in bytes

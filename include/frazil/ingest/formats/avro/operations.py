@@ -1,4 +1,4 @@
-"""The operations of the Avro loop. An operation reads a value of one Avro type into one column node, or skips it."""
+"""The operations of the Avro loop. Each reads a value of one Avro type into one column node, or skips it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 (NULL, BOOLEAN, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, FLOAT, DOUBLE, BYTES, TEXT) = range(4, 13)
 (FIXED, BYTES_AS_FIXED, FIXED_AS_UUID, TEXT_AS_UUID, BYTES_AS_DECIMAL, FIXED_AS_DECIMAL, ENUM) = range(13, 20)
 TEXT_AS_MOMENT = 20
-"""Read a date, time or timestamp in ISO 8601."""
 REFUSED = 21
-"""Reject the record: the node cannot hold a value of this type."""
 # With nested values, with or without a node.
 (UNION, RECORD, ARRAY, MAP, SPAN) = range(22, 27)
 """SPAN: store the position and length of a value, which is converted to JSON text after the loop."""
@@ -19,16 +17,13 @@ REFUSED = 21
 # Columns of the table of operations.
 (OPERATION, NODE, SIZE, FIRST, COUNT, FIRST_UNFILLED, UNFILLED) = range(7)
 """NODE is -1 if the value fills no column. `places[FIRST:][:COUNT]` are the operations of a record's fields, a union's
-branches, an array's element or a map's value. For an enum, `places` has the start and length of each symbol's text.
-
+branches, an array's element or a map's value; for an enum, start and length of each symbol.
 `places[FIRST_UNFILLED:][:UNFILLED]` are the nodes that no field of the record fills.
 """
 (BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
-"""BITS is the size of the written number. MIN_VALUE and MAX_VALUE are the limits of the number before it is multiplied
-by FACTOR (or divided, if FACTOR is negative).
-
-A decimal's absolute value must be below LIMIT, and is multiplied by ten TENS times. EMPTY is 1 if an array's elements
-may take no bytes.
+"""BITS is the size of the written number; MIN_VALUE and MAX_VALUE limit it before it is multiplied by FACTOR (divided,
+if negative). A decimal is multiplied by ten TENS times; its absolute value must be below LIMIT. EMPTY is 1 if an
+array's elements may take no bytes.
 """
 
 # Errors of a record.
@@ -57,4 +52,3 @@ ERRORS: dict[int, tuple[str, str]] = {
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),
     TOO_DEEP: (DEEP, "values are nested too deep"),
 }
-"""Error class and text of each error code."""

@@ -1,8 +1,5 @@
-"""Compiles a writer's Avro schema and the table's columns into operations for the loop.
-
-A field fills the column that has its name. If no field has the column's name, a field with an alias of that name fills
-the column. All other fields are skipped. If a field's type does not match its column, only records with a value of that
-type are rejected.
+"""Compiles a writer's Avro schema and the table's columns into operations for the loop. A column is filled by the field
+with its name, or else with an alias of that name.
 """
 
 from __future__ import annotations
@@ -36,21 +33,19 @@ _SKIP_OPERATIONS = {
     "array": (op.ARRAY, 0),
     "map": (op.MAP, 0),
 }
-_INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+INT, LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 _DAY_MS = 86_400_000
 _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
 MAX_OPERATIONS = 100_000
-"""Maximum number of operations for one writer schema. Repeated named types can multiply them exponentially."""
+"""Maximum number of operations for one schema: repeated named types can multiply them exponentially."""
 MISSING = "MissingRequired"
 Fault = tuple[str, str]
 """Error class and text."""
 
 
 class TargetColumn(NamedTuple):
-    """A column, or a part of a nested column."""
-
     kind: iceberg.IcebergType
     node: int
     field_id: int
@@ -61,7 +56,7 @@ class LoopProgram:
     """The operations of all schemas added so far. Adding a schema replaces `plan`."""
 
     _width: int
-    """Number of columns in the table of operations."""
+    """Columns of the table of operations."""
 
     def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
         self._columns = columns
@@ -82,15 +77,12 @@ class LoopProgram:
         return self._paths[place]
 
     def unfit(self, place: int) -> Fault:
-        """Return the error for a value that an operation rejects."""
         return self._unfit[place]
 
     def _complete_plan(self) -> None:
-        """Build `plan` from the operations added so far."""
         self.plan = Plan(np.array(self._rows, np.int64), np.array(self._places or [0], np.int64))
 
     def _add_row(self, kind: int, target: TargetColumn) -> int:
-        """Add an operation, and return its number. Raises TooLarge."""
         if len(self._rows) >= self._max_rows:
             raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * self._width)
@@ -102,7 +94,7 @@ class LoopProgram:
         self._rows[row][column] = int(value)
 
     def _intern_symbol(self, symbol: str) -> tuple[int, int]:
-        """Add a symbol to `text` unless it is already there. Return its start and length."""
+        """Add a symbol to `text` if it is missing. Return its start and length."""
         encoded = symbol.encode("utf-8", "replace")
         if symbol not in self._symbols:
             self._symbols[symbol] = len(self.text)
@@ -111,8 +103,6 @@ class LoopProgram:
 
 
 class AvroProgram(LoopProgram):
-    """The operations that read records of Avro schemas into the columns."""
-
     _width = op.WIDTH
 
     def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
@@ -131,9 +121,8 @@ class AvroProgram(LoopProgram):
         self._hidden = hidden
 
     def add(self, written: AvroType) -> int:
-        """Add a writer schema, and return the first operation of its records.
-
-        If it raises TooLarge, it adds nothing.
+        """Add a writer schema, and return the first operation of its records. Raises TooLarge, and then adds
+        nothing.
         """
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
         self._max_rows = rows + MAX_OPERATIONS
@@ -235,9 +224,6 @@ class AvroProgram(LoopProgram):
         return row
 
     def _add_skip(self, written: AvroType, path: str) -> int:
-        """Return the operation that skips a value of this type. It is added if it is missing. Types can be
-        recursive.
-        """
         nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, path)
         left, nested = [written], []
         while left:
@@ -256,7 +242,6 @@ class AvroProgram(LoopProgram):
         return self._skips[id(written)]
 
     def _add_rejection(self, target: TargetColumn, error_class: str, text: str) -> int:
-        """Add an operation that rejects the record with this error, and return its number."""
         row = self._add_row(op.REFUSED, target)
         self._unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
         return row
@@ -271,24 +256,24 @@ class AvroProgram(LoopProgram):
 def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: AvroType, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the operation that fills a column of this type, as a map from the operation's columns to their values.
+    """Return the columns of the operation that fills a column of this type; None if the types do not match.
 
-    Returns None if the types do not match. `unit` is the declared unit of a timestamp that arrives as a number.
+    `unit` is the declared unit of a timestamp that arrives as a number.
     """
     bits = 32 if written.kind == "int" else 64
     match written.kind, kind:
         case "boolean", iceberg.BooleanType():
             return {op.OPERATION: op.BOOLEAN}
         case (("int" | "long"), iceberg.IntegerType()):
-            return _integer_operation(bits, _INT)
+            return _integer_operation(bits, INT)
         case (("int" | "long"), iceberg.LongType()):
-            return _integer_operation(bits, _LONG)
+            return _integer_operation(bits, LONG)
         case (("int" | "long"), iceberg.FloatType() | iceberg.DoubleType()):
             return {op.OPERATION: op.INTEGER_AS_FLOAT, op.BITS: bits}
         case (("int" | "long"), iceberg.DecimalType()):
             return {op.OPERATION: op.INTEGER_AS_DECIMAL, op.BITS: bits, **_decimal_fields(0, kind)}
         case "int", iceberg.DateType() if written.logical == "date":
-            return _integer_operation(bits, _INT)
+            return _integer_operation(bits, INT)
         case "int", iceberg.TimeType() if written.logical == "time-millis":
             return _integer_operation(bits, (0, _DAY_MS - 1), 1000)
         case "long", iceberg.TimeType() if written.logical == "time-micros":
@@ -333,9 +318,14 @@ def _timestamp_operation(
         return None
     if unit is None or (local and isinstance(kind, iceberg.TimestamptzType)):
         return None
+    return _integer_operation(bits, *timestamp_limits(unit))
+
+
+def timestamp_limits(unit: str) -> tuple[tuple[int, int], int]:
+    """Return the limits of a timestamp's number in this unit, and the factor to microseconds."""
     factor = _MICROSECONDS[unit]
-    highest = _LONG[1] // max(factor, 1)
-    return _integer_operation(bits, _LONG if factor <= 1 else (-highest, highest), factor)
+    highest = LONG[1] // max(factor, 1)
+    return (LONG if factor <= 1 else (-highest, highest)), factor
 
 
 def _integer_operation(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:
@@ -349,9 +339,6 @@ def _integer_operation(bits: int, within: tuple[int, int], factor: int = 1) -> d
 
 
 def _decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
-    """Return the operation's fields for a decimal of this scale: its limit, and how many times it is multiplied by
-    ten.
-    """
     tens = kind.scale - scale
     limit = np.array(divmod(10 ** max(0, kind.precision - tens), 2**64), np.uint64).view(np.int64).tolist()
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
@@ -370,9 +357,7 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
 
 
 def as_written(part: Part | None, written: AvroType) -> Part | None:
-    """Return `part` with its fields renamed to their names in the writer's schema. None if the whole value fills
-    columns.
-    """
+    """Return `part` with the names of the writer's schema; None if the whole value fills columns."""
     if part is None:
         return None
     if written.kind == "union":

@@ -23,15 +23,13 @@ _LOGICAL_TYPES = {
     "local-timestamp-nanos": ("long",),
     "decimal": ("bytes", "fixed"),
 }
-"""Supported logical types, with the types that each may annotate. Others are ignored, as Avro requires."""
+"""Supported logical types, with the types that they may annotate. Others are ignored, as Avro requires."""
 MAX_SCHEMA_DEPTH = 250
-"""Maximum levels of objects and arrays in a schema's JSON. A level takes up to three of Python's 1,000 levels of
-calls.
-"""
+"""Levels of objects and arrays in a schema's JSON: each takes up to three of Python's 1,000 levels of calls."""
 
 
 class UnreadableSchema(Exception):
-    """The text is not a valid Avro schema."""
+    """The text is not a valid schema of its format."""
 
 
 class TooLarge(Exception):
@@ -40,19 +38,15 @@ class TooLarge(Exception):
 
 @dataclass(slots=True, eq=False)
 class AvroType:
-    """An Avro type. Types are compared by identity, because records may contain themselves."""
+    """Compared by identity, because records may contain themselves."""
 
     kind: str
     """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record` or `union`."""
     name: str = ""
-    """The full name of a fixed, an enum or a record."""
     logical: str = ""
     precision: int = 0
-    """Number of digits of a decimal."""
     scale: int = 0
-    """Scale of a decimal."""
     size: int = 0
-    """Number of bytes of a fixed."""
     is_json: bool = False
     """Whether a string's text is already JSON (Debezium's `io.debezium.data.Json`)."""
     symbols: tuple[str, ...] = ()
@@ -100,7 +94,10 @@ class _SchemaParser:
         if isinstance(declared, str):
             return self._find_type(declared, namespace)
         if isinstance(declared, list):
-            return self._parse_union(declared, namespace)
+            branches = [self.parse_type(branch, namespace) for branch in declared]
+            if not branches or any(branch.kind == "union" for branch in branches):
+                raise UnreadableSchema("a union is empty, or directly inside another one")
+            return AvroType("union", parts=branches)
         if not isinstance(declared, dict):
             raise UnreadableSchema(f"{declared!r} is not a type")
         kind = declared["type"]
@@ -113,7 +110,10 @@ class _SchemaParser:
                 return found
             case "fixed":
                 found = self._add_named("fixed", declared, namespace)
-                found.size = _require_size(declared["size"])
+                value = declared["size"]
+                if type(value) is not int or not 0 <= value < 2**31:
+                    raise UnreadableSchema(f"{value!r} is not a size")
+                found.size = value
                 return _apply_logical(found, declared)
             case "array":
                 return AvroType("array", parts=[self.parse_type(declared["items"], namespace)])
@@ -130,12 +130,6 @@ class _SchemaParser:
             if full in self._named:
                 return self._named[full]
         raise UnreadableSchema(f"it refers to the type {name}, but does not define it")
-
-    def _parse_union(self, declared: list[Any], namespace: str) -> AvroType:
-        branches = [self.parse_type(branch, namespace) for branch in declared]
-        if not branches or any(branch.kind == "union" for branch in branches):
-            raise UnreadableSchema("a union is empty, or directly inside another one")
-        return AvroType("union", parts=branches)
 
     def _parse_record(self, declared: dict[str, Any], namespace: str) -> AvroType:
         found = self._add_named("record", declared, namespace)
@@ -159,7 +153,7 @@ class _SchemaParser:
 
 
 def _apply_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
-    """Set the declared logical type on the found type, and return it. Unknown and invalid logical types are ignored."""
+    """Set the declared logical type, and return the type. Unknown and invalid logical types are ignored."""
     found.is_json = declared.get("connect.name") == DEBEZIUM_JSON
     logical = declared.get("logicalType")
     if isinstance(logical, str) and found.kind in _LOGICAL_TYPES.get(logical, ()):
@@ -179,10 +173,4 @@ def _full_name(name: str, namespace: str) -> str:
 def _require_name(value: object) -> str:
     if not isinstance(value, str):
         raise UnreadableSchema(f"{value!r} is not a name")
-    return value
-
-
-def _require_size(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise UnreadableSchema(f"{value!r} is not a size")
     return value

@@ -1,4 +1,4 @@
-"""Decodes delimited lines to Arrow. It rewrites the lines as JSON, which the JSON decoder then reads."""
+"""Decodes delimited lines to Arrow: rewrites them as JSON, which the JSON decoder reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
 JSON_BUFFER_BYTES = 8 * 2**20
-"""Size of the buffer for JSON text. A chunk that needs more is decoded in parts."""
+"""A chunk that needs more is decoded in parts."""
 
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
 
@@ -55,21 +55,18 @@ class CsvDecoder:
         return join_results(parts) if parts else self._decode(chunk)
 
     def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
-        """Decode as many records as fit into the buffer for their JSON, starting at index `first`.
-
-        Returns the index after the last decoded record, and the result.
-        """
+        """Decode as many records from `first` on as fit into the JSON buffer. Return the index after them, too."""
         places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
         until, needed = loop.write_objects(
-            *as_loop_arguments(values),
-            first,
-            self._format,
-            self._room,
-            places,
-            outcomes,
+            *as_loop_arguments(values), first, self._format, self._room, places, outcomes
         )
         if needed:
-            return self._decode_large(needed, values, first)
+            usual, self._room = self._room, np.empty(needed, np.uint8)
+            try:
+                _, part = self._decode_part(values[first : first + 1], 0)
+            finally:
+                self._room = usual
+            return first + 1, part.with_indexes(np.array([first]))
         valid = first + np.flatnonzero(outcomes[first:until] == VALID)
         at = locate_invalid_utf8(values.take(valid))
         good = valid[at < 0]
@@ -85,21 +82,8 @@ class CsvDecoder:
         ]
         return until, join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
-    def _decode_large(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
-        """Decode only the record at index `first`, whose JSON needs a larger buffer. The buffer is then released.
-
-        Returns the index after the record, and the result.
-        """
-        usual, self._room = self._room, np.empty(needed, np.uint8)
-        try:
-            _, part = self._decode_part(values[first : first + 1], 0)
-        finally:
-            self._room = usual
-        return first + 1, part.with_indexes(np.array([first]))
-
 
 def _json_kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> int:
-    """Return the kind of JSON value as which a field is written."""
     if field is None:
         return loop.SKIPPED
     if isinstance(field.field_type, iceberg.StringType):

@@ -1,4 +1,4 @@
-"""Reads individual lines for error texts: explains why a line was rejected, and quotes the value of a field."""
+"""Reads individual lines for error texts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from frazil.spec.formats import CsvFormat
 
 VALID, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
 """Outcome codes that the loop stores for each record."""
-_GZIP = b"\x1f\x8b"
 
 
 class LineReader:
-    """Reads individual lines of one format, for error texts."""
-
     def __init__(self, declared: CsvFormat) -> None:
         self._columns = declared.columns
         self._quote = declared.quote
@@ -37,7 +34,7 @@ class LineReader:
         }
         if outcome in texts:
             return texts[outcome]
-        if (record or b"").startswith(_GZIP):
+        if (record or b"").startswith(b"\x1f\x8b"):
             return "WrongFieldCount", (
                 "the value is compressed with gzip (it begins with 1f 8b): write plain CSV, and let the producer's "
                 "compression.type compress it"
@@ -46,13 +43,13 @@ class LineReader:
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def _count_fields(self, record: bytes) -> int:
-        """Return the number of fields in the line. Splits only lines with quotes, because splitting is slow."""
+        """Split only lines with quotes, because splitting is slow."""
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))
         return record.count(self._delimiter) + 1
 
     def fields(self, record: bytes) -> list[str]:
-        """Split a line into its fields. The number of fields may differ from the declared number."""
+        """Split a line into its fields, whatever their number."""
         text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
         found: list[str] = []
         place = 0
@@ -66,5 +63,4 @@ class LineReader:
         return found
 
     def quote_field(self, record: bytes, path: Sequence[str | int]) -> str | None:
-        """Return a phrase for messages that quotes the field of a column, as it was sent."""
         return f"the field {self.fields(record)[self._columns.index(str(path[0]))][:64]!r}"

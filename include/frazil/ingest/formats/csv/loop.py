@@ -1,6 +1,5 @@
-"""Rewrites delimited lines as JSON objects, in compiled code. The JSON decoder reads the objects.
-
-A field is thus converted to a column's value by the same rules as a JSON string or number.
+"""Rewrites delimited lines as JSON objects, in compiled code. A field is thus converted by the same rules as a JSON
+string or number.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - one loop that does everything for a record
@@ -9,15 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from frazil.ingest.formats.csv.lines import (
-    AFTER_QUOTE,
-    EMPTY,
-    NO_CLOSING_QUOTE,
-    NO_VALUE,
-    SEVERAL_LINES,
-    VALID,
-    WRONG_COUNT,
-)
+from frazil.ingest.formats.csv import lines
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scan import Octets, loop, number_end
 
@@ -25,19 +16,14 @@ from frazil.ingest.formats.json.scan import Octets, loop, number_end
 SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
 
 _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
-_MAX_ESTIMATED_BYTES = 4096
-"""Maximum size in bytes of a record whose JSON size is estimated. For larger records, the size is counted."""
 
 
 class LineFormat(NamedTuple):
-    """The declared format of lines, and the fields' names and kinds."""
-
     names: Octets
     """The text before each field's value in JSON; all concatenated."""
     name_ends: Numbers
     kinds: Numbers
     null: Octets
-    """The text that stands for null."""
     delimiter: int
     quote: int
     """-1 if fields cannot be quoted."""
@@ -60,8 +46,8 @@ def write_escaped(c: int, to: Octets, at: int) -> int:
 
 @loop
 def max_json_bytes(b: Octets, p: int, end: int) -> int:
-    """Return an upper bound for the number of bytes that a record's fields need as JSON."""
-    if end - p <= _MAX_ESTIMATED_BYTES:
+    """Return an upper bound for the bytes of a record's fields as JSON."""
+    if end - p <= 4096:
         return 6 * (end - p)
     room = end - p
     while p < end:
@@ -75,10 +61,7 @@ def max_json_bytes(b: Octets, p: int, end: int) -> int:
 
 @loop
 def write_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a JSON number, without leading + or zeros. Returns the position after it.
-
-    Returns `at` if the field is not a number.
-    """
+    """Write a field as a JSON number, without leading + or zeros. Returns `at` if it is not one."""
     start, q = at, p
     if b[q] == 45:
         to[at] = 45
@@ -99,10 +82,7 @@ def write_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def write_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a JSON boolean: `true` or `false` in any case, 1 or 0. Returns the position after it.
-
-    Returns `at` for any other field.
-    """
+    """Write `true`, `false`, in any case, 1 or 0 as a JSON boolean. Returns `at` for any other field."""
     length = end - p
     first = b[p] | 32
     value = 2
@@ -152,15 +132,15 @@ def find_field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_q
         while p < end:
             if b[p] == quote:
                 if p + 1 == end or b[p + 1] != quote:
-                    return p, VALID if p + 1 == end or b[p + 1] == delimiter else AFTER_QUOTE
+                    return p, lines.VALID if p + 1 == end or b[p + 1] == delimiter else lines.AFTER_QUOTE
                 p += 1
             p += 1
-        return p, NO_CLOSING_QUOTE
+        return p, lines.NO_CLOSING_QUOTE
     while p < end and b[p] != delimiter:
         if b[p] == _NEWLINE or b[p] == _RETURN:
-            return p, SEVERAL_LINES
+            return p, lines.SEVERAL_LINES
         p += 1
-    return p, VALID
+    return p, lines.VALID
 
 
 @loop
@@ -175,7 +155,6 @@ def is_null(b: Octets, p: int, end: int, null: Octets) -> bool:
 
 @loop
 def find_line_end(b: Octets, p: int, end: int) -> int:
-    """Return the end of a record without its line ending."""
     if p < end and b[end - 1] == _NEWLINE:
         end -= 1
     if p < end and b[end - 1] == _RETURN:
@@ -184,24 +163,17 @@ def find_line_end(b: Octets, p: int, end: int) -> int:
 
 
 @loop
-def write_object(
-    b: Octets,
-    p: int,
-    end: int,
-    line_format: LineFormat,
-    to: Octets,
-    at: int,
-) -> tuple[int, int]:
+def write_object(b: Octets, p: int, end: int, line_format: LineFormat, to: Octets, at: int) -> tuple[int, int]:
     """Write one record as a JSON object. Returns the position after it, and the record's outcome code."""
     names, name_ends, kinds, null, delimiter, quote = line_format
     begin, fields, f = at, len(kinds), 0
     while True:
         if f == fields:
-            return at, WRONG_COUNT
+            return at, lines.WRONG_COUNT
         is_quoted = p < end and b[p] == quote
         content = p + 1 if is_quoted else p
         p, wrong = find_field_end(b, content, end, delimiter, quote, is_quoted)
-        if wrong != VALID:
+        if wrong != lines.VALID:
             return at, wrong
         if kinds[f] != SKIPPED and (is_quoted or not is_null(b, content, p, null)):
             for q in range(name_ends[f], name_ends[f + 1]):
@@ -215,13 +187,13 @@ def write_object(
             break
         p += 1  # skip the delimiter; another field follows, even if it is empty
     if f < fields:
-        return at, WRONG_COUNT
+        return at, lines.WRONG_COUNT
     if at == begin:
         at += 1
     to[begin] = 123  # replaces a comma
     to[at] = 125
     to[at + 1] = _NEWLINE
-    return at + 1, VALID
+    return at + 1, lines.VALID
 
 
 @loop
@@ -237,9 +209,9 @@ def write_objects(
 ) -> tuple[int, int]:
     """Write records as JSON objects, from index `first` on, until `to` is full.
 
-    Returns the index of the first record that was not written, and a number of bytes. The number is the size that this
-    record needs if even an empty `to` is too small for it; otherwise 0. `places` receives the start and length of each
-    JSON object, and `outcomes` the outcome code of each record.
+    Returns the index of the first record that was not written, and, if an empty `to` is too small for it, the size that
+    it needs. `places` receives the start and length of each JSON object, and `outcomes` the outcome code of each
+    record.
     """
     at, record = 0, first
     while record < len(starts):
@@ -249,11 +221,11 @@ def write_objects(
         if at + needed > len(to):
             return record, needed if at == 0 else 0
         end = find_line_end(data, p, end)
-        done, outcome = at, EMPTY if lengths[record] >= 0 else NO_VALUE
+        done, outcome = at, lines.EMPTY if lengths[record] >= 0 else lines.NO_VALUE
         if p < end:
             done, outcome = write_object(data, p, end, line_format, to, at)
         outcomes[record] = outcome
-        if outcome == VALID:
+        if outcome == lines.VALID:
             places[0, record], places[1, record] = at, done - at
             at = done + 1
         record += 1

@@ -10,8 +10,6 @@ from __future__ import annotations
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop
 
 INVALID_DATE = -(2**63)
-"""Result for a text that is not a date."""
-_DAY_US = 86_400_000_000
 
 
 @loop
@@ -21,9 +19,7 @@ def _two_digits(b: Octets, p: int) -> int:
 
 @loop
 def parse_date(b: Octets, p: int) -> int:
-    """Return the days from 1970 to the date (years 1 to 9999) in the ten characters at `p`; INVALID_DATE if it is
-    invalid.
-    """
+    """Return the days from 1970 to the date (years 1 to 9999) in ten characters; INVALID_DATE if it is invalid."""
     if p + 10 > len(b) or b[p + 4] != 45 or b[p + 7] != 45:
         return INVALID_DATE
     century, year, month, day = _two_digits(b, p), _two_digits(b, p + 2), _two_digits(b, p + 5), _two_digits(b, p + 8)
@@ -83,14 +79,13 @@ def parse_time(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def parse_timestamp(b: Octets, p: int) -> tuple[int, int]:
-    """Read a timestamp. Returns the position after it (NO if invalid), and the microseconds since 1970 in UTC.
-
-    A timestamp without a zone is taken as UTC.
+    """Read a timestamp, as UTC if it has no zone. Returns the position after it (NO if invalid), and the microseconds
+    since 1970.
     """
     since = parse_date(b, p)
     if since == INVALID_DATE:
         return NO, 0
-    micros = since * _DAY_US
+    micros = since * 86_400_000_000
     p += 10
     if b[p] == 34:
         return p, micros

@@ -1,7 +1,5 @@
-"""Decodes JSON messages to Arrow with a compiled loop.
-
-The loop (`rows`) marks the records of a chunk that it cannot decode with certainty. `record` reads these one by one,
-and is the reference. A record's row or rejection does not depend on other records.
+"""Decodes JSON messages to Arrow with a compiled loop (`rows`). `record`, the reference, reads those that the loop
+cannot decode with certainty.
 """
 
 from __future__ import annotations
@@ -15,20 +13,18 @@ from pyiceberg import types as iceberg
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import DecodedChunk, Rejection, join_results
-from frazil.ingest.empty_tables import empty_table
 from frazil.ingest.formats.columns import ColumnMemory
-from frazil.ingest.formats.json import new_keys
+from frazil.ingest.formats.json import new_keys, pieces
 from frazil.ingest.formats.json.drift import DriftFinder
-from frazil.ingest.formats.json.pieces import allocate_pieces
 from frazil.ingest.formats.json.record import RecordReader, Row, field_names, field_names_at
 from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
-from frazil.ingest.formats.json.scan import allocate_scratch
-from frazil.ingest.formats.json.text import RecordError
+from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
 from frazil.ingest.formats.json.types import Units, check_supported, max_nesting
 from frazil.ingest.formats.other_events import is_other_event
 from frazil.ingest.schema_drift import (
@@ -81,9 +77,7 @@ class JsonDecoder:
         return join_results([sure, self._read_one_by_one([*chunk.values.take(places)], places.tolist())])
 
     def _find_drift(self, chunk: Chunk) -> SchemaDrift:
-        """Return the new fields of the records that the loop read, and the number of those in which no field fills a
-        column.
-        """
+        """Return the new fields of the records that the loop read, and the records in which no field fills a column."""
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
             some = chunk.values.take(places[:MAX_REPORTED_NAMES])
@@ -95,20 +89,8 @@ class JsonDecoder:
             self._columns.find_new_keys()
         return join_drift([unknown, SchemaDrift(new, records=self._columns.new)])
 
-    def _count_unknown(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
-        """Count those of the records read one by one in which no field fills a column."""
-        found: list[Collection[str]] = []
-        for value, row in zip(values, read, strict=True):
-            if not self._names or (isinstance(row, RecordError) and row.error_class != "MissingRequired"):
-                continue
-            if self._names.isdisjoint(some := field_names(value)):
-                found.append(some)
-        return SchemaDrift(
-            unknown=len(found), names=select_names(n for some in found[:MAX_REPORTED_NAMES] for n in some)
-        )
-
     def _read_one_by_one(self, values: Sequence[bytes | None], places: Iterable[int]) -> DecodedChunk:
-        """Read messages one by one. `places` are their positions in the chunk."""
+        """`places` are the messages' positions in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
@@ -119,7 +101,15 @@ class JsonDecoder:
             else:
                 rows.append(found)
                 kept.append(place)
-        drift = self._count_unknown(values, read)
+        unknown: list[Collection[str]] = []
+        for one, its in zip(values, read, strict=True):
+            if not self._names or (isinstance(its, RecordError) and its.error_class != "MissingRequired"):
+                continue
+            if self._names.isdisjoint(some := field_names(one)):
+                unknown.append(some)
+        drift = SchemaDrift(
+            unknown=len(unknown), names=select_names(n for some in unknown[:MAX_REPORTED_NAMES] for n in some)
+        )
         if self._beyond is not None:
             drift = join_drift([drift, self._beyond(values, read)])
         columns = zip(*rows, strict=True) if rows else [()] * len(self._arrow_schema)
@@ -148,7 +138,7 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 _MAX_MAP_KEYS = 4096
-"""Maximum number of keys in a map that the loop reads. Records with a larger map are read one by one."""
+"""Records with a map of more keys are read one by one."""
 
 
 class ChunkReader:
@@ -157,8 +147,8 @@ class ChunkReader:
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._columns = ColumnMemory(schema, arrow_schema, units)
         self._frames = np.zeros((1 + max_nesting(schema), 6), np.int64)
-        self._pieces = allocate_pieces()
-        self._scratch = allocate_scratch()
+        self._pieces = np.zeros(pieces.FIRST_PIECE + 3 * pieces.MAX_PIECES, np.int64)
+        self._scratch = np.zeros(MAX_DEPTH, np.uint8)
         self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
         self._new_keys = new_keys.allocate_memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
@@ -173,10 +163,7 @@ class ChunkReader:
         self._columns.withhold(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
-        """Start searching for new keys, and forget those found so far.
-
-        `within` limits the search to the structs at these paths.
-        """
+        """Start searching for new keys, in all structs or those at these paths, and forget those found so far."""
         self._new_keys = new_keys.allocate_memory(on=True)
         if within is not None:
             self._columns.watch(within)

@@ -1,4 +1,4 @@
-"""Finds schema drift in JSON records: fields that the schema does not have, and columns that must become wider or
+"""Finds in JSON records the fields that the schema does not have, and the columns that must become wider or
 optional.
 """
 
@@ -23,21 +23,19 @@ from frazil.ingest.schema_drift import (
     FoundType,
     Path,
     SchemaDrift,
-    iceberg_type,
     join_drift,
     merge_types,
     type_of_value,
     wider_of,
 )
+from frazil.spec.iceberg import iceberg_type
 
 _decode_untyped = msgspec.json.Decoder().decode
 _MAX_EXAMINED_REJECTS = 1000
-"""Maximum number of rejected records that are examined per chunk. Further records mostly fail for the same reasons."""
+"""Rejected records that are examined per chunk. Further ones mostly fail for the same reasons."""
 
 
 class DriftFinder:
-    """Finds fields and types in individual records that the schema does not have."""
-
     def __init__(
         self, schema: iceberg.StructType, units: Units, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD
     ) -> None:
@@ -46,7 +44,7 @@ class DriftFinder:
         self._readers: dict[ColumnChanges, RecordReader] = {}
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
-        """Return the fields and types that the schema needs to hold these records. `read` has each record's result."""
+        """Return what the schema needs to hold these records. `read` has each record's result."""
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         valid = [value for value, row in found if not isinstance(row, RecordError)]
         records = 0
@@ -60,7 +58,7 @@ class DriftFinder:
         return join_drift([SchemaDrift(new, records=records), *parts])
 
     def find_new_fields(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
-        """Map the path of each field that is not a column to its type. The records must be valid."""
+        """Map the path of each field of valid records that is not a column to its type."""
         found: dict[Path, FoundType] = {}
         for value in values:
             for part in self._examined_parts(_parse(value)):
@@ -68,7 +66,6 @@ class DriftFinder:
         return found
 
     def _examined_parts(self, record: object) -> Iterator[object]:
-        """Yield the parts of a record that are examined for new fields."""
         for part in self._within:
             around, found = None, record
             for name in part.path:
@@ -81,8 +78,15 @@ class DriftFinder:
         record = _parse(value)
         if not any(True for _ in self._examined_parts(record)):
             return SchemaDrift()
-        wanted = find_required_changes(record, self._schema)
-        if wanted == NO_CHANGES:
+        wider: dict[Path, str] = {}
+        optional: set[Path] = set()
+        for path, kind in _struct_changes(record, self._schema, ()):
+            if kind is None:
+                optional.add(path)
+            else:
+                wider[path] = wider_of(wider.get(path, kind), kind)
+        wanted = ColumnChanges(frozenset(wider.items()), frozenset(optional))
+        if wanted == ColumnChanges():
             return SchemaDrift()
         if (reader := self._readers.get(wanted)) is None:
             reader = self._readers[wanted] = RecordReader(apply_changes(self._schema, wanted), self._units)
@@ -93,7 +97,7 @@ class DriftFinder:
 
 @dataclass(frozen=True, slots=True)
 class _FieldTree:
-    """The field names of a type, as a tree. A list has the child `element`, a map the child `value`."""
+    """The field names of a type. A list has the child `element`, a map the child `value`."""
 
     fields: Mapping[str, _FieldTree]
     entries: str = ""
@@ -153,33 +157,15 @@ def _parse(value: bytes | None) -> object:
         return None
 
 
-_INTS = range(-(2**31), 2**31)
 _LONGS = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
-    """The columns that need another Iceberg type (`wider`: their path and this type), and those that must become
-    optional.
-    """
+    """The columns that need another Iceberg type (path, type), and those that must become optional."""
 
     wider: frozenset[tuple[Path, str]] = frozenset()
     optional: frozenset[Path] = frozenset()
-
-
-NO_CHANGES = ColumnChanges()
-
-
-def find_required_changes(value: object, schema: iceberg.StructType) -> ColumnChanges:
-    """Return the changes of columns that a parsed record requires. Even with them, the record may be invalid."""
-    wider: dict[Path, str] = {}
-    optional: set[Path] = set()
-    for path, kind in _struct_changes(value, schema, ()):
-        if kind is None:
-            optional.add(path)
-        else:
-            wider[path] = wider_of(wider.get(path, kind), kind)
-    return ColumnChanges(frozenset(wider.items()), frozenset(optional))
 
 
 def _struct_changes(value: object, schema: iceberg.StructType, path: Path) -> Iterator[tuple[Path, str | None]]:
@@ -205,7 +191,7 @@ def _value_changes(value: Any, kind: iceberg.IcebergType, path: Path) -> Iterato
             for part in value.values():
                 if part is not None:
                     yield from _value_changes(part, kind.value_type, (*path, "value"))
-        case iceberg.IntegerType() if type(value) is int and value not in _INTS and value in _LONGS:
+        case iceberg.IntegerType() if type(value) is int and value not in range(-(2**31), 2**31) and value in _LONGS:
             yield path, "long"
         case iceberg.FloatType() if (
             isinstance(value, int | float) and not isinstance(value, bool) and _exceeds_float(value)
@@ -218,7 +204,6 @@ def _value_changes(value: Any, kind: iceberg.IcebergType, path: Path) -> Iterato
 
 
 def _exceeds_float(number: float) -> bool:
-    """Return whether the number is outside the range of a 32-bit float."""
     try:
         struct.pack("<f", number)
     except OverflowError:
@@ -227,7 +212,7 @@ def _exceeds_float(number: float) -> bool:
 
 
 def apply_changes(schema: iceberg.StructType, by: ColumnChanges) -> iceberg.StructType:
-    """Return the schema with these changes. Field ids stay the same."""
+    """Field ids stay the same."""
     kinds = dict(by.wider)
 
     def field_of(field: iceberg.NestedField, path: Path) -> iceberg.NestedField:

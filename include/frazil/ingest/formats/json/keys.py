@@ -24,11 +24,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 class DuplicateKeyFinder:
-    """Finds a schema field, or a key of a map, that occurs twice in a record.
-
-    It is called with the record's text and parsed values. The parser has accepted the text, so it has no NaN or
-    Infinity.
-    """
+    """Finds a schema field, or a key of a map, that occurs twice in a record's text, which the parser has accepted."""
 
     def __init__(self, schema: iceberg.StructType) -> None:
         self._schema = schema
@@ -57,10 +53,7 @@ class DuplicateKeyFinder:
         return _duplicate_path(self._decode(text.decode()), self._schema)
 
     def find_in_rejected(self, text: bytes) -> str | None:
-        """Return the path of a duplicate key in a record that the parser rejected.
-
-        Returns None if no key is duplicated, or if the text is not JSON.
-        """
+        """Return the path of a duplicate key in a record that the parser rejected; None also if it is not JSON."""
         if self._quoted and (plain := _unescape_ascii(text)) is not None and self._has_unique_names(plain):
             return None
         try:
@@ -69,13 +62,11 @@ class DuplicateKeyFinder:
             return None
 
     def _has_unique_names(self, plain: bytes) -> bool:
-        """Return whether the text has each name of the schema at most once, as a key or as a value."""
         return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
     def _find_duplicate(self, text: bytes) -> str | None:
-        """Return the first name that certainly occurs twice as a key of a flat object; None if there is no such name.
-
-        Keys with white space before the colon are not counted.
+        """Return a name that certainly occurs twice as a key of a flat object, ignoring keys with space before the
+        colon.
         """
         count = text.count
         for name, key in self._keys:
@@ -86,10 +77,7 @@ class DuplicateKeyFinder:
 
 
 def _unescape_ascii(text: bytes) -> bytes | None:
-    """Return the text with printable ASCII characters unescaped, so that a plain name has only one spelling.
-
-    Returns None if the text has escapes that this simple method cannot handle.
-    """
+    """Unescape printable ASCII characters, so that a plain name has only one spelling; None if this is uncertain."""
     start = text.find(b"\\u00") if b"\\" in text else -1
     if start < 0:
         return text
@@ -106,10 +94,6 @@ def _unescape_ascii(text: bytes) -> bytes | None:
 
 
 def _duplicate_path(value: Any, kind: iceberg.IcebergType) -> str | None:
-    """Return the path of the first duplicate key in a value of this type; None if no key is duplicated.
-
-    Fields outside the schema are ignored. Keys may be empty, and so may paths.
-    """
     parts: Iterator[tuple[str, Any, iceberg.IcebergType]]
     match kind:
         case iceberg.StructType() if isinstance(value, _Pairs):

@@ -1,10 +1,8 @@
-"""Decodes records with several JSON objects, one per line. Either all lines of a record become rows, or none of
-them.
-"""
+"""Decodes JSON in frames of Confluent serializers (a zero byte, a schema id), and records with one object per line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +11,7 @@ from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import (
     DecodedChunk,
+    EventDecoder,
     Rejection,
     WrappingDecoder,
     drop_incomplete_records,
@@ -21,22 +20,23 @@ from frazil.ingest.decode import (
 )
 
 MAX_LINES = 100_000
-"""Maximum number of lines per record. Without this limit, a record of newlines would need many times its size in
-memory.
-"""
+"""Maximum number of lines per record: a record of newlines needs many times its size in memory."""
 TARGET_LINES = 500_000
-"""Approximate number of lines decoded together. For short lines, the positions take more memory than the text."""
+"""Approximate number of lines decoded together. For short lines, positions take more memory than text."""
 _NEWLINE = 10
 _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True
 
 
 class LinesDecoder(WrappingDecoder):
-    """Decodes each line like a record. If a line is rejected, its whole record becomes one rejection without rows."""
+    """If a line is rejected, its whole record becomes one rejection without rows."""
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
         values = chunk.values
-        breaks = _count_newlines(values)
+        filled = np.flatnonzero(values.lengths > 0)
+        breaks = np.zeros(len(values), np.int64)
+        if len(filled):
+            breaks[filled] = _count_true(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
         too_many = np.flatnonzero(breaks >= MAX_LINES)
         parts = [self._decode_group(values.take(places)).with_indexes(places) for places in _group_records(breaks)]
         nothing = self._decode(Chunk.of_values([]))
@@ -54,7 +54,16 @@ class LinesDecoder(WrappingDecoder):
         # Null, empty and blank records go to the decoder, for its error messages.
         record = np.concatenate([record, blank])
         number = np.arange(len(record)) - run_starts(record)
-        decoded = self._decode(Chunk.of_column(_concatenate(lines, values.take(blank))))
+        others = values.take(blank)
+        decoded = self._decode(
+            Chunk.of_column(
+                BinaryColumn(
+                    lines.data,
+                    np.concatenate([lines.starts, others.starts]),
+                    np.concatenate([lines.lengths, others.lengths]),
+                )
+            )
+        )
         order = np.argsort(decoded.kept, kind="stable")
         kept, rows = decoded.kept[order], decoded.rows
         if not (order == np.arange(len(order))).all():
@@ -68,17 +77,8 @@ class LinesDecoder(WrappingDecoder):
         return drop_incomplete_records(DecodedChunk(rows, record[kept], [*first.values()], decoded.drift))
 
 
-def _count_newlines(values: BinaryColumn) -> NDArray[np.int64]:
-    """Return the number of newlines in each record."""
-    filled = np.flatnonzero(values.lengths > 0)
-    found = np.zeros(len(values), np.int64)
-    if len(filled):
-        found[filled] = _count_true(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
-    return found
-
-
 def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of true values in each slice, given its start and length. No slice may be empty."""
+    """Return the number of true values in each slice. No slice may be empty."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
         marks = np.append(marks, False)
@@ -87,14 +87,13 @@ def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: ND
 
 
 def _group_records(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield groups of records to decode together, as indexes. Records with too many lines are left out."""
+    """Yield groups of indexes to decode together, without the records that have too many lines."""
     places = np.flatnonzero(breaks < MAX_LINES)
     group = np.cumsum(breaks[places] + 1) // TARGET_LINES
     yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)
 
 
 def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
-    """Return the non-blank lines, in the order of their records, and the index of each line's record."""
     filled = np.flatnonzero(values.lengths > 0)
     low = values.starts[filled]
     order = np.argsort(low, kind="stable")
@@ -120,8 +119,46 @@ def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]
     return BinaryColumn(values.data, begins[some], (ends - begins)[some]), record[some]
 
 
-def _concatenate(lines: BinaryColumn, others: BinaryColumn) -> BinaryColumn:
-    """Concatenate two columns that share one buffer."""
-    return BinaryColumn(
-        lines.data, np.concatenate([lines.starts, others.starts]), np.concatenate([lines.lengths, others.lengths])
+FRAME_BYTES = 5
+
+
+def strip_frame(record: bytes) -> bytes:
+    return record[FRAME_BYTES:]
+
+
+class FramedDecoder(WrappingDecoder):
+    """A value without a frame is rejected."""
+
+    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+        assert isinstance(self._decode, EventDecoder)
+        return self._decode.field_names(strip_frame(record), path)
+
+    def is_other_event(self, record: bytes) -> bool:
+        assert isinstance(self._decode, EventDecoder)
+        return self._decode.is_other_event(strip_frame(record))
+
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
+        values = chunk.values
+        has_value = values.lengths >= 0
+        framed = values.lengths >= FRAME_BYTES
+        framed[framed] = values.data[values.starts[framed]] == 0
+        inside = BinaryColumn(
+            values.data,
+            np.where(framed, values.starts + FRAME_BYTES, values.starts),
+            np.where(framed, values.lengths - FRAME_BYTES, values.lengths),
+        )
+        bare = np.flatnonzero(has_value & ~framed)
+        if not len(bare):
+            return self._decode(Chunk.of_column(inside))
+        rest = np.flatnonzero(~has_value | framed)
+        decoded = self._decode(Chunk.of_column(inside.take(rest))).with_indexes(rest)
+        rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
+        return join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
+
+
+def _not_framed_text(value: bytes) -> str:
+    what = "is plain JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
+    return (
+        f"the value {what}, but source.format is {{type: json, framing: confluent}}: write it with the serializer of "
+        "the registry, or declare framing: none"
     )

@@ -1,6 +1,5 @@
-"""Samples the records that have keys outside the schema, in compiled code. Only the sampled records are examined again.
-
-A key is identified by its container and its bytes. The first records in which a key has a value are its sample.
+"""Samples the records that have keys outside the schema, in compiled code: the first ones in which a key (its container
+and its bytes) has a value. Only these are examined again.
 """
 
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs
@@ -13,23 +12,19 @@ from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scan import Octets, loop, skip_white_space
 
 ON, FLAGGED, SAMPLED, KEYS = range(4)
-"""Positions in the memory. ON: whether to search. FLAGGED: whether the current record has a new key. SAMPLED: whether
-the record is in a sample. KEYS: the number of distinct keys. A hash table follows, with a hash (not 0) and a number of
-sampled records for each key.
+"""Positions in the memory: whether to search; whether the current record has a new key; whether it is in a sample; the
+number of distinct keys. A hash table follows, with a hash (not 0) and a number of samples for each key.
 """
 FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
-"""Maximum number of keys that are sampled. Other keys are sampled after these have become columns."""
+"""Maximum number of keys that are sampled. Others follow once these have become columns."""
 MAX_SAMPLES = 256
-"""Maximum number of sampled records per key; for objects and arrays, which may be partly empty,
-`MAX_NESTED_SAMPLES`.
-"""
+"""Maximum number of samples per key; objects and arrays, which may be partly empty, get `MAX_NESTED_SAMPLES`."""
 MAX_NESTED_SAMPLES = 4096
 
 
 def allocate_memory(*, on: bool) -> Numbers:
-    """Allocate the memory for the search. If `on` is false, nothing is searched."""
     made = np.zeros(FIRST_KEY + 2 * SLOTS if on else FIRST_KEY, np.int64)
     made[ON] = on
     return made

@@ -1,6 +1,4 @@
-"""Converts a schema to arrays for a compiled loop. Each field, element, key and value has a node; outer nodes come
-first.
-"""
+"""Converts a schema to arrays for a compiled loop: a node for each field, element, key and value, outer nodes first."""
 
 from __future__ import annotations
 
@@ -21,9 +19,8 @@ from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Uni
 (JSON, JSON_TEXT, REST, STRUCT, LISTED, LIST, MAP) = range(17, 24)
 """Kinds of nodes. The four units are kinds for timestamps that arrive as numbers.
 
-JSON is a string column that stores the JSON text of any value. JSON_TEXT stores the content of a string, and the JSON
-text of any other value. REST stores the members of its struct that fill no other node. LISTED is a struct that is an
-array in records: its fields are elements.
+JSON stores the JSON text of any value. JSON_TEXT stores the content of a string, and the JSON text of other values.
+REST stores the members of its struct that fill no other node. LISTED is a struct that is an array in records.
 """
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
@@ -49,7 +46,7 @@ _UNIT_KINDS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOS
 _TEXT_KINDS = {AS_JSON: JSON, types.AS_TEXT: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind in (STRUCT, LISTED) else 1 for kind in range(24)])
-"""`WORDS[kind]` is the number of 64-bit words that the loop needs for a value of a node of this kind."""
+"""`WORDS[kind]` is the number of 64-bit words that the loop needs for a value of this kind."""
 
 Numbers = NDArray[np.int64]
 
@@ -57,53 +54,39 @@ Numbers = NDArray[np.int64]
 # Columns of the table of nodes.
 (KIND, REQUIRED, PRECISION, SCALE, AFTER, DOMAIN, INNER, FIELDS, CHILDREN, NAME, LENGTH, PLAIN) = range(12)
 """PRECISION is the number of a decimal's digits, or a fixed's length. AFTER is the first node that is not inside this
-node. INNER is the domain of the entries of a list or map.
-
-FIELDS is the number of a struct's fields, whose nodes begin at CHILDREN in `lists`. The node's name begins at NAME in
-`names` and has LENGTH bytes. PLAIN is 1 if JSON writes the name without escapes.
+one. INNER is the domain of the entries of a list or map. FIELDS is the number of a struct's fields, whose nodes begin
+at CHILDREN in `lists`. NAME is the name's start in `names`. PLAIN is 1 if JSON writes the name without escapes.
 """
 (SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY, WATCHED) = range(12, 22)
 (LEFT, KEEPS, HIDDEN, HIDING, NODE_WIDTH) = range(22, 27)
-"""SLOTS is where a struct's hash table begins in `lists`. MASK is the size of the hash table, less one. LONGEST is the
-length of the struct's longest name. KEY is where the name begins in `lists`, with a closing quotation mark, as words of
-eight bytes. WATCHED is 0 for a struct that is not searched for new keys.
+"""SLOTS is where a struct's hash table begins in `lists`; MASK its size, less one; LONGEST the length of its longest
+name. KEY is where the name begins in `lists`, with a closing quotation mark, as words of eight bytes. WATCHED is 0 for
+a struct that is not searched for new keys. For LISTED, the nodes of elements (or -1) begin at SLOTS, and MASK is the
+last index.
 
-LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. HIDDEN is
-where the list of names that must not go to the REST begins in `lists`, and HIDING is the number of these names. Each
-name is listed as its start in `names` and its length.
+LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. `lists` has
+HIDING names that must not go there, as start in `names` and length, from HIDDEN on.
 
-For LISTED, SLOTS is where the nodes of elements begin in `lists`, or -1 for an element without a node. MASK is the last
-index.
-
-The other columns change while records are read. OPENING is the first field of the struct in the last object, and
-FOLLOWING is the field that came after this field. SEEN is the number of the last object that had this field. BASE is
-where the node's words begin, and FLAG is where its flags begin.
+These change while records are read. BASE and FLAG are where words and flags begin. OPENING is the first field of the
+struct in the last object, and FOLLOWING the field after this one there. SEEN is the number of the last object with
+this field.
 """
 
 
 class Nodes(NamedTuple):
-    """The nodes of a schema; node 0 is the record.
-
-    Each node belongs to a domain, a set of entries: the rows, or the elements of one list or map column.
+    """The nodes of a schema; node 0 is the record. A node's domain numbers its entries: rows, or elements of a list or
+    map.
     """
 
     table: Numbers
-    """One row per node."""
     lists: Numbers
     names: NDArray[np.uint8]
-
-
-def hash_name(name: bytes) -> int:
-    value = len(name)
-    for octet in name:
-        value = (value * 31 + octet) & 0xFFFFFFFF
-    return value
 
 
 def build_nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> Nodes:
     """Return the nodes of a schema. `hidden` has the lower-case paths of fields that must not go to a REST.
 
-    A struct's children are in field order. A list has one child; a map has two, its key and its value.
+    Children are in field order. A list has one child; a map has two, its key and its value.
     """
     made = _NodeBuilder(units, hidden)
     made.add(schema, -1, required=True, domain=0)
@@ -179,7 +162,10 @@ class _NodeBuilder:
         size = 1 << (2 * len(names)).bit_length()
         slots = [-1] * size
         for child, name in zip(found, names, strict=True):
-            slot = hash_name(name) % size
+            hashed = len(name)
+            for octet in name:
+                hashed = (hashed * 31 + octet) & 0xFFFFFFFF
+            slot = hashed % size
             while slots[slot] >= 0:
                 slot = (slot + 1) % size
             slots[slot] = child
@@ -199,7 +185,6 @@ class _NodeBuilder:
         self._lists += [every.get(index, -1) for index in range(1 + max(every))]
 
     def _mark_rest(self, node: int, part: Part | None) -> None:
-        """Mark the parts of a container that go to a REST."""
         if part is None:
             return
         row = self._rows[node]

@@ -1,11 +1,6 @@
-"""Converts JSON numbers to exact integers, doubles and decimals, in compiled code.
-
-A function returns `NO` as the position if the text is not a number, or if the exact result is uncertain. The record is
-then read one by one (`record`).
-
-A double is always the nearest one. Clinger's fast path is tried first, for numbers whose two parts are exact. The
-algorithm of Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021) follows, which detects uncertain
-results.
+"""Converts JSON numbers to exact integers, the nearest double, and decimals, in compiled code. `NO` means not a number,
+or an uncertain result, which `record` reads. Doubles: Clinger's fast path, then Lemire and Eisel ("Number Parsing at a
+Gigabyte per Second", 2021).
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -17,11 +12,11 @@ import numpy as np
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, special_number_end
 
 _MIN_POWER, _MAX_POWER = -342, 308
-"""Minimum and maximum power of ten. Outside them, a number of up to 19 digits is zero or infinite."""
+"""Powers of ten outside which a number of up to 19 digits is zero or infinite."""
 
 
 def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return the highest 128 bits of 5^q for each power q, as two words. Values of negative powers are rounded up."""
+    """Return the highest 128 bits of 5^q for each power q, as two words. Those of negative powers are rounded up."""
     words = []
     for q in range(_MIN_POWER, _MAX_POWER + 1):
         power = 5 ** abs(q)
@@ -50,10 +45,7 @@ _NO_NUMBER = (NO, 0.0)
 
 @loop
 def parse_integer(b: Octets, p: int) -> tuple[int, int]:
-    """Read a 64-bit integer. Returns the position after it, and its value.
-
-    The caller must check that the number ends at this position.
-    """
+    """Read a 64-bit integer. Returns the position after it, where the caller must check the end, and its value."""
     negative = b[p] == 45
     if negative:
         p += 1
@@ -91,10 +83,7 @@ def parse_exponent(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def parse_double(b: Octets, p: int) -> tuple[int, float]:
-    """Read a number. Returns the position after it, and the nearest double.
-
-    The position is NO for numbers that are too large for a double.
-    """
+    """Read a number. Returns the position after it (NO if too large for a double), and the nearest double."""
     negative = b[p] == 45
     if negative:
         p += 1
@@ -143,7 +132,7 @@ def parse_double(b: Octets, p: int) -> tuple[int, float]:
 
 @loop
 def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Multiply two 64-bit numbers. Returns the high and the low word of the product."""
+    """Return the high and the low word."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
     low = al * bl
     middle = ah * bl + (low >> _32)
@@ -206,11 +195,10 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
 
 @loop
 def parse_decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
-    """Read a number as a decimal of this scale. Returns the position after it, and the unscaled value.
+    """Read a number as a decimal of this scale. Returns the position after it (NO if it does not fit), and the high and
+    low word of the unscaled value in two's complement.
 
-    The unscaled value is returned as a high and a low word, in two's complement. The position is NO for numbers that do
-    not fit. If `text` is true, the number is the content of a string, and may have any form that Python's Decimal
-    accepts.
+    If `text`, it is a string's content, and may have any form that Python's Decimal accepts.
     """
     negative = b[p] == 45
     if negative or (text and b[p] == 43):

@@ -1,14 +1,10 @@
-"""Collects the parts of a record that belong to its `rest` column, and writes them as one JSON object, in compiled
-code.
-
-A piece is a slice of the record, or a constant. `json.rest` describes the result.
+"""Collects the parts of a record that belong to its `rest` column (`json.rest`), and writes them as one JSON object, in
+compiled code. A piece is a slice of the record, or a constant.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - compiled code: each container costs
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -18,26 +14,21 @@ from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import MIN_MEMCPY_BYTES, ROOM, USED
 
 COUNT, MEMBERS, FILLED_COLUMNS, FIRST_PIECE = range(4)
-"""Positions in the memory. COUNT: the number of pieces. MEMBERS: the value of COUNT after the last member was added.
-FOUND: the number of columns for which the record has a field. The pieces follow, each with its start, length and kind.
+"""Positions in the memory: the number of pieces; that number after the last member was added; the number of columns for
+which the record has a field. The pieces follow: start, length and kind.
 """
 MAX_PIECES = 4096
-"""Maximum number of pieces in a record that the loop reads. Records with more are read one by one."""
+"""Records with more pieces are read one by one."""
 MEMBER, OPEN, CLOSE, NOTHING = range(4)
-"""Kinds of pieces. MEMBER: members of an object. OPEN: the key and the opening bracket of an object or array. CLOSE: a
-closing bracket, whose byte is stored as the piece's start. NOTHING: null.
+"""Kinds of pieces: members of an object; the key and opening bracket of an object or array; a closing bracket, whose
+byte is the piece's start; null.
 """
 NULL = np.frombuffer(b"null", np.uint8)
 
 
-def allocate_pieces() -> Any:
-    """Allocate the memory for the pieces of a record."""
-    return np.zeros(FIRST_PIECE + 3 * MAX_PIECES, np.int64)
-
-
 @loop
 def add_piece(start: int, length: int, kind: int, pieces: Numbers) -> bool:
-    """Add a piece. Returns False if there is no room."""
+    """Returns False if there is no room."""
     count = pieces[COUNT]
     if count == MAX_PIECES:
         return False
@@ -68,7 +59,7 @@ def add_member(b: Octets, start: int, end: int, pieces: Numbers) -> bool:
 def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool:
     """End the object or array that began at piece `begin`. `last` is its closing bracket.
 
-    If it has no members, it is removed, or becomes null inside an array. Returns False if there is no room.
+    Without members, it is removed, or becomes null inside an array. Returns False if there is no room.
     """
     if pieces[MEMBERS] > begin + 1:
         return add_piece(last, 1, CLOSE, pieces)

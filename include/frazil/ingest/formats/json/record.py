@@ -1,10 +1,6 @@
-"""Reads one JSON record at a time: returns its row, or the error if it is rejected.
-
-This module is the reference. It reads every record that the compiled loop cannot decode with certainty, and only this
-module creates error classes and texts. A record's row or error therefore depends only on its bytes and the schema.
-
-A record is strict JSON (RFC 8259), except that numbers may be NaN, Infinity and Inf. A field of the schema may occur
-only once. Fields outside the schema only need valid syntax.
+"""Reads one JSON record at a time: the reference for every record that the compiled loop is not certain of. Only this
+module creates error classes and texts. Records are strict JSON (RFC 8259), except for NaN, Infinity and Inf. A field of
+the schema may occur once; other fields only need valid syntax.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ from frazil.ingest.formats.json.values import (
 )
 
 Row = list[Any]
-"""One value per column, in a form that `pyarrow.array` accepts."""
 Parsed = tuple[Any, ...]
 """One value per column, before the conversions that the parser does not support."""
 
@@ -42,7 +37,6 @@ _INT = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _HUGE_EXPONENT = re.compile(rb"[eE]\+?30[0-9]")
 _MINUS_ZERO = re.compile(rb"[\s:,\[]-0[\s,}\]]")
-_TIMESTAMPS = (iceberg.TimestampType, iceberg.TimestamptzType)
 _EXPECTED_VALUES: dict[type[iceberg.IcebergType], str] = {
     iceberg.StructType: "an object",
     iceberg.MapType: "an object",
@@ -53,34 +47,31 @@ _EXPECTED_VALUES: dict[type[iceberg.IcebergType], str] = {
     iceberg.FloatType: "a number",
     iceberg.DoubleType: "a number",
 }
-_NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType, *_TIMESTAMPS)
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
+_NUMBERS = (iceberg.IntegerType, iceberg.LongType, *_FLOATS, iceberg.TimestampType, iceberg.TimestamptzType)
 _RAW_UNITS = ("s", AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)
 """Units whose values the parser leaves as raw JSON, to be converted later."""
 _NO_KEY = secrets.token_hex()
-"""The key of `rest` columns in the parser's types. It is random, so that no record has it."""
+"""The key of `rest` columns in the parser's types: random, so that no record has it."""
 _INDEX = re.compile(r"\[[0-9]")
 _RECEIVED_KINDS = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
 _MESSAGE_PATTERN = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 
 
 class _Number(str):
-    """A number, as its digits in the record."""
-
     __slots__ = ()
 
 
 class _Entry(NamedTuple):
-    """A step of a path that leads into an entry of a map. The parser's message does not name the entry's key.
-
-    The entry is therefore found by the message: it is the first entry for which a decoder raises this message.
+    """A step into an entry of a map, whose key the parser's message does not name: the first entry with that
+    message.
     """
 
     decoders: list[Callable[[bytes], Any]]
     message: str
 
     def find_in(self, raw: bytes) -> bytes:
-        """Return the raw value of the first entry that fails with `message`. Raises LookupError if no entry does."""
+        """Return the raw value of the first entry that fails with `message`. Raises LookupError."""
         for part in _decode_members(raw).values():
             for decode in self.decoders:
                 try:
@@ -92,13 +83,10 @@ class _Entry(NamedTuple):
 
 
 class _Element(int):
-    """An index in a list whose elements have different types."""
-
     __slots__ = ()
 
 
 Step = str | int | _Entry
-"""A step of a path: a field's name, an index in a list, or an entry of a map."""
 
 
 def _step_name(step: Step) -> str:
@@ -108,10 +96,9 @@ def _step_name(step: Step) -> str:
 
 
 class _ErrorTemplate(NamedTuple):
-    """A template for the text of a parser's error, into which the rejected value is inserted.
+    """Text of a parser's error, `before` and `after` the value at `keys`.
 
-    `before` and `after` surround the value. `keys` is the path to the value. `otherwise` replaces a value that cannot
-    be quoted. For NaN and infinities, the text is `special` followed by the value.
+    `otherwise` replaces a value that cannot be quoted. For NaN and infinities, the text is `special` and the value.
     """
 
     error_class: str
@@ -123,8 +110,6 @@ class _ErrorTemplate(NamedTuple):
 
 
 class RecordReader:
-    """Reads individual records with one schema."""
-
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
         self._rests = [(path, name, parts_of(kind, units, hidden)) for path, kind, name in rest_structs(schema, units)]
@@ -142,11 +127,9 @@ class RecordReader:
         )
 
     def __call__(self, value: bytes | None) -> Row | RecordError:
-        """Return the message's row, or the error if it is rejected."""
         return self.each([value])[0]
 
     def each(self, values: Sequence[bytes | None]) -> list[Row | RecordError]:
-        """Return the row or the error of each message."""
         texts = [*map(_strip_or_error, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
         return [text if isinstance(text, RecordError) else self._read(text, next(special)) for text in texts]
@@ -186,15 +169,12 @@ class RecordReader:
 
     def _add_rest(self, row: Row, text: bytes) -> Row:
         for path, name, part in self._rests:
-            if (at := self._struct_at(row, path)) is not None and part is not None:
+            found: Any = row
+            for level, step in enumerate(path):
+                found = None if found is None else found[step if level else self._columns[step]]
+            if (at := found) is not None and part is not None:
                 at[name if path else self._columns[name]] = rest_of(text, part, path)
         return row
-
-    def _struct_at(self, row: Row, path: Path) -> Any:
-        found: Any = row
-        for i, name in enumerate(path):
-            found = None if found is None else found[name if i else self._columns[name]]
-        return found
 
     def _special_row(self, text: bytes) -> Row | RecordError:
         try:
@@ -205,10 +185,7 @@ class RecordReader:
         return self._special.row(parsed) if path is None else _duplicate_key_error(path)
 
     def _translate_error(self, text: bytes, message: str) -> RecordError:
-        """Return the error for the parser's message. If the record has a duplicate key, that is the error instead.
-
-        The parser's message is about the last value of the key; the other value may be valid.
-        """
+        """Return the error for the parser's message, or for a duplicate key: the parser sees only its last value."""
         if (path := self._twice.find_in_rejected(text)) is not None:
             return _duplicate_key_error(path)
         if (template := self._templates.get(message)) is None:
@@ -247,10 +224,9 @@ class RecordReader:
         return _ErrorTemplate(TYPE_MISMATCH, mismatch, keys, _received_kind(what))
 
     def _resolve(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
-        """Resolve the path in an error message of msgspec, such as `.a.b[3].c`, in the schema.
+        """Resolve the path in a message of msgspec, such as `.a.b[3].c`, to its type, its unit, and its steps.
 
-        Returns the type at the path, its unit (None if it has none), and the path's steps. msgspec writes `[...]`
-        instead of a map's key, so the step of a map entry finds the key later. `what` is the rest of the message.
+        msgspec writes `[...]` instead of a map's key, so the step of a map entry finds the key later.
         """
         kind: Any = self._schema
         unit: str | None = None
@@ -286,7 +262,6 @@ class RecordReader:
 
 
 def _received_kind(message: str) -> str:
-    """Return the kind of value that the record has, taken from the parser's message."""
     return _RECEIVED_KINDS.get(message.split("`")[-2] if "`" in message else "int", "an object")
 
 
@@ -319,7 +294,7 @@ def quote_value(text: bytes, keys: Sequence[Step]) -> str | None:
 
 
 def field_names_at(text: bytes, path: Sequence[str]) -> Collection[str]:
-    """Return the field names of the object at this path. The record must be valid and must have the object."""
+    """Return the field names of the object at this path in a valid record."""
     raw = _read_field(text, path[0])
     for name in path[1:]:
         raw = _decode_members(raw)[name]
@@ -335,7 +310,6 @@ def field_names(value: bytes | None) -> Collection[str]:
 
 
 def _read_field(text: bytes, name: str) -> Any:
-    """Return one field of an object as raw JSON; None if it is missing. Raises msgspec.DecodeError."""
     part = _field_decoder(name)
     try:
         return part(text).part
@@ -356,14 +330,11 @@ def _duplicate_key_error(path: str) -> RecordError:
 
 @lru_cache(maxsize=4096)
 def _field_decoder(name: str) -> Callable[[bytes], Any]:
-    """Return a parser that reads only one field."""
     part = msgspec.defstruct("Part", [("part", msgspec.Raw, None)], rename={"part": name}, gc=False)
     return msgspec.json.Decoder(part).decode
 
 
 class _Parser:
-    """Converts bytes to a row: parses with types, then does the conversions that the parser does not support."""
-
     def __init__(self, schema: iceberg.StructType, units: Units, *, raw_floats: bool) -> None:
         self._decode = msgspec.json.Decoder(_struct_type(schema, units, raw_floats)).decode
         converters = [_converter(f, units, raw_floats) for f in schema.fields]
@@ -374,11 +345,11 @@ class _Parser:
         ]
 
     def parse(self, text: bytes) -> Parsed:
-        """Parse a record. Raises msgspec.DecodeError."""
+        """Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
 
     def row(self, parsed: Parsed) -> Row:
-        """Convert parsed values to a row. Raises InvalidValue."""
+        """Raises InvalidValue."""
         row = [*parsed]
         for i, name, convert in self._converters:
             if (value := row[i]) is not None:
@@ -390,7 +361,7 @@ class _Parser:
 
 
 def _parser_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
-    """Return the type that the parser uses for a field. `Raw` accepts null anyway, and cannot be declared optional."""
+    """`Raw` accepts null anyway, and cannot be declared optional."""
     kind = _required_parser_type(field, units, raw_floats)
     return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - the type is created at run time
 
@@ -434,7 +405,6 @@ def _struct_type(
 
 
 def _converter(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Callable[[Any], Any] | None:
-    """Return the conversion for parsed values that are not None; None if the values need no conversion."""
     match kind := field.field_type:
         case iceberg.StructType():
             return _struct_converter(kind, units, raw_floats, listed=units.get(field.field_id) == LISTED)

@@ -1,8 +1,5 @@
-"""Finds the parts of a JSON record that do not fill columns. A `rest` column stores them.
-
-The compiled loop does the same; this module is the reference. The parts keep the record's order and the text of keys
-and values. A part inside a struct, list or map column keeps its path: if the column `place` has no field `zip`, the
-value is `{"place": {"zip": "1"}}`. A list element without such parts becomes null.
+"""Finds the parts of a JSON record that do not fill columns, for a `rest` column: the reference of the compiled loop. A
+part inside a column keeps its path: `{"place": {"zip": "1"}}`. A list element without such parts becomes null.
 """
 
 from __future__ import annotations
@@ -26,24 +23,20 @@ _decode_name = msgspec.json.Decoder(str).decode
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of an object that fill columns. All other fields go to the `rest` column, except hidden ones."""
+    """The fields of an object that fill columns. Others go to the `rest` column, unless hidden."""
 
     taken: Mapping[str, Part | None]
-    """Map a field's name to the parts inside it; to None if the whole field fills columns."""
+    """The parts inside each field; None if the whole field fills columns."""
     hidden: frozenset[str] = field(default_factory=frozenset)
-    """Lower-case names of fields that must not go to the `rest` column. Case is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A list or map whose entries have fields that fill columns."""
-
     each: Part
     is_map: bool
 
 
 Part = Fields | Entries
-"""The parts of a value that fill columns."""
 
 
 def is_rest(one: iceberg.NestedField, units: Units) -> bool:
@@ -51,9 +44,8 @@ def is_rest(one: iceberg.NestedField, units: Units) -> bool:
 
 
 def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
-    """Return the parts of a value that fill a column of this type; None if the column takes the whole value.
-
-    `hidden` has the lower-case paths of sensitive fields.
+    """Return the parts of a value that fill a column; None if it takes the whole value. `hidden` are lower-case
+    paths.
     """
 
     def below(*names: str) -> list[Path]:
@@ -91,7 +83,7 @@ def rest_structs(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Path,
 
 
 def rest_of(text: bytes, part: Part, path: Path = (), *, nulls: bool = True) -> str | None:
-    """Return the text for the `rest` column of the object at `path` in a valid record; None if no field is left.
+    """Return the `rest` text of the object at `path` in a valid record; None if no field is left.
 
     If `nulls` is false, fields that are null are omitted.
     """
@@ -127,7 +119,6 @@ def _write_rest(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | Non
 
 
 def _members(text: bytes, at: int) -> Iterator[tuple[int, str, int, int]]:
-    """Yield an object's members: the key's start, the key, the value's start, and the value's end."""
     at = _skip_white_space(text, at + 1)
     while text[at] != ord("}"):
         key = STRING.match(text, at)

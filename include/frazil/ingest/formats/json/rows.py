@@ -1,73 +1,19 @@
-"""Reads JSON records into columns, in compiled code. A record that cannot be read completely leaves no values in the
-columns.
-
-One loop, compiled once, reads records of any schema; a table of nodes controls it. If the loop is not certain that a
-record is a valid row, it marks the record as undecided, and the module `record` reads it. The module `words` describes
-where values are stored.
+"""Reads JSON records into columns (`words`), in compiled code: one loop, controlled by a table of nodes. A record that
+cannot be read completely leaves no values. If the loop is not certain that it is a valid row, `record` reads it.
 """
 
-# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
+# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the grammar, and each call and container costs
 
 from __future__ import annotations
 
 import numpy as np
 
 from frazil.ingest.compiled import load64
+from frazil.ingest.formats.json import nodes as tree
+from frazil.ingest.formats.json import pieces as parts
 from frazil.ingest.formats.json.new_keys import FLAGGED, ON, SAMPLED, check_key
-from frazil.ingest.formats.json.nodes import (
-    AFTER,
-    BASE,
-    BINARY,
-    CHILDREN,
-    DECIMAL,
-    FIELDS,
-    FIXED,
-    FLAG,
-    FLOAT,
-    FOLLOWING,
-    HIDING,
-    INNER,
-    INT,
-    JSON,
-    JSON_TEXT,
-    KEEPS,
-    KEY,
-    KIND,
-    LEFT,
-    LENGTH,
-    LIST,
-    LISTED,
-    LONGEST,
-    MAP,
-    MASK,
-    NAME,
-    OPENING,
-    PLAIN,
-    PRECISION,
-    REQUIRED,
-    REST,
-    SCALE,
-    SEEN,
-    SLOTS,
-    STRING,
-    STRUCT,
-    UUID,
-    WATCHED,
-    Numbers,
-)
+from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.numbers import parse_double, parse_integer
-from frazil.ingest.formats.json.pieces import (
-    COUNT,
-    FILLED_COLUMNS,
-    MEMBERS,
-    NOTHING,
-    OPEN,
-    add_member,
-    add_piece,
-    end_container,
-    is_hidden_key,
-    write_rest,
-)
 from frazil.ingest.formats.json.scan import NO, Octets, loop, skip_white_space, string_end, unescape, value_end
 from frazil.ingest.formats.json.words import (
     BEFORE,
@@ -82,8 +28,8 @@ from frazil.ingest.formats.json.words import (
 SURE, UNSURE, FULL = 0, 1, 2
 """Result of a record. FULL + d: domain d needs more room, and the record must be read again."""
 NEW, SAMPLE, UNKNOWN = 2, 4, 8
-"""Flags of a record that is not undecided. NEW: it has keys outside the schema. SAMPLE: it is in the sample for such
-keys. UNKNOWN: it has no key of the schema.
+"""Flags of a record that is not undecided: it has keys outside the schema; it is in their sample; it has no key of the
+schema.
 """
 
 FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)])
@@ -110,13 +56,11 @@ def read_records(
     new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
-    """Read records, starting at index `first`.
+    """Read records, from index `first` on. Returns the index of the first record that was not read (their number if all
+    were), and the domain that needs more room for it.
 
-    Returns the index of the first record that was not read, and the domain that needs more room for it. The index is
-    the number of records if all were read.
-
-    Writes 1 to `unsure` for each undecided record, which the module `record` must read, and flags for the others:
-    UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
+    Writes 1 to `unsure` for each undecided record, and flags for the others: UNKNOWN and, if `new_keys` is on, NEW and
+    SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
@@ -132,7 +76,7 @@ def read_records(
         )
         if found == SURE:
             unsure[i] = (
-                NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[FILLED_COLUMNS] else UNKNOWN)
+                NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[parts.FILLED_COLUMNS] else UNKNOWN)
             )
             domains[0, USED] += 1
             continue
@@ -166,11 +110,11 @@ def _read_record(
     if b[p] != 123:
         return UNSURE
     p = skip_white_space(b, p + 1, end)
-    nodes[0, SEEN] += 1
-    stamp = nodes[0, SEEN]
-    pieces[COUNT] = pieces[MEMBERS] = 0
+    nodes[0, tree.SEEN] += 1
+    stamp = nodes[0, tree.SEEN]
+    pieces[parts.COUNT] = pieces[parts.MEMBERS] = 0
     k, e, last, found, depth = 0, domains[0, USED], -1, 0, 0
-    kind, close = STRUCT, 125
+    kind, close = tree.STRUCT, 125
     opened = True
     while True:
         # At a member of container k, or at the end of an empty one.
@@ -178,7 +122,7 @@ def _read_record(
             opened = False
             at = e
             key = key_end = p
-            if kind == STRUCT:
+            if kind == tree.STRUCT:
                 if b[p] != 34:
                     return UNSURE
                 key = p + 1
@@ -186,81 +130,83 @@ def _read_record(
                 if p < 0:
                     return UNSURE
                 if node >= 0:
-                    if nodes[node, SEEN] == stamp:
+                    if nodes[node, tree.SEEN] == stamp:
                         return UNSURE
-                    nodes[node, SEEN] = stamp
+                    nodes[node, tree.SEEN] = stamp
                     found += 1
                     last = node
-            elif kind == LISTED:
+            elif kind == tree.LISTED:
                 last += 1
-                node = int(lists[nodes[k, SLOTS] + last]) if last <= nodes[k, MASK] else -1
+                node = int(lists[nodes[k, tree.SLOTS] + last]) if last <= nodes[k, tree.MASK] else -1
                 if node >= 0:
-                    nodes[node, SEEN] = stamp
+                    nodes[node, tree.SEEN] = stamp
                     found += 1
             else:
-                inner = nodes[k, INNER]
+                inner = nodes[k, tree.INNER]
                 at = domains[inner, USED]
                 if at >= domains[inner, ROOM]:
                     return FULL + int(inner)
                 domains[inner, USED] += 1
                 node = k + 1
-                if kind == MAP:
+                if kind == tree.MAP:
                     if b[p] != 34:
                         return UNSURE
                     first = p + 1
                     p, escaped = string_end(b, first)
                     if p < 0:
                         return UNSURE
-                    if not write_string(b, first, p, escaped, nodes[node, BASE] + 2 * at, words, text, domains):
+                    if not write_string(b, first, p, escaped, nodes[node, tree.BASE] + 2 * at, words, text, domains):
                         return FULL + len(domains) - 1
-                    valid[nodes[node, FLAG] + at] = 1
+                    valid[nodes[node, tree.FLAG] + at] = 1
                     node = k + 2
-            if kind == STRUCT or kind == MAP:
+            if kind == tree.STRUCT or kind == tree.MAP:
                 key_end = p
                 p = skip_white_space(b, p + 1, end)
                 if b[p] != 58:
                     return UNSURE
                 p = skip_white_space(b, p + 1, end)
             if node < 0:
-                if new_keys[ON] and nodes[k, WATCHED]:
+                if new_keys[ON] and nodes[k, tree.WATCHED]:
                     check_key(b, key, key_end, k, p, end, new_keys)
                 p = value_end(b, p, end, depth + 1, scratch)
                 if p < 0:
                     return UNSURE
-                if nodes[k, KEEPS]:
-                    hidden = is_hidden_key(b, key, key_end, k, nodes, lists, names) if nodes[k, HIDING] else 0
-                    if hidden < 0 or (hidden == 0 and not add_member(b, key - 1, p, pieces)):
+                if nodes[k, tree.KEEPS]:
+                    hidden = (
+                        parts.is_hidden_key(b, key, key_end, k, nodes, lists, names) if nodes[k, tree.HIDING] else 0
+                    )
+                    if hidden < 0 or (hidden == 0 and not parts.add_member(b, key - 1, p, pieces)):
                         return UNSURE
             elif b[p] == 110:
-                if b[p + 1] != 117 or b[p + 2] != 108 or b[p + 3] != 108 or nodes[node, REQUIRED]:
+                if b[p + 1] != 117 or b[p + 2] != 108 or b[p + 3] != 108 or nodes[node, tree.REQUIRED]:
                     return UNSURE
                 p += 4
                 set_null(node, at, nodes, words, valid, domains)
-                if kind == LIST and nodes[k, KEEPS] and not add_piece(0, 4, NOTHING, pieces):
+                if kind == tree.LIST and nodes[k, tree.KEEPS] and not parts.add_piece(0, 4, parts.NOTHING, pieces):
                     return UNSURE
             else:
-                of = nodes[node, KIND]
-                to = nodes[node, BASE] + at
-                if of >= STRUCT:
-                    close = 93 if of == LIST or of == LISTED else 125
+                of = nodes[node, tree.KIND]
+                to = nodes[node, tree.BASE] + at
+                if of >= tree.STRUCT:
+                    close = 93 if of == tree.LIST or of == tree.LISTED else 125
                     if b[p] != close - 2:
                         return UNSURE
-                    valid[nodes[node, FLAG] + at] = 1
+                    valid[nodes[node, tree.FLAG] + at] = 1
                     frames[depth, 0], frames[depth, 1], frames[depth, 2] = k, e, last
                     frames[depth, 3], frames[depth, 4] = found, stamp
                     frames[depth, 5] = -1
-                    if nodes[k, KEEPS] and nodes[node, KEEPS]:
-                        frames[depth, 5] = pieces[COUNT]
-                        first = key - 1 if kind == STRUCT else key
-                        if not add_piece(first, p + 1 - first, OPEN, pieces):
+                    if nodes[k, tree.KEEPS] and nodes[node, tree.KEEPS]:
+                        frames[depth, 5] = pieces[parts.COUNT]
+                        first = key - 1 if kind == tree.STRUCT else key
+                        if not parts.add_piece(first, p + 1 - first, parts.OPEN, pieces):
                             return UNSURE
                     depth += 1
-                    nodes[0, SEEN] += 1
-                    stamp = nodes[0, SEEN]
+                    nodes[0, tree.SEEN] += 1
+                    stamp = nodes[0, tree.SEEN]
                     k, kind, e, last, found, opened = node, of, at, -1, 0, True
                     p = skip_white_space(b, p + 1, end)
                     continue
-                if of == STRING:
+                if of == tree.STRING:
                     if b[p] != 34:
                         return UNSURE
                     first = p + 1
@@ -274,17 +220,17 @@ def _read_record(
                     elif not write_string(b, first, p, escaped, to, words, text, domains):
                         return FULL + len(domains) - 1
                     p += 1
-                elif of <= INT:
+                elif of <= tree.INT:
                     p, value = parse_integer(b, p)
-                    if of == INT and not -(2**31) <= value < 2**31:
+                    if of == tree.INT and not -(2**31) <= value < 2**31:
                         return UNSURE
                     words[to] = value
-                elif of <= FLOAT:
+                elif of <= tree.FLOAT:
                     p, number = parse_double(b, p)
-                    if of == FLOAT and np.isinf(np.float32(number)) and not np.isinf(number):
+                    if of == tree.FLOAT and np.isinf(np.float32(number)) and not np.isinf(number):
                         return UNSURE
                     words[to] = np.float64(number).view(np.int64)
-                elif of == BINARY or of == FIXED:
+                elif of == tree.BINARY or of == tree.FIXED:
                     if b[p] != 34:
                         return UNSURE
                     first = p + 1
@@ -294,13 +240,13 @@ def _read_record(
                     if not write_base64(b, first, p, escaped, to + at, words, text, domains):
                         return FULL + len(domains) - 1
                     length = words[to + at + 1]
-                    if length < 0 or (of == FIXED and length != nodes[node, PRECISION]):
+                    if length < 0 or (of == tree.FIXED and length != nodes[node, tree.PRECISION]):
                         return UNSURE
                     p += 1
-                elif of == JSON or of == JSON_TEXT:
+                elif of == tree.JSON or of == tree.JSON_TEXT:
                     first = p
                     to += at
-                    if of == JSON_TEXT and b[p] == 34:
+                    if of == tree.JSON_TEXT and b[p] == 34:
                         p, escaped = string_end(b, first + 1)
                         if p < 0:
                             return UNSURE
@@ -312,10 +258,10 @@ def _read_record(
                         words[to] = first
                         words[to + 1] = p - first
                 else:
-                    if of == DECIMAL or of == UUID:
+                    if of == tree.DECIMAL or of == tree.UUID:
                         to += at
                     first = p
-                    p = write_value(b, first, of, nodes[node, PRECISION], nodes[node, SCALE], to, words)
+                    p = write_value(b, first, of, nodes[node, tree.PRECISION], nodes[node, tree.SCALE], to, words)
                     if p < 0 and b[first] == 34:
                         q, escaped = string_end(b, first + 1)
                         if not escaped or q - first > len(scratch) - 2:
@@ -326,13 +272,13 @@ def _read_record(
                         after = unescape(b, first + 1, q, scratch, 1)
                         scratch[after] = 34
                         if after + 1 != write_value(
-                            scratch, 0, of, nodes[node, PRECISION], nodes[node, SCALE], to, words
+                            scratch, 0, of, nodes[node, tree.PRECISION], nodes[node, tree.SCALE], to, words
                         ):
                             return UNSURE
                         p = q + 1
                 if p < 0:
                     return UNSURE
-                valid[nodes[node, FLAG] + at] = 1
+                valid[nodes[node, tree.FLAG] + at] = 1
         # After a member, or at the end of a container.
         while True:
             p = skip_white_space(b, p, end)
@@ -343,38 +289,46 @@ def _read_record(
             if c != close:
                 return UNSURE
             p += 1
-            if kind <= LISTED:
+            if kind <= tree.LISTED:
                 if depth == 0:
-                    pieces[FILLED_COLUMNS] = found
-                if nodes[k, LEFT]:
-                    node = nodes[k, LEFT]
-                    if pieces[COUNT] == 0:
+                    pieces[parts.FILLED_COLUMNS] = found
+                if nodes[k, tree.LEFT]:
+                    node = nodes[k, tree.LEFT]
+                    if pieces[parts.COUNT] == 0:
                         set_null(node, e, nodes, words, valid, domains)
-                    elif not write_rest(b, node, e, nodes, words, valid, text, domains, pieces):
+                    elif not parts.write_rest(b, node, e, nodes, words, valid, text, domains, pieces):
                         return FULL + len(domains) - 1
-                    pieces[COUNT] = pieces[MEMBERS] = 0
-                    nodes[node, SEEN] = stamp
+                    pieces[parts.COUNT] = pieces[parts.MEMBERS] = 0
+                    nodes[node, tree.SEEN] = stamp
                     found += 1
-                if found < nodes[k, FIELDS] and not _fill_missing(k, e, stamp, nodes, lists, words, valid, domains):
-                    return UNSURE
-            else:
-                inner = domains[nodes[k, INNER], USED]
-                if kind == MAP and has_duplicate_key(
-                    b, text, nodes[k + 1, BASE], words[nodes[k, BASE] + e - 1] if e else 0, inner, words, slots
+                if found < nodes[k, tree.FIELDS] and not _fill_missing(
+                    k, e, stamp, nodes, lists, words, valid, domains
                 ):
                     return UNSURE
-                words[nodes[k, BASE] + e] = inner
+            else:
+                inner = domains[nodes[k, tree.INNER], USED]
+                if kind == tree.MAP and has_duplicate_key(
+                    b,
+                    text,
+                    nodes[k + 1, tree.BASE],
+                    words[nodes[k, tree.BASE] + e - 1] if e else 0,
+                    inner,
+                    words,
+                    slots,
+                ):
+                    return UNSURE
+                words[nodes[k, tree.BASE] + e] = inner
             if depth == 0:
                 return SURE if skip_white_space(b, p, end) == end else UNSURE
             depth -= 1
             if frames[depth, 5] >= 0:
-                in_list = nodes[frames[depth, 0], KIND] == LIST
-                if not end_container(frames[depth, 5], c, in_list, pieces):
+                in_list = nodes[frames[depth, 0], tree.KIND] == tree.LIST
+                if not parts.end_container(frames[depth, 5], c, in_list, pieces):
                     return UNSURE
             k, e, last = frames[depth, 0], frames[depth, 1], frames[depth, 2]
             found, stamp = frames[depth, 3], frames[depth, 4]
-            kind = nodes[k, KIND]
-            close = 93 if kind == LIST or kind == LISTED else 125
+            kind = nodes[k, tree.KIND]
+            close = 93 if kind == tree.LIST or kind == tree.LISTED else 125
             opened = False
 
 
@@ -382,12 +336,10 @@ def _read_record(
 def _read_key(
     b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
 ) -> tuple[int, int]:
-    """Read the key that begins at `p`. Returns its end (NO if invalid), and its node in struct k (-1 if it has
-    none).
-    """
-    guess = nodes[k, OPENING] if last < 0 else nodes[last, FOLLOWING]
-    if guess >= 0 and nodes[guess, PLAIN]:
-        after, key = p + nodes[guess, LENGTH] + 1, nodes[guess, KEY]
+    """Read the key at `p`. Returns its end (NO if invalid), and its node in struct k (-1 if it has none)."""
+    guess = nodes[k, tree.OPENING] if last < 0 else nodes[last, tree.FOLLOWING]
+    if guess >= 0 and nodes[guess, tree.PLAIN]:
+        after, key = p + nodes[guess, tree.LENGTH] + 1, nodes[guess, tree.KEY]
         if after + 8 <= len(b):
             address = np.int64(b.ctypes.data)
             q = p
@@ -407,26 +359,25 @@ def _read_key(
         return NO, -1
     if node >= 0:
         if last < 0:
-            nodes[k, OPENING] = node
+            nodes[k, tree.OPENING] = node
         else:
-            nodes[last, FOLLOWING] = node
+            nodes[last, tree.FOLLOWING] = node
     return q, node
 
 
 @loop
 def _find_field(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
-    """Return the node of a struct's field with this name; -1 if the struct has no such field."""
-    if length > nodes[k, LONGEST]:
+    if length > nodes[k, tree.LONGEST]:
         return -1
     value = length
     for q in range(p, p + length):
         value = (value * 31 + b[q]) & 0xFFFFFFFF
-    mask, slots = nodes[k, MASK], nodes[k, SLOTS]
+    mask, slots = nodes[k, tree.MASK], nodes[k, tree.SLOTS]
     slot = value & mask
     while lists[slots + slot] >= 0:
         node = int(lists[slots + slot])
-        if nodes[node, LENGTH] == length:
-            name, q = nodes[node, NAME], 0
+        if nodes[node, tree.LENGTH] == length:
+            name, q = nodes[node, tree.NAME], 0
             while q < length and b[p + q] == names[name + q]:
                 q += 1
             if q == length:
@@ -438,32 +389,39 @@ def _find_field(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: N
 @loop
 def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
     """Write null to entry e of a node, and to the nodes inside it."""
-    k, after = node, nodes[node, AFTER]
+    k, after = node, nodes[node, tree.AFTER]
     while k < after:
-        kind, base = nodes[k, KIND], nodes[k, BASE]
-        valid[nodes[k, FLAG] + e] = 0
-        if kind == LIST or kind == MAP:
-            words[base + e] = domains[nodes[k, INNER], USED]
-            k = nodes[k, AFTER]
+        kind, base = nodes[k, tree.KIND], nodes[k, tree.BASE]
+        valid[nodes[k, tree.FLAG] + e] = 0
+        if kind == tree.LIST or kind == tree.MAP:
+            words[base + e] = domains[nodes[k, tree.INNER], USED]
+            k = nodes[k, tree.AFTER]
             continue
-        if kind == STRING or kind == DECIMAL or (kind >= UUID and kind <= REST):
+        if kind == tree.STRING or kind == tree.DECIMAL or (kind >= tree.UUID and kind <= tree.REST):
             words[base + 2 * e] = 0
             words[base + 2 * e + 1] = 0
-        elif kind != STRUCT and kind != LISTED:
+        elif kind != tree.STRUCT and kind != tree.LISTED:
             words[base + e] = 0
         k += 1
 
 
 @loop
 def _fill_missing(
-    k: int, e: int, stamp: int, nodes: Numbers, lists: Numbers, words: Numbers, valid: Octets, domains: Numbers
+    k: int,
+    e: int,
+    stamp: int,
+    nodes: Numbers,
+    lists: Numbers,
+    words: Numbers,
+    valid: Octets,
+    domains: Numbers,
 ) -> bool:
-    """Write null to the fields that an object does not have. Returns False if one of these fields is required."""
-    first = nodes[k, CHILDREN]
-    for c in range(first, first + nodes[k, FIELDS]):
+    """Write null to the fields that an object does not have. Returns False if one of them is required."""
+    first = nodes[k, tree.CHILDREN]
+    for c in range(first, first + nodes[k, tree.FIELDS]):
         node = lists[c]
-        if nodes[node, SEEN] != stamp:
-            if nodes[node, REQUIRED]:
+        if nodes[node, tree.SEEN] != stamp:
+            if nodes[node, tree.REQUIRED]:
                 return False
             set_null(node, e, nodes, words, valid, domains)
     return True

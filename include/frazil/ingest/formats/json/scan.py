@@ -1,8 +1,5 @@
-"""Scans JSON tokens as strictly as `record` does, in compiled code.
-
-Each record is followed by a newline that does not belong to it. Functions that skip white space need the record's end,
-because a newline inside a record is white space. All other functions stop at the first unexpected byte, so they do not
-read beyond the newline. All return `NO` if the bytes do not match.
+"""Scans JSON tokens as strictly as `record` does, in compiled code. Functions return `NO` if the bytes do not match.
+They stop at the newline after a record; those that skip white space need the record's end.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -10,7 +7,6 @@ read beyond the newline. All return `NO` if the bytes do not match.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +19,6 @@ Octets = NDArray[np.uint8]
 loop = partial(compiled, allocates=False)
 
 NO = -1
-"""Result for bytes that do not match."""
 
 _ordinary = np.zeros(256, np.bool_)
 _ordinary[32:127] = True
@@ -33,7 +28,7 @@ _ONES, _SPACES, _QUOTES, _BACKSLASHES, _HIGHEST = (
     np.frombuffer(bytes([octet]) * 8, np.int64)[0] for octet in b'\x01 "\\\x80'
 )
 ORDINARY = _ordinary
-"""Bytes that a string may contain without an escape: ASCII except quotation mark, backslash and control characters."""
+"""Bytes that a string may contain without an escape: ASCII except `"`, backslash and control characters."""
 _hex = np.full(256, -1, np.int64)
 for _digit in b"0123456789abcdefABCDEF":
     _hex[_digit] = int(chr(_digit), 16)
@@ -47,7 +42,6 @@ ESCAPES = _short
 
 @loop
 def skip_white_space(b: Octets, p: int, end: int) -> int:
-    """Return the position of the next byte that is not white space."""
     while b[p] <= 32 and p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
@@ -60,7 +54,7 @@ def is_digit(c: int) -> bool:
 
 @loop
 def literal_end(b: Octets, p: int) -> int:
-    """Return the position after the `true`, `false` or `null` at `p`; `NO` if there is none."""
+    """Return the position after the `true`, `false` or `null` at `p`, or `NO`."""
     c = b[p]
     if c == 116:
         return p + 4 if b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101 else NO
@@ -73,7 +67,7 @@ def literal_end(b: Octets, p: int) -> int:
 
 @loop
 def special_number_end(b: Octets, p: int) -> int:
-    """Return the position after the `NaN`, `Inf` or `Infinity` at `p`; `NO` if there is none."""
+    """Return the position after the `NaN`, `Inf` or `Infinity` at `p`, or `NO`."""
     if b[p] == 78:
         return p + 3 if b[p + 1] == 97 and b[p + 2] == 78 else NO
     if not (b[p] == 73 and b[p + 1] == 110 and b[p + 2] == 102):
@@ -84,7 +78,7 @@ def special_number_end(b: Octets, p: int) -> int:
 
 @loop
 def number_end(b: Octets, p: int) -> int:
-    """Return the position after the number at `p`; `NO` if there is none."""
+    """Return the position after the number at `p`, or `NO`."""
     if b[p] == 45:
         p += 1
     if b[p] == 78 or b[p] == 73:
@@ -144,16 +138,15 @@ def utf8_length(b: Octets, p: int) -> int:
 
 @loop
 def _all_ordinary(eight: int) -> bool:
-    """Return whether all eight bytes are ordinary. The subtractions set the highest bit of bytes that are not."""
+    """The subtractions set the highest bit of bytes that are not ordinary."""
     quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
     return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)
 
 
 @loop
 def string_end(b: Octets, p: int) -> tuple[int, bool]:
-    """Find the end of the string whose content begins at `p`.
-
-    Returns the position of its closing quotation mark (NO if invalid), and whether it has escapes.
+    """Return the closing quotation mark (or NO) of the string whose content begins at `p`, and whether it has
+    escapes.
     """
     escaped = False
     last = len(b) - 8
@@ -192,10 +185,7 @@ def string_end(b: Octets, p: int) -> tuple[int, bool]:
 
 @loop
 def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a string's content `[p, end)`, unescaped, as UTF-8. Returns the position after the result.
-
-    `string_end` must have accepted the string. The result is never longer than the content.
-    """
+    """Write a string's content `[p, end)`, which `string_end` accepted, unescaped. Returns the position after it."""
     while p < end:
         c = b[p]
         if c != 92:
@@ -248,10 +238,7 @@ def _skip_key(b: Octets, p: int, end: int) -> int:
 
 @loop
 def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
-    """Return the end of the value that begins at `p`.
-
-    `depth` is the number of enclosing values. `opened` is scratch memory.
-    """
+    """Return the end of the value at `p`, which `depth` values enclose. `opened` is scratch memory."""
     enclosing = depth
     while True:
         c = b[p]
@@ -292,8 +279,3 @@ def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
             if c != opened[depth - 1] + 2:
                 return NO
             depth -= 1
-
-
-def allocate_scratch() -> Any:
-    """Allocate the scratch memory for `value_end`."""
-    return np.zeros(MAX_DEPTH, np.uint8)

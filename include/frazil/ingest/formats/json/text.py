@@ -12,12 +12,9 @@ import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""Pattern of a string. A string without a closing quotation mark extends to the end of the text.
-
-Otherwise the pattern would be tried again at each quotation mark inside it.
-"""
+"""Pattern of a string. Without a closing quotation mark, it extends to the end, so that each is tried only once."""
 MAX_DEPTH = 500
-"""Maximum nesting of objects and arrays, even in ignored fields. Recursive parsers cannot read deeper nesting."""
+"""Maximum nesting of objects and arrays, even in ignored fields: recursive parsers cannot read deeper."""
 
 _DEPTH_CHANGES = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
@@ -30,7 +27,7 @@ SPECIALS = {
     "Inf": b"1e9990003",
     "-Inf": b"-1e9990003",
 }
-"""Map NaN and infinities, which strict JSON does not have, to numbers that stand for them."""
+"""Numbers that stand for NaN and infinities, which strict JSON does not have."""
 _SPECIAL_PATTERN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
 _ENCODED_PATTERN = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
 _SPECIAL_NAMES = {number: name.encode() for name, number in SPECIALS.items()}
@@ -40,23 +37,19 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x00\x00{\x00\x00\x00")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
-"""First bytes of a JSON object in UTF-16, with and without byte order mark. UTF-32 can begin with the same bytes."""
+"""First bytes of a JSON object in UTF-16. UTF-32 can begin with the same bytes."""
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
-"""Pattern of an escape. Its group matches only a surrogate without its other half."""
+"""Its group matches only a surrogate without its other half."""
 
 
 class RecordError(Exception):
-    """The reason why a record cannot become a row."""
-
     def __init__(self, error_class: str, error: str) -> None:
         self.error_class, self.error = error_class, error
 
 
 def strip_message(value: bytes | None) -> bytes:
-    """Return the message without surrounding white space. Raises RecordError if it does not look like an object in
-    UTF-8.
-    """
+    """Remove surrounding white space. Raises RecordError if it does not look like an object in UTF-8."""
     if value is None:
         raise RecordError("Tombstone", "the message has no value")
     text = value.strip(WHITE_SPACE)
@@ -75,7 +68,6 @@ def strip_message(value: bytes | None) -> bytes:
 
 
 def _not_an_object_text(text: bytes) -> str:
-    """Return the error text for a value that is not an object in UTF-8: what it seems to be, and what to do."""
     if text.startswith(_BYTE_ORDER_MARK):
         return "the value begins with a byte order mark: write UTF-8 without one"
     for magic, name in _COMPRESSIONS.items():
@@ -130,9 +122,7 @@ def may_be_special(texts: Sequence[bytes]) -> list[bool]:
 
 
 def encode_specials(text: bytes) -> bytes:
-    """Return the JSON with NaN and infinities outside strings replaced by the numbers that stand for them
-    (`SPECIALS`).
-    """
+    """Replace NaN and infinities outside strings by `SPECIALS`."""
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
         return text
@@ -146,7 +136,7 @@ def encode_specials(text: bytes) -> bytes:
 
 
 def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-    """Return the JSON with `changed` applied to each part outside strings that contains `one` or `other`."""
+    """Apply `changed` to each part outside strings that contains `one` or `other`."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]
@@ -154,7 +144,7 @@ def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Call
 
 
 def decode_specials(text: bytes) -> bytes:
-    """Return the JSON of one value with NaN and infinities restored: the reverse of `encode_specials`."""
+    """Undo `encode_specials` in the JSON of one value."""
     return _change_outside_strings(text, b"e999000", b"e999000", _restore_specials) if b"e999000" in text else text
 
 

@@ -27,23 +27,22 @@ SUPPORTED = (
 
 AS_JSON, JSON_IN_TEXT, OF_REST, LISTED, AS_TEXT = "json", "json-in-text", "rest", "listed", "text"
 Units = Mapping[int, str]
-"""Map a column's field id to the form of its values in records, if the column's type does not determine the form.
+"""Map a field id to the form of its values in records, if the column's type does not determine it.
 
-`s`, `ms`, `us` or `ns`: a timestamp column's values are numbers since the epoch. `json`: a string column stores any
-value as JSON text. `json-in-text`: the same, except that a string's content is already JSON. `rest`: a string column
-stores the fields of its struct that fill no other column. `listed`: a struct's fields, whose names are numbers, are the
-elements of an array. `text`: like `json`; but change events replace `json` by `json-in-text`, and keep `text`.
+`s`, `ms`, `us`, `ns`: numbers since the epoch. `json`: any value, as JSON text. `json-in-text`: the same, but a
+string's content is already JSON. `rest`: the fields of the struct that fill no other column. `listed`: a struct whose
+fields, named by numbers, are elements of an array. `text`: like `json`, but change events replace `json` by
+`json-in-text`.
 """
 
 
 def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
-    """Raise SpecError if this format does not support a type in the schema. The error lists all such columns."""
+    """Raise SpecError with all columns whose types this format does not support."""
     if found := "; ".join(_unsupported_errors(schema, "schema", name)):
         raise SpecError(found)
 
 
 def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[str]:
-    """Yield an error for each type that the format does not support."""
     match kind:
         case iceberg.StructType():
             for field in kind.fields:
@@ -62,7 +61,7 @@ def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Ite
 
 
 def inner_types(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    """Yield the types inside a type, without the type itself."""
+    """Yield the types inside a type, at any depth."""
     match kind:
         case iceberg.StructType():
             parts = [field.field_type for field in kind.fields]
@@ -78,7 +77,6 @@ def inner_types(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
 
 
 def max_nesting(kind: iceberg.IcebergType) -> int:
-    """Return the maximum nesting of objects and arrays."""
     match kind:
         case iceberg.StructType():
             return 1 + max((max_nesting(field.field_type) for field in kind.fields), default=0)

@@ -1,7 +1,5 @@
-"""Converts individual JSON values to types that JSON does not have: decimals, times, UUIDs, bytes.
-
-Each conversion takes a parsed value and returns a value that Arrow accepts for the column. It raises `InvalidValue` if
-the value cannot be converted.
+"""Converts single JSON values to types that JSON does not have: decimals, times, UUIDs, bytes. A conversion takes a
+parsed value, returns what Arrow accepts for the column, and raises `InvalidValue`.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
 INT64 = range(-(2**63), 2**63)
 
 SPECIAL_NUMBERS = {number: float(name) for name, number in SPECIALS.items()}
-"""Map the numbers that stand for NaN and infinities to their values. Strict JSON does not have these."""
+"""The values of the numbers that stand for NaN and infinities."""
 
 # Each pattern can match a text in at most one way, so that a long text cannot make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
@@ -37,15 +35,12 @@ _TIME_PATTERN = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?
 _TIME = re.compile(_TIME_PATTERN % 2)
 _TIME_AND_ZONE = re.compile(rf"[Tt ]{_TIME_PATTERN % 2}(Z|z|[+-][0-9]{{2}}(?::?[0-9]{{2}})?)?")
 _USUAL_TIME = re.compile("([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])")
-_MICROSECONDS_OF_UNITS = (3_600_000_000, 60_000_000, 1_000_000)
 _UUID = re.compile("(?:-*[0-9a-fA-F]){32}-*")
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
 class InvalidValue(Exception):
-    """Why a value is rejected. `path` leads from the value to its rejected part; empty if the whole value is
-    rejected.
-    """
+    """Why a value is rejected. `path` leads from the value to its rejected part."""
 
     error_class = TYPE_MISMATCH
 
@@ -55,14 +50,12 @@ class InvalidValue(Exception):
             self.error_class = "MissingRequired"
 
     def within(self, name: str) -> InvalidValue:
-        """Put a field's name before the path, and return the error."""
+        """Put a field's name before the path."""
         self.path = f"{name}.{self.path}" if self.path else name
         return self
 
 
 class OutOfRange(InvalidValue):
-    """A number of the right type that is too large for the column."""
-
     error_class = OUT_OF_RANGE
 
 
@@ -93,7 +86,6 @@ def find_conversion(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: 
 
 
 def describe(value: Any) -> str:
-    """Describe a parsed value for a message."""
     match value:
         case None:
             return "null"
@@ -134,7 +126,7 @@ def parse_double(raw: msgspec.Raw) -> float:
 
 
 def check_single(value: float) -> float:
-    """Return the value unchanged. Raises OutOfRange for a finite value that is infinite in single precision."""
+    """Raise OutOfRange for a finite value that is infinite in single precision."""
     try:
         struct.pack("<f", value)
     except OverflowError:
@@ -154,9 +146,8 @@ def _require_number(text: bytes) -> None:
 
 
 def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
-    """Split a number, or a string that contains a number.
-
-    Returns the sign, the digits without leading and trailing zeros, the power of ten, and the number's text.
+    """Return the sign, the digits without leading and trailing zeros, the power of ten, and the text of a number, also
+    in a string.
     """
     text = bytes(raw)
     if text.startswith(b'"'):
@@ -181,7 +172,6 @@ def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
 
 
 def number_as_sent(text: bytes) -> str:
-    """Return the number's text as sent, shortened. Numbers that stand for NaN and infinities are translated back."""
     special = SPECIAL_NUMBERS.get(text.strip())
     if special is None:
         return text[:64].decode()
@@ -189,9 +179,7 @@ def number_as_sent(text: bytes) -> str:
 
 
 def decimal_converter(precision: int, scale: int) -> Callable[[Any], Decimal]:
-    """Return a function that converts numbers to decimals. It raises InvalidValue for a number that would be
-    rounded.
-    """
+    """Return a function that converts numbers to decimals, and raises InvalidValue instead of rounding."""
     usual = None
     if precision > scale > 0:  # matches most numbers
         usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
@@ -276,7 +264,7 @@ def parse_time(text: str) -> int:
 def parse_timestamp(text: str, kind: iceberg.IcebergType) -> int:
     """Convert an ISO 8601 timestamp to microseconds since the epoch in UTC. Finer fractions are truncated.
 
-    A text without `Z` and offset is taken as UTC. A `timestamp` column (without zone) gets the time in UTC, too.
+    Without `Z` and offset, it is taken as UTC. A `timestamp` column (without zone) gets the time in UTC, too.
     """
     if (since := _days_since_epoch(text[:10])) is None:
         raise _invalid_value(text, kind)
@@ -302,15 +290,16 @@ def parse_timestamp(text: str, kind: iceberg.IcebergType) -> int:
 
 @lru_cache(maxsize=4096)
 def _parse_plain_time(text: str) -> int | None:
-    """Convert `HH:MM:SS`, the most frequent form of a time, to microseconds; None for any other form."""
+    """Convert `HH:MM:SS`, the most frequent form; None for any other."""
     found = _USUAL_TIME.fullmatch(text)
-    return (
-        None if found is None else sum(int(n) * u for n, u in zip(found.groups(), _MICROSECONDS_OF_UNITS, strict=True))
-    )
+    if found is None:
+        return None
+    hours, minutes, seconds = map(int, found.groups())
+    return ((hours * 60 + minutes) * 60 + seconds) * 1_000_000
 
 
 def _time_micros(text: str, kind: object, *clock: str | None) -> int:
-    """Convert hour, minute, second and fraction to microseconds. All but the hour may be None."""
+    """All but the hour may be None."""
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:
@@ -326,7 +315,7 @@ def parse_uuid(text: str) -> bytes:
 
 
 def decode_base64(text: str, length: int | None = None) -> bytes:
-    """Decode base64 (RFC 4648, with padding). `length` is the required number of bytes, for a fixed column."""
+    """Decode base64 (RFC 4648, with padding). `length` is the size of a fixed column."""
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,17 +1,15 @@
-"""Writes individual values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers, in compiled
-code.
+"""Writes values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers, in compiled code.
 
-The value of node k at entry e is at `words[base[k] + width * e]`. A node is a column or nested field. Its domain is
-  what its entries are numbered by: the rows, or the elements of one list or map (see the module `nodes`).
+The value of node k at entry e is at `words[base[k] + width * e]`; `valid[flag[k] + e]` is 0 for a null. Its domain
+numbers the entries: rows, or elements of one list or map column (see `nodes`).
+
 - a number, date, time or boolean: one word; a double is stored as its bits
 - a string or bytes: start and length; a start of -1 - x means position x in `text` instead of the records
 - a decimal or UUID: two words in Arrow's order
 - a list or map: the index after its last element, in the domain of the elements
-
-`valid[flag[k] + e]` is 0 for a null.
 """
 
-# ruff: noqa: PLR0911, PLR0913, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
+# ruff: noqa: PLR0911, PLR0913, PLR0917, PLR1714 - compiled code follows the grammar, and each call and container costs
 
 from __future__ import annotations
 
@@ -20,18 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from frazil.ingest.compiled import memcpy
+from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.dates_and_times import INVALID_DATE, parse_date, parse_time, parse_timestamp
-from frazil.ingest.formats.json.nodes import (
-    BOOLEAN,
-    DATE,
-    DECIMAL,
-    MILLISECONDS,
-    NANOSECONDS,
-    SECONDS,
-    TIMESTAMP,
-    UUID,
-    Numbers,
-)
+from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.numbers import parse_decimal, parse_integer, parse_seconds
 from frazil.ingest.formats.json.scan import HEX, NO, Octets, literal_end, loop, unescape
 
@@ -39,21 +28,18 @@ _base64 = np.full(256, -1, np.int64)
 for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
     _base64[_letter] = _value
 BASE64 = _base64
-"""Value of each base64 letter; -1 for an invalid byte."""
 MIN_MEMCPY_BYTES = 32
-"""Minimum length in bytes of strings that are copied with `memcpy`. For shorter ones, a loop is faster than the
-call.
-"""
+"""Shorter strings are copied faster by a loop than by the call of `memcpy`."""
 _MAX_PAIRED_KEYS = 16
-"""Maximum number of keys in a map that are compared in pairs. Larger maps use a hash table."""
+"""Keys of a map that are compared in pairs. Larger maps use a hash table."""
 
 # Columns of the table of domains. The last row is not a domain: it counts the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
-"""The number of entries in use, the number for which memory exists, and the number before the current record."""
+"""The number of entries in use, the number for which memory exists, and that before the current record."""
 
 
 class Memory(NamedTuple):
-    """The arrays of columns that the loops of Avro and Protobuf fill. The module's docstring describes them."""
+    """The arrays of columns that the loops of Avro and Protobuf fill."""
 
     nodes: Numbers
     words: Numbers
@@ -63,27 +49,25 @@ class Memory(NamedTuple):
 
 @loop
 def read_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
-    """Read a boolean, date, time or number since the epoch. Returns the position after it (NO if invalid), and its
-    word.
-    """
-    if kind == BOOLEAN:
+    """Read a boolean, date, time or number since the epoch. Returns the position after it (or NO), and its word."""
+    if kind == tree.BOOLEAN:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
-    if kind == SECONDS:
+    if kind == tree.SECONDS:
         text = b[p] == 34
         p, value = parse_seconds(b, p + text)
         if p < 0 or not text:
             return p, value
         return p + 1 if b[p] == 34 else NO, value
-    if kind >= MILLISECONDS:
+    if kind >= tree.MILLISECONDS:
         p, value = parse_integer(b, p)
-        if kind == MILLISECONDS:
+        if kind == tree.MILLISECONDS:
             return p if -(2**63) // 1000 < value < 2**63 // 1000 else NO, value * 1000
-        if kind == NANOSECONDS:
+        if kind == tree.NANOSECONDS:
             return p if value != INVALID_DATE else NO, value // 1000 if value >= 0 else -(-value // 1000)
         return p, value
     if b[p] != 34:
         return NO, 0
-    if kind == DATE:
+    if kind == tree.DATE:
         value = parse_date(b, p + 1)
         if value == INVALID_DATE:
             return NO, value
@@ -97,13 +81,13 @@ def read_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
 
 @loop
 def write_value(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
-    """Read a value that is not a string or bytes, and write its words. Returns the position after it; NO if invalid."""
-    if kind == TIMESTAMP:
+    """Read a value that is not a string or bytes, and write its words. Returns the position after it, or NO."""
+    if kind == tree.TIMESTAMP:
         if b[p] != 34:
             return NO
         p, words[at] = parse_timestamp(b, p + 1)
         return p + 1 if p >= 0 and b[p] == 34 else NO
-    if kind == DECIMAL or kind == UUID:
+    if kind == tree.DECIMAL or kind == tree.UUID:
         return write_two_words(b, p, kind, precision, scale, at, words)
     p, words[at] = read_word(b, p, kind)
     return p
@@ -111,9 +95,9 @@ def write_value(b: Octets, p: int, kind: int, precision: int, scale: int, at: in
 
 @loop
 def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
-    """Read a decimal or UUID, and write its two words. Returns the position after it; NO if invalid."""
+    """Read a decimal or UUID, and write its two words. Returns the position after it, or NO."""
     text = b[p] == 34
-    if kind == DECIMAL:
+    if kind == tree.DECIMAL:
         p, high, low = parse_decimal(b, p + text, precision, scale, text)
         words[at] = np.int64(low)
         words[at + 1] = np.int64(high)
@@ -125,9 +109,8 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
 
 @loop
 def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID's two words.
-
-    Returns the position after it; NO if invalid. The UUID's first byte is the lowest byte of the first word.
+    """Parse 32 hexadecimal digits, with hyphens anywhere. Returns the position after it, or NO. The first byte is the
+    lowest of the first word.
     """
     digits = 0
     words[at] = 0
@@ -147,10 +130,7 @@ def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
 def write_string(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
-    """Write the start and length of a string. A string with escapes is unescaped into `text`.
-
-    Returns False if `text` is full.
-    """
+    """Write the start and length of a string, unescaped into `text`. Returns False if `text` is full."""
     if not escaped:
         words[at] = p
         words[at + 1] = end - p
@@ -170,10 +150,9 @@ def write_string(
 def write_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
-    """Decode base64 into `text`, and write the start and length of the result. The length is -1 if the base64 is
-    invalid.
+    """Decode base64 into `text`, and write start and length (-1 if invalid). Returns False if `text` is full.
 
-    Returns False if `text` is full. Base64 can contain escapes, because some libraries escape slash or plus.
+    Base64 can contain escapes, because some libraries escape slash or plus.
     """
     last = len(domains) - 1
     used = domains[last, USED]
@@ -191,10 +170,7 @@ def write_base64(
 
 @loop
 def _decode_base64(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Decode padded base64 into `to`, starting at `at`; the output may overlap the input.
-
-    Returns the number of bytes; -1 if the base64 is invalid.
-    """
+    """Decode padded base64 into `to`, which may overlap the input. Returns the number of bytes; -1 if invalid."""
     if (end - p) % 4:
         return -1
     first = at
@@ -264,7 +240,7 @@ def _are_equal(b: Octets, text: Octets, one: int, other: int, words: Numbers) ->
 
 @loop
 def copy_strings(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
-    """Copy strings, given as (start, length) pairs, into `to` without gaps. Writes the end of each to `offsets`."""
+    """Copy strings, given as (start, length) pairs, into `to`. Writes the end of each to `offsets`."""
     at = 0
     for i in range(len(offsets) - 1):
         start, length = spans[2 * i], spans[2 * i + 1]

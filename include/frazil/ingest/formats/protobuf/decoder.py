@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from pyiceberg.types import StructType
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import DecodedChunk, Rejection
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.avro.decoder import (
     DECLARED_ID,
     EMPTY_FAULT,
@@ -25,30 +25,27 @@ from frazil.ingest.formats.avro.decoder import (
     read_schema_ids,
 )
 from frazil.ingest.formats.avro.program import Fault
-from frazil.ingest.formats.avro.schema import TooLarge
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
 from frazil.ingest.formats.protobuf.json_text import JsonTexts
 from frazil.ingest.formats.protobuf.loop import read_message_indexes, read_records
 from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, ProtobufProgram
-from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at_indexes, message_of
+from frazil.ingest.formats.protobuf.schema import message_at_indexes, message_of
 from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
-from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
+from frazil.registry.client import SchemaSource, SchemaText
 
 _INDEX_BITS = 32
-"""Number of low bits for the message indexes in the key of a message type. The bits above hold the schema id."""
+"""Low bits for the message indexes in the key of a message type. The bits above hold the schema id."""
 
 
 class ProtobufDecoder(AvroDecoder):
-    """Decodes chunks to tables with one schema. Its main differences from the Avro decoder are the frames and the
-    loop.
-    """
-
     _read_records = staticmethod(read_records)
     _frame_words = 5
     _max_depth = 100
-    """Maximum nesting of messages, as in other Protobuf readers."""
-    _name = "protobuf"
+    """The limit of other Protobuf readers."""
+    _name, _invalid = "protobuf", "cannot be read"
+    _index_bits = _INDEX_BITS
+    _op = op
 
     def __init__(
         self,
@@ -59,12 +56,11 @@ class ProtobufDecoder(AvroDecoder):
         *,
         framed: bool = True,
     ) -> None:
-        """`schemas` is a registry for the ids in the records' frames, or the one declared schema.
+        """`schemas` is a registry for the ids in frames, or the one declared schema. Raises SpecError for a column type
+        that Protobuf does not support.
 
         `message` names the message in a declared schema; None if it has only one. `framed`: whether records begin with
         Confluent's frame (a zero byte, schema id and message indexes); always true with a registry.
-
-        Raises SpecError for a column type that Protobuf does not support.
         """
         super().__init__(schema, units, schemas)
         self._units = units
@@ -122,39 +118,27 @@ class ProtobufDecoder(AvroDecoder):
         missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
         wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
         wrong |= {row: (op.MISSING_REQUIRED, f"{path}: {op.ERRORS[op.MISSING][1]}") for row, path in missing.items()}
-        if not wrong:
-            return dataclasses.replace(decoded, rows=rows)
-        good = ~np.isin(np.arange(len(decoded.kept)), [*wrong])
-        added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return DecodedChunk(rows.filter(good), decoded.kept[good], [*decoded.rejections, *added], decoded.drift)
+        return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
 
     def _request(self, schema_ids: list[int]) -> None:
         super()._request(sorted({key >> _INDEX_BITS for key in schema_ids}))
 
-    def _add_schema(self, schema_id: int) -> int | Fault:
+    def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
         if isinstance(self._schemas, SchemaText):
-            found, what = self._schemas, "the declared schema"
+            written = message_of(found.text, found.references, self._message)
         else:
-            what = f"the schema of id {schema_id >> _INDEX_BITS}"
-            try:
-                found = self._schemas.get(schema_id >> _INDEX_BITS)
-            except UnknownSchema as error:
-                return "UnknownSchema", str(error)
-        if found.type != "PROTOBUF":
-            return "UnreadableSchema", f"{what} is of type {found.type}, but source.format is protobuf"
-        try:
-            if isinstance(self._schemas, SchemaText):
-                written = message_of(found.text, found.references, self._message)
-            else:
-                written = message_at_indexes(
-                    found.text, found.references, unpack_indexes(schema_id & 2**_INDEX_BITS - 1)
-                )
-            self._note_unknown(schema_id, (one.name for one in written.fields))
-            root = self._program.add(written)
-        except UnreadableSchema as error:
-            return "UnreadableSchema", f"{what} cannot be read: {error}"
-        except TooLarge as error:
-            return "UnreadableSchema", f"{what} is too large: {error}"
+            # The count of indexes, then zigzag varints. A count of 0 means the first message.
+            numbers, value, shift = [], 0, 0
+            for octet in (schema_id & 2**_INDEX_BITS - 1).to_bytes(4, "big"):
+                value |= (octet & 127) << shift
+                shift += 7
+                if octet < 128:
+                    numbers.append((value >> 1) ^ -(value & 1))
+                    value = shift = 0
+            indexes = numbers[1 : 1 + numbers[0]] or [0]
+            written = message_at_indexes(found.text, found.references, indexes)
+        self._note_unknown(schema_id, (one.name for one in written.fields))
+        root = self._program.add(written)
         if isinstance(root, int):
             self._messages[root] = written
         if self._widening is not None and isinstance(root, int):
@@ -162,25 +146,9 @@ class ProtobufDecoder(AvroDecoder):
         return root  # type: ignore[no-any-return]
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
-        if wrong == op.UNFIT:
-            return self._program.unfit(place)  # type: ignore[no-any-return]
-        error_class, text = op.ERRORS[wrong]
         if wrong == op.MISSING:
-            return error_class, f"{self._program.required_paths(place)}: {text}"
-        path = self._program.path(place)
-        return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
-
-
-def unpack_indexes(packed: int) -> Sequence[int]:
-    """Unpack message indexes: their count, followed by zigzag varints. A count of 0 means the first message."""
-    numbers, value, shift = [], 0, 0
-    for octet in packed.to_bytes(4, "big"):
-        value |= (octet & 127) << shift
-        shift += 7
-        if octet < 128:
-            numbers.append((value >> 1) ^ -(value & 1))
-            value = shift = 0
-    return numbers[1 : 1 + numbers[0]] or [0]
+            return op.MISSING_REQUIRED, f"{self._program.required_paths(place)}: {op.ERRORS[op.MISSING][1]}"
+        return super()._fault(wrong, place, byte)
 
 
 _F = FieldDescriptor
@@ -197,14 +165,10 @@ _SCALAR_TYPES = {
     **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64, _F.TYPE_UINT32, _F.TYPE_FIXED32), "long"),
 }
 _MAX_PARTS = 10_000
-"""Maximum number of parts in the type of a new column."""
 
 
 def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the changes that the table's schema needs to hold all records of this message.
-
-    Wider types are returned only if `widening` is true.
-    """
+    """Return the changes with which the table's schema holds all records of this message."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
@@ -213,9 +177,7 @@ def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: boo
 def _find_changes(
     written: Descriptor, struct: iceberg.StructType, path: Path, inside: frozenset[str]
 ) -> Iterator[tuple[Path, FoundType, str]]:
-    """Yield a path and what it needs: a new field's type, or the wider type of an existing column (otherwise an empty
-    string).
-    """
+    """Yield a path and the new field's type, or the wider type of an existing column."""
     if written.full_name in inside:
         return
     columns, inside = {one.name: one.field_type for one in struct.fields}, inside | {written.full_name}
@@ -239,15 +201,15 @@ def _find_changes(
 
 
 def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> FoundType:
-    """Return the column type for a field's values. `inside` has the names of the messages that enclose the field.
+    """Return the column type for a field's values; MIXED if the message is recursive.
 
-    Returns MIXED if no column can hold all values of the field, or if the message is recursive.
+    `inside` has the names of the messages that enclose the field.
     """
     return _ColumnTypeFinder().field(written, inside)
 
 
 class _ColumnTypeFinder:
-    """Finds a field's column type. It limits the number of parts, which repeated types can multiply exponentially."""
+    """Limits the number of parts, which repeated types can multiply exponentially."""
 
     def __init__(self) -> None:
         self._parts = 0

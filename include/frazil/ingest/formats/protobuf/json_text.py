@@ -1,7 +1,5 @@
-"""Fills the columns that store any value as JSON text, using Protobuf's JSON mapping.
-
-The compiled loop leaves these columns null, or empty in lists and maps. If the table has such a column, Protobuf's own
-library parses all messages again. Fields keep the names that they have in the schema.
+"""Fills the columns that store any value as JSON text, using Protobuf's JSON mapping and the schema's field names. The
+compiled loop leaves them null or empty, and Protobuf's own library parses all messages again.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
 
 class _FieldValue(NamedTuple):
-    """A field of a message. If the field is a list or map, `value` is one of its values."""
+    """A field of a message, or, with `value`, one of the values of its list or map."""
 
     message: Message
     field: FieldDescriptor
@@ -32,7 +30,7 @@ class _FieldValue(NamedTuple):
 
 
 class JsonTexts:
-    """Fills a schema's columns of JSON text. An instance is false if the schema has no such columns."""
+    """False if the schema has no columns of JSON text."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
@@ -50,9 +48,7 @@ class JsonTexts:
         return any(self._has_json(field.field_type, field.field_id) for field in self._schema.fields)
 
     def __call__(self, rows: pa.Table, records: Sequence[bytes], written: Sequence[Descriptor]) -> pa.Table:
-        """Return the rows with the JSON texts filled in. Row i comes from `records[i]`, whose message type is
-        `written[i]`.
-        """
+        """Fill in the JSON texts. Row i comes from `records[i]`, whose message type is `written[i]`."""
         self.faults, self.missing = {}, {}
         messages: list[Message | None] = []
         for row, (record, kind) in enumerate(zip(records, written, strict=True)):
@@ -158,7 +154,6 @@ def _field_value(at: _FieldValue) -> Any:
 
 
 def _find_field(message: Message, name: str) -> _FieldValue | None:
-    """Return a field of a message; None if the message type does not have it, or if it is not set."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None or (not field.is_repeated and field.has_presence and not message.HasField(name)):
         return None

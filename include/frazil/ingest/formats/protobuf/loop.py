@@ -1,15 +1,9 @@
-"""Reads Protobuf messages into columns, in compiled code. A record that cannot be read completely leaves no values in
-the columns.
-
-One loop, compiled once, reads messages of any schema; a table of operations controls it. The loop accepts a length only
-if the record has that many bytes left. The record's size also limits how many values are written for absent fields.
-`json.words` describes where values are stored.
-
-If a field occurs again, its value replaces the earlier one, or continues the same message or list. This needs no
-special code, because the field is written to the same entry again.
+"""Reads Protobuf messages into columns (`json.words`), in compiled code: one loop, controlled by a table of operations.
+A record that cannot be read completely leaves no values. Its size limits lengths and the values of absent fields. A
+field that occurs again is written to the same entry: it replaces the value, or continues the message or list.
 """
 
-# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
+# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the encoding, and each call and container costs
 
 from __future__ import annotations
 
@@ -18,116 +12,19 @@ from typing import Any
 import numpy as np
 
 from frazil.ingest.compiled import load32, load64
-from frazil.ingest.formats.avro.loop import (
-    NO_ROOM,
-    NOT_READ,
-    Plan,
-    Scratch,
-    has_duplicate_key,
-    is_utf8,
-    parse_moment,
-    parse_uuid,
-)
-from frazil.ingest.formats.json.nodes import (
-    AFTER,
-    BASE,
-    DECIMAL,
-    DOMAIN,
-    FLAG,
-    INNER,
-    KIND,
-    LIST,
-    MAP,
-    STRING,
-    STRUCT,
-    UUID,
-    Numbers,
-)
-from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
+from frazil.ingest.formats.avro import loop as avro
+from frazil.ingest.formats.json import nodes as tree
+from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
-from frazil.ingest.formats.protobuf.operations import (
-    BEGIN,
-    BEGUN,
-    BITS,
-    BLOB,
-    BOOLEAN,
-    BYTES_AS_FIXED,
-    CELLS,
-    CLOSED,
-    COUNT,
-    DOUBLE,
-    EIGHT_BYTES,
-    ENDS_EARLY,
-    FACTOR,
-    FIELDS,
-    FLOAT,
-    FOUR_BYTES,
-    GROUP,
-    GROUP_END,
-    INT32,
-    INTEGER,
-    INTEGER_AS_DECIMAL,
-    INTEGER_AS_FLOAT,
-    INVALID_UTF8,
-    KNOWN,
-    LIMIT_HIGH,
-    LIMIT_LOW,
-    LONG_VARINT,
-    MAP_ENTRY,
-    MAPPED,
-    MAPS,
-    MAX_VALUE,
-    MESSAGE,
-    MIN_VALUE,
-    MISSING,
-    NEEDED,
-    NEEDS,
-    NO_FIELD,
-    NO_GROUP,
-    NO_MOMENT,
-    NO_SYMBOL,
-    NO_TIMESTAMP,
-    NO_UUID,
-    NO_WIRE_TYPE,
-    NODE,
-    NOT_HELD,
-    OPERATION,
-    OTHER,
-    OTHER_LENGTH,
-    OTHERS,
-    OUTER,
-    REFUSED,
-    REPEATED_KEY,
-    SHAPE,
-    SINGLE,
-    SINT32,
-    SINT64,
-    SIZE,
-    SKIP,
-    SYMBOLS,
-    TENS,
-    TEXT,
-    TEXT_AS_MOMENT,
-    TEXT_AS_UUID,
-    TIMESTAMP,
-    TOO_DEEP,
-    TOO_MANY,
-    UINT32,
-    UINT64,
-    UNFIT,
-    VALID,
-    VARINT,
-    WIRE,
-)
+from frazil.ingest.formats.protobuf import operations as code
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
-"""Maximum number of values that are written for a record's absent fields: a fixed number, plus a number per byte."""
+"""Maximum number of values for a record's absent fields: a fixed number, plus a number per byte."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
-_MAX_TAG = 2**32 - 1
 _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 
 
@@ -135,33 +32,31 @@ _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
     """Read a varint. Returns the position after it (or a negative error code), and its bits."""
     if p >= end:
-        return -ENDS_EARLY, 0
+        return -code.ENDS_EARLY, 0
     c = np.int64(b[p])
     if c < 128:
         return p + 1, c
     value = np.uint64(c & 127)
     for k in range(1, 10):
         if p + k >= end:
-            return -ENDS_EARLY, 0
+            return -code.ENDS_EARLY, 0
         c = np.int64(b[p + k])
         value |= np.uint64(c & 127) << np.uint64(7 * k)
         if c < 128:
             if k == 9 and c > 1:
-                return -LONG_VARINT, 0
+                return -code.LONG_VARINT, 0
             return p + k + 1, np.int64(value)
-    return -LONG_VARINT, 0
+    return -code.LONG_VARINT, 0
 
 
 @loop
 def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
-    """Read the length of a length-prefixed value. Returns the value's start (or a negative error code), and its
-    length.
-    """
+    """Read a length prefix. Returns the value's start (or a negative error code), and its length."""
     p, length = read_varint(b, p, end)
     if p < 0:
         return p, 0
     if length < 0 or length > end - p:
-        return -ENDS_EARLY, 0
+        return -code.ENDS_EARLY, 0
     return p, length
 
 
@@ -169,40 +64,37 @@ def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
 def read_tag(b: Octets, p: int, end: int) -> tuple[int, int]:
     """Read a tag. Returns the position after it (or a negative error code), and the tag."""
     p, tag = read_varint(b, p, end)
-    if p >= 0 and (tag < 8 or tag > _MAX_TAG):
-        return -NO_FIELD, 0
+    if p >= 0 and (tag < 8 or tag >= 2**32):
+        return -code.NO_FIELD, 0
     return p, tag
 
 
 @loop
 def skip_value(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
-    """Skip the value that follows `tag`. A group is skipped with its content.
-
-    Returns the position after it, or a negative error code.
-    """
+    """Skip the value that follows `tag`, or a whole group. Returns the position after it, or a negative error code."""
     wire, outer = tag & 7, depth
     while True:
-        if wire == VARINT:
+        if wire == code.VARINT:
             p, _ = read_varint(b, p, end)
-        elif wire == BLOB:
+        elif wire == code.BLOB:
             p, length = read_span(b, p, end)
             if p >= 0:
                 p += length
-        elif wire == EIGHT_BYTES or wire == FOUR_BYTES:
-            p += 8 if wire == EIGHT_BYTES else 4
+        elif wire == code.EIGHT_BYTES or wire == code.FOUR_BYTES:
+            p += 8 if wire == code.EIGHT_BYTES else 4
             if p > end:
-                return -ENDS_EARLY
-        elif wire == GROUP:
+                return -code.ENDS_EARLY
+        elif wire == code.GROUP:
             if depth == len(frames):
-                return -TOO_DEEP
+                return -code.TOO_DEEP
             frames[depth, 4] = tag >> 3
             depth += 1
-        elif wire == GROUP_END:
+        elif wire == code.GROUP_END:
             if depth == outer or frames[depth - 1, 4] != tag >> 3:
-                return -NO_GROUP
+                return -code.NO_GROUP
             depth -= 1
         else:
-            return -NO_WIRE_TYPE
+            return -code.NO_WIRE_TYPE
         if p < 0 or depth == outer:
             return p
         p, tag = read_tag(b, p, end)
@@ -213,7 +105,7 @@ def skip_value(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: in
 
 @loop
 def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
-    """Search for the row of `places` that begins with `number`. Returns its index; -1 if no row begins with it.
+    """Return the index of the row of `places` that begins with `number`, or -1.
 
     The `count` rows begin at `first`, have `width` numbers each, and are sorted by their first number.
     """
@@ -229,72 +121,59 @@ def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 @loop
 def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
-    """Write null to entry e, the last one of a node, and remove the elements of lists and maps inside it, at any
-    depth.
-    """
-    for k in range(node, nodes[node, AFTER]):
-        if nodes[k, KIND] == LIST or nodes[k, KIND] == MAP:
-            at = e if nodes[k, DOMAIN] == nodes[node, DOMAIN] else domains[nodes[k, DOMAIN], USED]
-            domains[nodes[k, INNER], USED] = words[nodes[k, BASE] + at - 1] if at else 0
+    """Write null to entry e, the last one of a node, and remove the elements of lists and maps inside it."""
+    for k in range(node, nodes[node, tree.AFTER]):
+        if nodes[k, tree.KIND] == tree.LIST or nodes[k, tree.KIND] == tree.MAP:
+            at = e if nodes[k, tree.DOMAIN] == nodes[node, tree.DOMAIN] else domains[nodes[k, tree.DOMAIN], USED]
+            domains[nodes[k, tree.INNER], USED] = words[nodes[k, tree.BASE] + at - 1] if at else 0
     set_null(node, e, nodes, words, valid, domains)
 
 
 @loop
-def begin_message(op: int, e: int, plan: Plan, memory: Memory) -> None:
-    """Write the values that an empty message has. Must be called before the message's fields are read."""
+def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
+    """Write the values that an empty message has, before its fields are read."""
     ops, places = plan
     nodes, words, valid, domains = memory
-    at = ops[op, BEGIN]
-    for _ in range(ops[op, BEGUN]):
+    at = ops[op, code.BEGIN]
+    for _ in range(ops[op, code.BEGUN]):
         node = places[at]
         if places[at + 1] == 0:
             set_null(node, e, nodes, words, valid, domains)
         else:
-            kind, base = nodes[node, KIND], nodes[node, BASE]
-            valid[nodes[node, FLAG] + e] = 1
-            if kind == LIST or kind == MAP:
-                words[base + e] = domains[nodes[node, INNER], USED]
-            elif kind == STRING or kind == DECIMAL or (kind >= UUID and kind < STRUCT):
+            kind, base = nodes[node, tree.KIND], nodes[node, tree.BASE]
+            valid[nodes[node, tree.FLAG] + e] = 1
+            if kind == tree.LIST or kind == tree.MAP:
+                words[base + e] = domains[nodes[node, tree.INNER], USED]
+            elif kind == tree.STRING or kind == tree.DECIMAL or (kind >= tree.UUID and kind < tree.STRUCT):
                 words[base + 2 * e] = places[at + 2]
                 words[base + 2 * e + 1] = places[at + 3]
-            elif kind != STRUCT:
+            elif kind != tree.STRUCT:
                 words[base + e] = places[at + 2]
         at += 4
 
 
 @loop
 def write_decimal(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Scale an integer to the column's scale, and write it as two words. `low` is its absolute value.
-
-    Returns VALID or an error code.
-    """
-    limit, high = np.uint64(ops[op, LIMIT_HIGH]), _0
-    if limit == _0 and low >= np.uint64(ops[op, LIMIT_LOW]):
-        return NOT_HELD
-    for _ in range(ops[op, TENS]):
+    """Write an integer, whose absolute value is `low`, in the column's scale. Returns VALID or an error code."""
+    limit, high = np.uint64(ops[op, code.LIMIT_HIGH]), _0
+    if limit == _0 and low >= np.uint64(ops[op, code.LIMIT_LOW]):
+        return code.NOT_HELD
+    for _ in range(ops[op, code.TENS]):
         high, low = times_ten(high, low, _0)
     if negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
     words[at] = np.int64(low)
     words[at + 1] = np.int64(high)
-    return VALID
+    return code.VALID
 
 
 @loop
-def read_timestamp(
-    b: Octets,
-    p: int,
-    end: int,
-    node: int,
-    e: int,
-    memory: Memory,
-    frames: Numbers,
-) -> int:
-    """Read a google.protobuf.Timestamp. Returns VALID or an error code."""
+def read_timestamp(b: Octets, p: int, end: int, node: int, e: int, memory: Memory, frames: Numbers) -> int:
+    """Returns VALID or an error code."""
     nodes, words, valid, _ = memory
     seconds, nanos = np.int64(0), np.int64(0)
-    at = nodes[node, BASE] + e
-    if valid[nodes[node, FLAG] + e]:  # continue the earlier timestamp
+    at = nodes[node, tree.BASE] + e
+    if valid[nodes[node, tree.FLAG] + e]:  # continue the earlier timestamp
         seconds = words[at] // 1_000_000
         nanos = (words[at] - seconds * 1_000_000) * 1000
     while p < end:
@@ -314,163 +193,150 @@ def read_timestamp(
             if p < 0:
                 return -p
     if not (0 <= nanos < 1_000_000_000 and _MIN_SECOND <= seconds <= _MAX_SECOND):
-        return NO_TIMESTAMP
+        return code.NO_TIMESTAMP
     words[at] = seconds * 1_000_000 + nanos // 1000
-    valid[nodes[node, FLAG] + e] = 1
-    return VALID
+    valid[nodes[node, tree.FLAG] + e] = 1
+    return code.VALID
 
 
 @loop
 def decode_integer(value: Any, bits: int) -> Any:
     """Convert a varint's bits to an integer with the encoding `bits`. A UINT64 above 2^63 - 1 becomes negative."""
-    if bits == INT32:
+    if bits == code.INT32:
         return np.int64(np.int32(value))
-    if bits == UINT32:
+    if bits == code.UINT32:
         return value & 0xFFFFFFFF
-    if bits == SINT32:
+    if bits == code.SINT32:
         value &= 0xFFFFFFFF
         return np.int64(np.int32((value >> 1) ^ -(value & 1)))
-    if bits == SINT64:
+    if bits == code.SINT64:
         return np.int64(np.uint64(value) >> _1) ^ -(value & 1)
     return value
 
 
 @loop
 def read_value(
-    b: Octets,
-    p: int,
-    end: int,
-    op: int,
-    e: int,
-    plan: Plan,
-    memory: Memory,
-    scratch: Scratch,
+    b: Octets, p: int, end: int, op: int, e: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch
 ) -> int:
-    """Read a scalar into entry e of its node. Returns the position after the value, or a negative error code."""
+    """Read a scalar into entry e of its node. Returns the position after it, or a negative error code."""
     ops, places = plan
     nodes, words, valid, _ = memory
-    kind, node, wire = ops[op, OPERATION], ops[op, NODE], ops[op, WIRE]
-    flag, at = nodes[node, FLAG] + e, nodes[node, BASE] + e
-    if wire == BLOB:
+    kind, node, wire = ops[op, code.OPERATION], ops[op, code.NODE], ops[op, code.WIRE]
+    flag, at = nodes[node, tree.FLAG] + e, nodes[node, tree.BASE] + e
+    if wire == code.BLOB:
         p, length = read_span(b, p, end)
         if p < 0:
             return p
-        if kind == TIMESTAMP:
+        if kind == code.TIMESTAMP:
             wrong = read_timestamp(b, p, p + length, node, e, memory, scratch.frames)
-            return p + length if wrong == VALID else -wrong
+            return p + length if wrong == code.VALID else -wrong
         valid[flag] = 1
-        if kind == TEXT_AS_UUID:
-            return p + length if parse_uuid(b, p, p + length, at + e, words) else -NO_UUID
-        if kind == TEXT_AS_MOMENT:
+        if kind == code.TEXT_AS_UUID:
+            return p + length if avro.parse_uuid(b, p, p + length, at + e, words) else -code.NO_UUID
+        if kind == code.TEXT_AS_MOMENT:
             return (
                 p + length
-                if parse_moment(b, p, p + length, nodes[node, KIND], at, words, scratch.slots)
-                else -NO_MOMENT
+                if avro.parse_moment(b, p, p + length, nodes[node, tree.KIND], at, words, scratch.slots)
+                else -code.NO_MOMENT
             )
-        if kind == TEXT and not is_utf8(b, p, p + length):
-            return -INVALID_UTF8
-        if kind == BYTES_AS_FIXED and length != ops[op, SIZE]:
-            return -OTHER_LENGTH
+        if kind == code.TEXT and not avro.is_utf8(b, p, p + length):
+            return -code.INVALID_UTF8
+        if kind == code.BYTES_AS_FIXED and length != ops[op, code.SIZE]:
+            return -code.OTHER_LENGTH
         words[at + e] = p
         words[at + e + 1] = length
         return p + length
-    if wire == VARINT:
+    if wire == code.VARINT:
         p, value = read_varint(b, p, end)
         if p < 0:
             return p
-    elif wire == EIGHT_BYTES:
+    elif wire == code.EIGHT_BYTES:
         if end - p < 8:
-            return -ENDS_EARLY
+            return -code.ENDS_EARLY
         value = load64(np.int64(b.ctypes.data) + p)
         p += 8
     else:
         if end - p < 4:
-            return -ENDS_EARLY
+            return -code.ENDS_EARLY
         value = np.int64(load32(np.int64(b.ctypes.data) + p))
         p += 4
     valid[flag] = 1
-    if kind == DOUBLE:
-        if nodes[node, KIND] == FLOAT_NODE:
+    if kind == code.DOUBLE:
+        if nodes[node, tree.KIND] == tree.FLOAT:
             number = np.int64(value).view(np.float64)
             if np.isinf(np.float32(number)) and not np.isinf(number):
-                return -NOT_HELD
+                return -code.NOT_HELD
         words[at] = value
         return p
-    if kind == FLOAT:
+    if kind == code.FLOAT:
         words[at] = np.float64(np.int32(value).view(np.float32)).view(np.int64)
         return p
-    if kind == BOOLEAN:
+    if kind == code.BOOLEAN:
         words[at] = 1 if value != 0 else 0
         return p
-    bits = ops[op, BITS]
+    bits = ops[op, code.BITS]
     value = decode_integer(value, bits)
-    if kind == INTEGER:
-        if (bits == UINT64 and value < 0) or not ops[op, MIN_VALUE] <= value <= ops[op, MAX_VALUE]:
-            return -NOT_HELD
-        factor = ops[op, FACTOR]
+    if kind == code.INTEGER:
+        if (bits == code.UINT64 and value < 0) or not ops[op, code.MIN_VALUE] <= value <= ops[op, code.MAX_VALUE]:
+            return -code.NOT_HELD
+        factor = ops[op, code.FACTOR]
         if factor < 0:
             words[at] = value // -factor
         else:
             words[at] = value * factor
         return p
-    if kind == INTEGER_AS_FLOAT:
-        if bits == UINT64:
+    if kind == code.INTEGER_AS_FLOAT:
+        if bits == code.UINT64:
             words[at] = np.float64(np.uint64(value)).view(np.int64)
         else:
             words[at] = np.float64(value).view(np.int64)
         return p
-    if kind == INTEGER_AS_DECIMAL:
-        negative = bits != UINT64 and value < 0
+    if kind == code.INTEGER_AS_DECIMAL:
+        negative = bits != code.UINT64 and value < 0
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
         wrong = write_decimal(negative, amount, op, ops, at + e, words)
-        return p if wrong == VALID else -wrong
+        return p if wrong == code.VALID else -wrong
     # SYMBOL
-    found = find_row(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, value)
+    found = find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, value)
     if found < 0:
-        return -NO_SYMBOL
-    words[at + e] = -1 - places[ops[op, SYMBOLS] + 3 * found + 1]
-    words[at + e + 1] = places[ops[op, SYMBOLS] + 3 * found + 2]
+        return -code.NO_SYMBOL
+    words[at + e] = -1 - places[ops[op, code.SYMBOLS] + 3 * found + 1]
+    words[at + e + 1] = places[ops[op, code.SYMBOLS] + 3 * found + 2]
     return p
 
 
 @loop
-def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: Plan) -> bool:
+def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: avro.Plan) -> bool:
     """Return whether the number at `p` is valid, but not a symbol of the enum."""
     ops, places = plan
     after, value = read_varint(b, p, end)
-    return after >= 0 and find_row(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
+    return after >= 0 and find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, np.int64(np.int32(value))) < 0
 
 
 @loop
-def check_message(b: Octets, op: int, e: int, plan: Plan, memory: Memory, scratch: Scratch) -> int:
+def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch) -> int:
     """Check a message after its last field. Returns VALID, an error code, or NO_ROOM + d for a full hash table."""
     ops, places = plan
     nodes, words, valid, domains = memory
     _, slots, seed = scratch
-    for k in range(ops[op, NEEDS], ops[op, NEEDS] + ops[op, NEEDED]):
-        if not valid[nodes[places[k], FLAG] + e]:
-            return MISSING
-    for k in range(ops[op, MAPS], ops[op, MAPS] + ops[op, MAPPED]):
+    for k in range(ops[op, code.NEEDS], ops[op, code.NEEDS] + ops[op, code.NEEDED]):
+        if not valid[nodes[places[k], tree.FLAG] + e]:
+            return code.MISSING
+    for k in range(ops[op, code.MAPS], ops[op, code.MAPS] + ops[op, code.MAPPED]):
         node = places[k]
-        to = nodes[node, BASE] + e
+        to = nodes[node, tree.BASE] + e
         first = words[to - 1] if e else 0
         if words[to] - first > 1:
             if 4 * (words[to] - first) > len(slots):
-                return NO_ROOM + len(domains)
-            if has_duplicate_key(b, nodes[node + 1, BASE], first, words[to], words, slots, seed):
-                return REPEATED_KEY
-    return VALID
+                return avro.NO_ROOM + len(domains)
+            if avro.has_duplicate_key(b, nodes[node + 1, tree.BASE], first, words[to], words, slots, seed):
+                return code.REPEATED_KEY
+    return code.VALID
 
 
 @loop
 def read_record(
-    b: Octets,
-    p: int,
-    end: int,
-    root: int,
-    plan: Plan,
-    memory: Memory,
-    scratch: Scratch,
+    b: Octets, p: int, end: int, root: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code or NO_ROOM + d, and the operation and position of the error."""
     ops, places = plan
@@ -478,12 +344,12 @@ def read_record(
     frames = scratch.frames
     message, depth, e, next_ = root, 0, domains[0, USED], 0
     cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
-    valid[nodes[0, FLAG] + e] = 1
+    valid[nodes[0, tree.FLAG] + e] = 1
     begin_message(root, e, plan, memory)
     while True:
         if p == end:
             wrong = check_message(b, message, e, plan, memory, scratch)
-            if wrong != VALID or depth == 0:
+            if wrong != code.VALID or depth == 0:
                 return wrong, message, p
             depth -= 1
             message, e, end, next_ = frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3]
@@ -494,7 +360,7 @@ def read_record(
             return -p, message, start
         number, wire = tag >> 3, tag & 7
         # Most writers write fields in the order of their numbers.
-        first, count = ops[message, FIELDS], ops[message, COUNT]
+        first, count = ops[message, code.FIELDS], ops[message, code.COUNT]
         if next_ >= count or places[first + 2 * next_] != number:
             next_ = find_row(places, first, count, 2, number)
         if next_ < 0:
@@ -504,30 +370,30 @@ def read_record(
                 return -p, message, start
             continue
         op = places[first + 2 * next_ + 1]
-        shape, kind, expected = ops[op, SHAPE], ops[op, OPERATION], ops[op, WIRE]
-        if shape == SINGLE:
+        shape, kind, expected = ops[op, code.SHAPE], ops[op, code.OPERATION], ops[op, code.WIRE]
+        if shape == code.SINGLE:
             next_ += 1
-        packed = shape != SINGLE and wire == BLOB and expected != BLOB
+        packed = shape != code.SINGLE and wire == code.BLOB and expected != code.BLOB
         if wire != expected and not packed:  # treat as unknown
             p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
-        if ops[op, CLOSED] and not packed and is_unknown_symbol(b, p, end, op, plan):
+        if ops[op, code.CLOSED] and not packed and is_unknown_symbol(b, p, end, op, plan):
             p = skip_value(b, p, end, tag, frames, depth)
             continue
-        if ops[op, OTHER]:
-            for k in range(ops[op, OTHERS], ops[op, OTHERS] + ops[op, OTHER]):
-                if valid[nodes[places[k], FLAG] + e]:
+        if ops[op, code.OTHER]:
+            for k in range(ops[op, code.OTHERS], ops[op, code.OTHERS] + ops[op, code.OTHER]):
+                if valid[nodes[places[k], tree.FLAG] + e]:
                     clear_entry(places[k], e, nodes, words, valid, domains)
-        if kind == SKIP:
+        if kind == code.SKIP:
             p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
-        if kind == REFUSED:
-            return UNFIT, op, start
-        node, outer = ops[op, NODE], ops[op, OUTER]
+        if kind == code.REFUSED:
+            return code.UNFIT, op, start
+        node, outer = ops[op, code.NODE], ops[op, code.OUTER]
         stop = end
         if packed:
             after, length = read_span(b, p, end)
@@ -537,31 +403,31 @@ def read_record(
             stop = p + length
         while not packed or p < stop:
             entry = e
-            if shape != SINGLE:
-                if packed and ops[op, CLOSED] and is_unknown_symbol(b, p, stop, op, plan):
+            if shape != code.SINGLE:
+                if packed and ops[op, code.CLOSED] and is_unknown_symbol(b, p, stop, op, plan):
                     p, _ = read_varint(b, p, stop)
                     continue
-                inner = nodes[outer, INNER]
+                inner = nodes[outer, tree.INNER]
                 entry = domains[inner, USED]
                 if entry >= domains[inner, ROOM]:
-                    return NO_ROOM + inner, op, start
+                    return avro.NO_ROOM + inner, op, start
                 domains[inner, USED] = entry + 1
-                words[nodes[outer, BASE] + e] = entry + 1
-                valid[nodes[node, FLAG] + entry] = 0
-            if kind == MESSAGE:
+                words[nodes[outer, tree.BASE] + e] = entry + 1
+                valid[nodes[node, tree.FLAG] + entry] = 0
+            if kind == code.MESSAGE:
                 after, length = read_span(b, p, end)
                 if after < 0:
                     return -after, op, start
                 if depth == len(frames) - 1:
-                    return TOO_DEEP, op, start
+                    return code.TOO_DEEP, op, start
                 p = after
                 frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3] = message, e, end, next_
                 depth += 1
-                there = nodes[node, FLAG] + entry
-                if shape == MAP_ENTRY or not valid[there]:
-                    cells -= ops[op, CELLS]
+                there = nodes[node, tree.FLAG] + entry
+                if shape == code.MAP_ENTRY or not valid[there]:
+                    cells -= ops[op, code.CELLS]
                     if cells < 0:
-                        return TOO_MANY, op, start
+                        return code.TOO_MANY, op, start
                     valid[there] = 1
                     begin_message(op, entry, plan, memory)
                 message, e, end, next_ = op, entry, p + length, 0
@@ -581,32 +447,30 @@ def read_records(
     lengths: Numbers,
     roots: Numbers,
     first: int,
-    plan: Plan,
+    plan: avro.Plan,
     memory: Memory,
-    scratch: Scratch,
+    scratch: avro.Scratch,
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Read records, starting at index `first`. The arguments and results are the same as those of Avro's
-    `read_records`.
-    """
+    """Read records, like Avro's `read_records`."""
     domains = memory.domains
     for i in range(first, len(starts)):
-        wrong[i] = NOT_READ
+        wrong[i] = avro.NOT_READ
         if roots[i] < 0:
             continue
         for d in range(len(domains)):
             domains[d, BEFORE] = domains[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
         found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
-        if found == VALID:
-            wrong[i] = VALID
+        if found == code.VALID:
+            wrong[i] = code.VALID
             domains[0, USED] += 1
             continue
         for d in range(len(domains)):
             domains[d, USED] = domains[d, BEFORE]
-        if found >= NO_ROOM:
-            return i, found - NO_ROOM
+        if found >= avro.NO_ROOM:
+            return i, found - avro.NO_ROOM
         wrong[i] = found
         where[i, 0] = op
         where[i, 1] = p - start
@@ -617,8 +481,7 @@ def read_records(
 def read_message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
     """Read each record's message indexes, which follow the first five bytes of the frame.
 
-    `found` receives the bytes of the indexes as one number, and `sizes` how many bytes these are. The size is -1 if the
-    indexes are invalid or have more than four bytes.
+    `found` receives their bytes as one number, and `sizes` how many these are; -1 if invalid or more than four.
     """
     for i in range(len(starts)):
         p, end = starts[i] + 5, starts[i] + lengths[i]

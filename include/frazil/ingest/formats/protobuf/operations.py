@@ -1,36 +1,32 @@
-"""The operations of the Protobuf loop. An operation reads a field of one type into one column node, or skips it."""
+"""The operations of the Protobuf loop. Each reads a field of one type into one column node, or skips it."""
 
 from __future__ import annotations
 
 # Conversions of a field's value.
 (SKIP, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, BOOLEAN, FLOAT, DOUBLE, BYTES, TEXT) = range(9)
 (BYTES_AS_FIXED, TEXT_AS_UUID, TEXT_AS_MOMENT, SYMBOL, TIMESTAMP, MESSAGE, REFUSED) = range(9, 16)
-"""SKIP: the field fills no column, but other fields of its oneof do. REFUSED: reject the record, because the node
-cannot hold a value of this type.
+"""SKIP: only other fields of its oneof fill columns. REFUSED: reject the record, because the node cannot hold the
+type.
 """
 
 SINGLE, LIST_ENTRY, MAP_ENTRY = range(3)
 """How a field fills its node. OUTER is the list or map to which an entry belongs."""
 
 VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
-"""Wire types."""
 
 (INT64, INT32, UINT32, UINT64, SINT32, SINT64) = range(6)
-"""Encodings of an integer."""
 
 # Columns of the table of operations.
 (OPERATION, NODE, WIRE, SHAPE, OUTER, BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, SIZE) = range(13)
 """The columns from MIN_VALUE to LIMIT_LOW have the same meaning as in Avro's table."""
 (FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, CELLS, SYMBOLS, KNOWN, CLOSED) = range(13, 25)
-"""Columns of a message's operation. At FIELDS, `places` has COUNT pairs of a field's number and operation, sorted by
-number. At BEGIN, `places` has BEGUN groups of four numbers: a node, whether an absent field has a value (1) or null
-(0), and that value's two words.
+"""The first of two columns is an index in `places`, and the second the number of entries there. FIELDS has pairs of a
+field's number and operation, sorted by number. BEGIN has groups of a node, whether an absent field has a value (1) or
+null (0), and that value's two words. NEEDS has nodes that must not be null, and MAPS nodes of maps. SYMBOLS has the
+sorted numbers of an enum, each with the start and length of its symbol's text.
 
-At NEEDS, `places` has NEEDED nodes that must not be null; at MAPS, it has MAPPED nodes of maps. CELLS is the number of
-values that are written for an empty message.
-
-Columns of an enum's operation. At SYMBOLS, `places` has KNOWN triples, sorted by number: a number, and the start and
-length of its symbol's text. CLOSED is 1 for a closed enum: all other numbers are treated as absent.
+CELLS is the number of values of an empty message.
+CLOSED is 1 for a closed enum: all other numbers are treated as absent.
 """
 (OTHERS, OTHER, WIDTH) = range(25, 28)
 """`places[OTHERS:][:OTHER]` are the nodes of the other fields in the same oneof."""
@@ -61,4 +57,3 @@ ERRORS: dict[int, tuple[str, str]] = {
     NO_TIMESTAMP: (RANGE, "the timestamp's nanoseconds or seconds are out of range"),
     MISSING: (MISSING_REQUIRED, "required, and the message has no such field"),
 }
-"""Error class and text of each error code."""

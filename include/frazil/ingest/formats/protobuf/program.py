@@ -1,6 +1,5 @@
-"""Compiles a Protobuf message's descriptor and the table's columns into operations for the loop.
-
-Fields are matched to columns by name. Fields without a column have no operation and are skipped.
+"""Compiles a Protobuf message's descriptor and the table's columns into operations for the loop. Fields are matched to
+columns by name; fields without a column have no operation and are skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +12,16 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.avro.program import MAX_OPERATIONS, MISSING, Fault, LoopProgram, TargetColumn
+from frazil.ingest.formats.avro.program import (
+    INT,
+    LONG,
+    MAX_OPERATIONS,
+    MISSING,
+    Fault,
+    LoopProgram,
+    TargetColumn,
+    timestamp_limits,
+)
 from frazil.ingest.formats.avro.schema import TooLarge
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED
@@ -35,34 +43,27 @@ _INTEGERS = {
 }
 TYPE_NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
 _DATE_TIME_TYPES = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
-"""Column types that can be parsed from an ISO 8601 text."""
 WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
 )
 TIMESTAMP = "google.protobuf.Timestamp"
-_INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
-_FACTORS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 
 
 class _FieldMismatch(Exception):
-    """A field does not match its column. The arguments are the error class, the error text and the column's path."""
-
     def __init__(self, error_class: str, text: str, path: str = "") -> None:
         super().__init__(error_class, text, path)
 
 
 @dataclass(slots=True)
 class _AbsentFields:
-    """The values of a message's absent fields: the numbers for BEGIN and NEEDS of its operation."""
+    """The numbers for BEGIN and NEEDS of a message's operation."""
 
     begin: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
 
 
 class ProtobufProgram(LoopProgram):
-    """The operations that read Protobuf messages into the columns."""
-
     _width = op.WIDTH
 
     def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
@@ -73,9 +74,8 @@ class ProtobufProgram(LoopProgram):
         """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message. Return the first operation of its records, or an error if they cannot become rows.
-
-        If it raises TooLarge or returns an error, it adds nothing.
+        """Add a message. Return the first operation of its records, or an error. Nothing is added on an error or
+        TooLarge.
         """
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
@@ -114,7 +114,11 @@ class ProtobufProgram(LoopProgram):
         fields = {one.name: one for one in written.fields}
         for name, inside in wanted.items():
             if name not in fields and self._units.get(inside.field_id) not in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
-                self._add_absent_column(written, inside, absent)
+                if self._columns.nodes[inside.node, REQUIRED]:
+                    raise _FieldMismatch(
+                        MISSING, f"required, and the written schema's {written.name} has no such field", inside.path
+                    )
+                absent.begin += [inside.node, 0, 0, 0]
         operations: dict[int, int] = {}
         maps: list[int] = []
         for name, inside in wanted.items():
@@ -129,16 +133,8 @@ class ProtobufProgram(LoopProgram):
         self._set_field(row, op.CELLS, int(self._columns.nodes[target.node, AFTER]) - target.node)
         return row
 
-    def _add_absent_column(self, written: Descriptor, inside: TargetColumn, absent: _AbsentFields) -> None:
-        """Make a column null that no field fills. Raises _FieldMismatch if the column is required."""
-        if self._columns.nodes[inside.node, REQUIRED]:
-            raise _FieldMismatch(
-                MISSING, f"required, and the written schema's {written.name} has no such field", inside.path
-            )
-        absent.begin += [inside.node, 0, 0, 0]
-
     def _link_oneofs(self, written: Descriptor, wanted: dict[str, TargetColumn], operations: dict[int, int]) -> None:
-        """Make each field of a oneof clear the other fields of the oneof, even if the field fills no column."""
+        """Make each field of a oneof clear its other fields, even if the field fills no column."""
         for oneof in written.oneofs:
             nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
             for one in oneof.fields:
@@ -158,7 +154,7 @@ class ProtobufProgram(LoopProgram):
         self._set_places(row, op.MAPS, maps)
 
     def _add_field(self, written: FieldDescriptor, target: TargetColumn, absent: _AbsentFields) -> int:
-        """Add the operation of a field, and return it. The value for a missing field is added to `absent`."""
+        """Return the operation of a field. The value for a missing field is added to `absent`."""
         try:
             if written.is_repeated:
                 row = self._add_repeated(written, target)
@@ -219,10 +215,7 @@ class ProtobufProgram(LoopProgram):
         return row
 
     def _add_single(self, written: FieldDescriptor, target: TargetColumn) -> tuple[int, list[int] | None]:
-        """Add the operation of a single value. Return it, and the two words of the default.
-
-        The default is the column's value if the field is absent; None means null.
-        """
+        """Return the operation of a single value, and the two words of an absent field's value; None means null."""
         if written.type == _F.TYPE_GROUP:
             raise _FieldMismatch(op.MISMATCH, "Protobuf's group cannot fill a column")
         if written.type == _F.TYPE_MESSAGE:
@@ -268,7 +261,7 @@ class ProtobufProgram(LoopProgram):
             row = self._add_row(op.SYMBOL, target)
         elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):
             row = self._add_row(op.INTEGER, target)
-            for column, value in ((op.MIN_VALUE, _INT[0]), (op.MAX_VALUE, _INT[1]), (op.FACTOR, 1)):
+            for column, value in ((op.MIN_VALUE, INT[0]), (op.MAX_VALUE, INT[1]), (op.FACTOR, 1)):
                 self._set_field(row, column, value)
         else:
             raise _FieldMismatch(
@@ -284,10 +277,7 @@ class ProtobufProgram(LoopProgram):
         return row, None if first is None else [-1 - first[0], first[1]]
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Append numbers to `places`. Set `column` to their start, and the next column to their number.
-
-        The number is counted in groups of `width`.
-        """
+        """Append to `places`. Set `column` to the start, and the next column to the number of groups."""
         self._set_field(row, column, len(self._places))
         self._set_field(row, column + 1, len(places) // width)
         self._places += places
@@ -298,14 +288,12 @@ def is_map(written: FieldDescriptor) -> bool:
 
 
 def type_name(written: FieldDescriptor) -> str:
-    """Return the name of a field's type in a .proto file."""
     if written.message_type is not None:
         return f"message {written.message_type.name}"
     return f"enum {written.enum_type.name}" if written.enum_type is not None else TYPE_NAMES[written.type]
 
 
 def wire_type(written: FieldDescriptor) -> int:
-    """Return the wire type of a single value of a field."""
     if written.type in _INTEGERS:
         return _INTEGERS[written.type][1]
     if written.type in (_F.TYPE_BOOL, _F.TYPE_ENUM):
@@ -318,18 +306,18 @@ def wire_type(written: FieldDescriptor) -> int:
 def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: int, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the operation that fills a column of this type, as a map from the operation's columns to their values.
+    """Return the columns of the operation that fills a column of this type; None if the types do not match.
 
-    Returns None if the types do not match. `unit` is the declared unit of a timestamp that arrives as a number.
+    `unit` is the declared unit of a timestamp that arrives as a number.
     """
     if written in _INTEGERS:
         bits, wire = _INTEGERS[written]
         columns = {op.BITS: bits, op.WIRE: wire}
         match kind:
             case iceberg.IntegerType():
-                return _integer_operation(columns, _INT)
+                return _integer_operation(columns, INT)
             case iceberg.LongType():
-                return _integer_operation(columns, _LONG)
+                return _integer_operation(columns, LONG)
             case iceberg.FloatType() | iceberg.DoubleType():
                 return {op.OPERATION: op.INTEGER_AS_FLOAT, **columns}
             case iceberg.DecimalType():
@@ -338,9 +326,7 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
                 tens = {op.TENS: kind.scale, op.LIMIT_HIGH: high, op.LIMIT_LOW: low}
                 return {op.OPERATION: op.INTEGER_AS_DECIMAL, **columns, **tens}
             case iceberg.TimestampType() | iceberg.TimestamptzType() if unit is not None:
-                factor = _FACTORS[unit]
-                highest = _LONG[1] // max(factor, 1)
-                return _integer_operation(columns, _LONG if factor <= 1 else (-highest, highest), factor)
+                return _integer_operation(columns, *timestamp_limits(unit))
         return None
     match written, kind:
         case _F.TYPE_BOOL, iceberg.BooleanType():

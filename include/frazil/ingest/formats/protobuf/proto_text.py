@@ -1,7 +1,5 @@
-"""Parses the text of a .proto file into a descriptor (language specification: proto2, proto3 and editions).
-
-The parser reads everything that affects how messages are decoded: messages, fields, enums, and the options for field
-presence and open enums. It skips services, extensions and all other options. The descriptor pool resolves names.
+"""Parses the text of a .proto file (proto2, proto3 and editions) into a descriptor, whose names the descriptor pool
+resolves. Reads all that affects how messages are decoded; skips services, extensions and other options.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ _TOKEN = re.compile(
     [0-9.][0-9A-Za-z_.]*(?:[eE][+-][0-9]+)? | [{}\[\]()<>=;,:+\-/] )""",
     re.VERBOSE | re.DOTALL,
 )
-_MAX_DEPTH = 60
 _Field = descriptor_pb2.FieldDescriptorProto
 _LABELS = {"optional": _Field.LABEL_OPTIONAL, "required": _Field.LABEL_REQUIRED, "repeated": _Field.LABEL_REPEATED}
 _SCALARS = {
@@ -115,7 +112,7 @@ class _Parser:
             raise self._error(f"{name!r} is not a known syntax or edition")
 
     def _message(self, target: descriptor_pb2.DescriptorProto, depth: int, name: str | None = None) -> None:
-        if depth > _MAX_DEPTH:
+        if depth > 60:
             raise self._error("messages are nested too deep")
         target.name = name or self._take_name()
         self._expect("{")
@@ -183,7 +180,9 @@ class _Parser:
         if self._peek() == "[":
             self._field_options(field)
         self._expect(";")
-        entry = target.nested_type.add(name=_entry_name(field.name))
+        entry = target.nested_type.add(
+            name="".join(part[:1].upper() + part[1:] for part in field.name.split("_")) + "Entry"
+        )
         entry.options.map_entry = True
         for number, name, kind in ((1, "key", key), (2, "value", value)):
             part = entry.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
@@ -200,7 +199,6 @@ class _Parser:
 
     @staticmethod
     def _add_optional_oneofs(target: descriptor_pb2.DescriptorProto) -> None:
-        """Add a synthetic oneof for each proto3 optional field, as descriptors require."""
         for field in target.field:
             if field.proto3_optional:
                 field.oneof_index = len(target.oneof_decl)
@@ -223,7 +221,7 @@ class _Parser:
                 self._expect(";")
 
     def _option(self, options: Any) -> None:
-        """Read an option. Stores it only if it affects how messages are decoded."""
+        """Store an option only if it affects how messages are decoded."""
         begin = self._at
         name = self._take_name()
         while self._peek() != "=":
@@ -260,7 +258,6 @@ class _Parser:
                 break
 
     def _skip_statement(self) -> None:
-        """Skip to the end of a statement, including its block."""
         while self._peek() not in (";", "{"):
             self._take_name()
         if self._peek() == ";":
@@ -269,7 +266,6 @@ class _Parser:
             self._skip_brackets()
 
     def _skip_brackets(self) -> None:
-        """Skip an opening bracket, its content, and its closing bracket."""
         closing = []
         while True:
             word = self._take_name()
@@ -320,8 +316,3 @@ def _unquote(word: str) -> str:
     if word[:1] not in ("'", '"'):
         raise InvalidProtoText(f"{word!r} is not a string in quotation marks")
     return word[1:-1]
-
-
-def _entry_name(field: str) -> str:
-    """Return the name that protoc gives to the message of a map's entries."""
-    return "".join(part[:1].upper() + part[1:] for part in field.split("_")) + "Entry"

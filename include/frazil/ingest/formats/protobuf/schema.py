@@ -1,4 +1,4 @@
-"""Converts Protobuf schemas to descriptors. A schema is .proto text or a serialised descriptor in base64."""
+"""Converts Protobuf schemas (.proto text, or a serialised descriptor in base64) to descriptors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto as File
 from google.protobuf.message import DecodeError
 
+from frazil.ingest.formats.avro.schema import UnreadableSchema
 from frazil.ingest.formats.protobuf.proto_text import InvalidProtoText, parse_proto_text
 
 _WELL_KNOWN = {
@@ -38,15 +39,8 @@ message Decimal { bytes value = 1; uint32 precision = 2; int32 scale = 3; }
 _KNOWN_TEXTS = {"confluent/type/decimal.proto": _CONFLUENT_DECIMAL, "confluent/meta.proto": 'syntax = "proto3";'}
 
 
-class UnreadableSchema(Exception):
-    """The text is not a valid Protobuf schema."""
-
-
 def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str | None = None) -> Descriptor:
-    """Return the message with this name. Without a name, return the schema's only top-level message.
-
-    Raises UnreadableSchema.
-    """
+    """Return the message with this name, or the schema's only top-level message. Raises UnreadableSchema."""
     file = _load(text, references)
     if name is None:
         found = list(file.message_types_by_name.values())
@@ -61,10 +55,8 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """Return the message at these indexes. The first index selects a top-level message, each further one a nested
-    message.
-
-    The messages of map entries are not counted. Raises UnreadableSchema.
+    """Return the message at these indexes: of a top-level message, then of nested ones, without map entries. Raises
+    UnreadableSchema.
     """
     file = _load(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
@@ -95,7 +87,6 @@ def _load(text: str, references: Sequence[tuple[str, str]]) -> FileDescriptor:
 def _add_to_pool(
     file: File, files: dict[str, File], pool: descriptor_pool.DescriptorPool, inside: tuple[str, ...]
 ) -> None:
-    """Add a file to the pool, after the files that it imports."""
     if file.name in inside:
         raise UnreadableSchema(f"{file.name} imports itself")
     for name in file.dependency:
@@ -124,10 +115,16 @@ def _parse_file(text: str, name: str) -> File:
 
 
 def _parse_files(text: str) -> list[File]:
-    """Parse a schema. Return its file, followed by the imported files that the text contains."""
+    """Return a schema's file, followed by the imported files that the text contains."""
     if re.fullmatch(r"[A-Za-z0-9+/\s]+={0,2}\s*", text):
         try:
-            return _parse_descriptor(base64.b64decode(text, validate=False))
+            data = base64.b64decode(text, validate=False)
+            try:
+                files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
+                found = [one for one in files if one.name.endswith(".proto") or one.message_type]
+            except DecodeError:
+                found = []
+            return [*reversed(found)] if found else [File.FromString(data)]
         except (binascii.Error, ValueError, DecodeError) as error:
             raise UnreadableSchema(f"a descriptor cannot be read: {error}") from None
     try:
@@ -136,13 +133,3 @@ def _parse_files(text: str) -> list[File]:
         raise UnreadableSchema(str(error)) from None
     except RecursionError:
         raise UnreadableSchema("its messages are nested too deep") from None
-
-
-def _parse_descriptor(data: bytes) -> list[File]:
-    """Parse protoc's FileDescriptorSet (and return the main file first) or a single FileDescriptorProto."""
-    try:
-        files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
-        found = [one for one in files if one.name.endswith(".proto") or one.message_type]
-    except DecodeError:
-        found = []
-    return [*reversed(found)] if found else [File.FromString(data)]
