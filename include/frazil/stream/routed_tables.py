@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -396,6 +397,7 @@ class RoutedTables:
             layout = staged_target(self.spec, table, folder)
             # Equal strings share one object, so that they are sent to the tasks only once.
             names = ("schema_json", "spec_json", "sort_order_json")
-            layout = dataclasses.replace(layout, **{name: sys.intern(getattr(layout, name)) for name in names})
+            shared: dict[str, Any] = {name: sys.intern(getattr(layout, name)) for name in names}
+            layout = dataclasses.replace(layout, **shared)
             self._layouts[target] = (table.metadata_location, layout)
         return dataclasses.replace(layout, folder=folder)
