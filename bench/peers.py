@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--records", choices=sorted(KINDS), default="ticks")
     parser.add_argument("--format", choices=("json", "avro"), default="json", help="avro: frazil and flink alone")
     parser.add_argument("--systems", help="comma-separated; all that read the format, if left out")
+    parser.add_argument("--transform", action="store_true", help="ticks with a filter, renames and casts")
     parser.add_argument("--keep", action="store_true", help="write the page and the runs to bench/results/")
     parser.add_argument("--draw", action="store_true", help="run nothing, draw the newest runs in bench/results/")
     options = parser.parse_args()
@@ -62,7 +63,7 @@ def main() -> None:
             kafka.create_topic(records.name, PARTITIONS)
             schema_id = register(registry, records) if registry else None
             produce(kafka.bootstrap, records, count, schema_id=schema_id)
-            track = Track(kafka, registry, home, records, count)
+            track = Track(kafka, registry, home, records, count, options.transform)
             runs = [track.run(system, number) for number in range(1, options.rounds + 1) for system in systems]
     text = page(runs, records, count, systems, encoding=options.format)
     print(text)
@@ -130,13 +131,14 @@ class Track:
     home: Path
     records: Records
     count: int
+    transform: bool
 
     def run(self, system: System, number: int) -> Run:
         """Raises RuntimeError if the system ends with an error, TimeoutError if it does not end."""
         table = f"{system.name}_{number}"
         warehouse = self.home / "warehouse"
         place = (self.home / table, self.home / "catalog.db", warehouse, table)
-        job = Job(self.records, self.kafka.bootstrap, self.registry, *place)
+        job = Job(self.records, self.kafka.bootstrap, self.registry, *place, self.transform)
         catalog = load_catalog(CATALOG)
         catalog.create_namespace_if_not_exists(NAMESPACE)
         if not system.makes_table:

@@ -10,7 +10,7 @@ from pyspark.sql.functions import col, from_json
 
 
 def main(arguments: Sequence[str]) -> None:
-    sink, bootstrap, topic, schema, table, checkpoint = arguments
+    sink, bootstrap, topic, schema, table, checkpoint, sql = arguments
     spark = SparkSession.builder.getOrCreate()
     source = (
         spark.readStream.format("kafka")
@@ -20,6 +20,9 @@ def main(arguments: Sequence[str]) -> None:
         .load()
     )
     rows = source.select(from_json(col("value").cast("string"), schema).alias("r")).select("r.*")
+    if sql:
+        rows.createOrReplaceTempView("records")
+        rows = spark.sql(sql)
     writer = rows.writeStream.trigger(availableNow=True).option("checkpointLocation", checkpoint)
     if sink == "sink":
         query = writer.format("iceberg").outputMode("append").option("fanout-enabled", "true").toTable(table)

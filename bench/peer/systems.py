@@ -41,6 +41,8 @@ class Job:
     catalog_file: Path
     warehouse: Path
     table: str
+    transform: bool = False
+    """Whether `TRANSFORM` computes the columns; for ticks."""
 
     @property
     def jdbc(self) -> str:
@@ -58,18 +60,38 @@ class System:
     makes_table: bool = False
 
 
+TRANSFORM = (
+    "SELECT symbol AS ticker, ts, CAST(price AS DECIMAL(12, 4)) AS price, CAST(size AS BIGINT) AS quantity, side, "
+    "venue, trade_id FROM records WHERE venue <> 'TEST'"
+)
+"""A filter, two renames and two casts, in the SQL of DuckDB, Spark and Flink. It drops no record of the benchmark."""
+TRANSFORMED = {
+    "ticker": "string",
+    "ts": "timestamptz",
+    "price": "decimal(12, 4)",
+    "quantity": "long",
+    "side": "string",
+    "venue": "string",
+    "trade_id": "long",
+}
+
+
 def declared(job: Job) -> dict[str, object]:
     """The stream that frazil writes; the tables of all systems are made of it."""
     encoding = {"type": "avro", "registry": {"url": job.registry.url}} if job.registry else "json"
+    fields = {column.name: column.type_in(FRAZIL) for column in job.records.columns}
+    source = {"topics": [job.records.name], "format": encoding, "bootstrap-servers": job.bootstrap}
+    more = {"source": {**source, "schema": fields}, "schema": TRANSFORMED, "transform": TRANSFORM}
     return {
         "name": job.table,
-        "source": {"topics": [job.records.name], "format": encoding, "bootstrap-servers": job.bootstrap},
+        "source": source,
         "table": {"identifier": f"{NAMESPACE}.{job.table}", "catalog": CATALOG},
-        "schema": {column.name: column.type_in(FRAZIL) for column in job.records.columns},
+        "schema": fields,
         "event-time": "ts",
         "partition-by": ["hour(ts)"],
         "commit": {"interval": f"{COMMIT_S}s"},
         "resources": {"cores": THREADS},
+        **(more if job.transform else {}),
     }
 
 
@@ -85,7 +107,10 @@ def _spark(job: Job, sink: str) -> list[str]:
     checkpoint = job.folder / "checkpoint"
     table = f"{CATALOG}.{NAMESPACE}.{job.table}"
     script = Path(__file__).with_name("spark_main.py")
-    return spark_submit(job, script, sink, job.bootstrap, job.records.name, spark_schema(job), table, str(checkpoint))
+    sql = TRANSFORM if job.transform else ""
+    return spark_submit(
+        job, script, sink, job.bootstrap, job.records.name, spark_schema(job), table, str(checkpoint), sql
+    )
 
 
 def spark_schema(job: Job) -> str:
@@ -130,7 +155,7 @@ CREATE TEMPORARY TABLE records ({columns}) WITH (
   'connector' = 'kafka', 'topic' = '{topic}', 'properties.bootstrap.servers' = '{bootstrap}',
   'properties.isolation.level' = 'read_committed', 'scan.startup.mode' = 'earliest-offset',
   'scan.bounded.mode' = 'latest-offset', {format});
-INSERT INTO {catalog}.{namespace}.{table} SELECT * FROM records;
+INSERT INTO {catalog}.{namespace}.{table} {select};
 """
 
 _FLINK_JSON = "'format' = 'json', 'json.timestamp-format.standard' = 'ISO-8601'"
@@ -156,6 +181,7 @@ def flink_sql(job: Job, template: str, *, format: str = _FLINK_JSON) -> str:
         namespace=NAMESPACE,
         table=job.table,
         format=format,
+        select=TRANSFORM if job.transform else "SELECT * FROM records",
     )
 
 

@@ -93,6 +93,7 @@ CELLS = table_of_cells(NUMBER // PARTS)
 FIRST = NUMBER % PARTS * IN_TEST
 """The first cell that `make test` runs."""
 GROWING = Situation("records with new fields", nothing)
+GROWING_SHAPES = [shape for shape in SHAPES if not shape.transformed]  # a transform computes all columns
 GROWING_IN_TEST = "another host takes over"
 """The happening that `make test` has meet a table that grows; `make soak` has all."""
 
@@ -181,7 +182,7 @@ def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
     [
         pytest.param(
             happening,
-            SHAPES[n % len(SHAPES)],
+            GROWING_SHAPES[n % len(GROWING_SHAPES)],
             id=str(happening),
             marks=[] if happening.name == GROWING_IN_TEST else [pytest.mark.soak],
         )

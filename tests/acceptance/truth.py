@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -108,14 +108,16 @@ def _is_int(value: Any) -> bool:
     return value is None or (type(value) is int and value in INT)
 
 
-def watermark(records: Iterable[Record], partitions: int) -> datetime | None:
+def watermark(
+    records: Iterable[Record], partitions: int, read: Callable[[bytes | None], Fields | None] = read_value
+) -> datetime | None:
     """A stream's watermark once all of this is committed: the minimum over its partitions of the newest event time.
 
     None while a partition never had one. No partition is idle.
     """
     newest: dict[int, datetime] = {}
     for record in records:
-        row = read_value(record.value)
+        row = read(record.value)
         if row is not None and row[1] <= _believed(record.timestamp_ms):
             newest[record.partition] = max(row[1], newest.get(record.partition, row[1]))
     return min(newest.values()) if len(newest) == partitions else None

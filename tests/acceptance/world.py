@@ -58,10 +58,12 @@ class Shape:
     """The table's properties."""
     keeps: Literal["all", "first", "newest"] = "all"
     """The records of an id that become its row. If not all do, each record is sent with another version."""
-    routed: Literal["id", "note"] | None = None
-    """The column that chooses the table: ids as `ROUTED` says, or a template's table for each note. The records of all
-    others stay in the default table.
+    routed: Literal["id", "note", "room"] | None = None
+    """The column that chooses the table: ids as `ROUTED` says, a room that a transform computes of them, or a
+    template's table for each note. The records of all others stay in the default table.
     """
+    transformed: bool = False
+    """Whether SQL drops some records and computes columns."""
 
     def __str__(self) -> str:
         return self.name
@@ -70,6 +72,12 @@ class Shape:
 ROUTED = {number: f"_{'odd' if number % 2 else 'even'}" for number in range(60) if number % 3}
 """The ids that a route sends to another table, with the suffix of its name."""
 NOTES = ("x", "", None, "naïve ☃", 'a "quoted"\nline', "\u0000")
+
+FIELDS = (
+    '{id: {type: long, required: true}, at: {type: timestamptz, required: true}, note: string, fare: "decimal(9, 2)", '
+    'tags: "list<string>", place: "struct<city: string, zip: int>"}'
+)
+"""A record's fields, where a transform computes the columns."""
 
 SHAPES = (
     Shape("by day", 4, "partition-by: [day(at)]\ncommit: {interval: 1s}\n"),
@@ -100,6 +108,11 @@ SHAPES = (
         "routed without repeats", 2,
         "dedupe: {key: id, within: 1h}\npartition-by: [hour(at)]\ncommit: {interval: 1s}\n",
         keeps="first", routed="id",
+    ),
+    Shape("transformed", 2, "partition-by: [hour(at)]\ncommit: {interval: 1s}\n", transformed=True),
+    Shape(
+        "routed by a computed column", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n",
+        routed="room", transformed=True,
     ),
 )  # fmt: skip
 
@@ -191,9 +204,10 @@ class World:
 
     def declare(self) -> None:
         self.file.parent.mkdir(exist_ok=True)
+        fields = f", schema: {FIELDS}" if self.shape.transformed else ""
         self.file.write_text(
             f"name: {self.name}\n"
-            f"source: {{topics: [{self.topic}], format: json, bootstrap-servers: '{self.kafka.bootstrap}'}}\n"
+            f"source: {{topics: [{self.topic}], format: json, bootstrap-servers: '{self.kafka.bootstrap}'{fields}}}\n"
             f"table: {{identifier: {self.identifier}, properties: {self.shape.properties}}}\n"
             "schema:\n"
             "  id: long not null\n"
@@ -203,13 +217,34 @@ class World:
             "  tags: list<string>\n"
             "  place: 'struct<city: string, zip: int>'\n"
             f"{self.extra_columns}"
+            f"{'  room: string' + chr(10) if self.shape.routed == 'room' else ''}"
             "event-time: at\n"
             "lateness: 0s\n"
             f"complete-from: {BEGIN.isoformat()}\n"
             f"watermark: {{idle-timeout: {self.idle_timeout}}}\n"
             "maintenance: {alerts: {hold: 1ms, writer-down: 1ms, dead-letters: 60}}\n"
-            f"{self.more}{self.shape.yaml}{self._route()}"
+            f"{self.more}{self.shape.yaml}{self._transform()}{self._route()}"
         )
+
+    def _transform(self) -> str:
+        if not self.shape.transformed:
+            return ""
+        computed = [
+            "CASE WHEN note = '' THEN 'none' ELSE note END AS note",
+            *(["CASE WHEN id BETWEEN 0 AND 59 AND id % 3 <> 0 THEN 'of ' || (id % 2) ELSE 'others' END AS room"]
+              if self.shape.routed == "room" else []),
+            *(["CAST(NULL AS DOUBLE) AS surge"] if self.extra_columns else []),
+        ]  # fmt: skip
+        columns = ", ".join(["id", '"at"', "fare", "tags", "place", *computed])
+        return f"transform: |\n  SELECT {columns} FROM records WHERE fare IS DISTINCT FROM 1\n"
+
+    def read(self, value: bytes | None) -> Fields | None:
+        """The row of a good value; None for a value that is dropped or a dead letter."""
+        row = read_value(value)
+        if row is None or not self.shape.transformed:
+            return row
+        number, at, note, fare, *others = row
+        return None if fare == 1 else (number, at, "none" if note == "" else note, fare, *others)
 
     def _route(self) -> str:
         if not self.shape.routed:
@@ -217,9 +252,14 @@ class World:
         if self.shape.routed == "note":
             route = {"by": "field", "name": "note", "template": self.template, "complete": [self.template]}
             return f"route: {json.dumps(route)}\n"
-        tables = {str(number): f"{self.identifier}{suffix}" for number, suffix in ROUTED.items()}
+        tables = {
+            str(number) if self.shape.routed == "id" else f"of {number % 2}": f"{self.identifier}{suffix}"
+            for number, suffix in ROUTED.items()
+        }
         complete = sorted({*tables.values()}) if "(at)" in self.shape.yaml else []
-        return f"route: {json.dumps({'by': 'field', 'name': 'id', 'tables': tables, 'complete': complete})}\n"
+        return (
+            f"route: {json.dumps({'by': 'field', 'name': self.shape.routed, 'tables': tables, 'complete': complete})}\n"
+        )
 
     # Kafka
 
@@ -407,8 +447,8 @@ class World:
         kept: dict[Any, Landed] = {}
         bad: Counter[tuple[Coordinates, bytes | None]] = Counter()
         for at, record in sorted(self.seen.items()):
-            row, coordinates = read_value(record.value), (record.partition, record.offset)
-            if at in self.lost:
+            row, coordinates = self.read(record.value), (record.partition, record.offset)
+            if at in self.lost or (row is None and read_value(record.value) is not None):
                 continue
             if row is None or not _has_a_date(record.timestamp_ms):
                 bad[coordinates, record.value] += 1
@@ -467,7 +507,7 @@ class World:
                 assert not times or times[-1] <= metadata.last_updated_ms
 
     def _check_watermark(self) -> datetime:
-        expected = watermark(list(self.seen.values()), self.shape.partitions)
+        expected = watermark(list(self.seen.values()), self.shape.partitions, self.read)
         assert self.status()["watermark-ms"] == (None if expected is None else int(expected.timestamp() * 1000))
         return expected or BEGIN
 

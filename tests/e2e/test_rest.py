@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -171,3 +175,60 @@ def test_a_messy_topic_becomes_a_clean_table_and_what_was_cast_is_counted(stream
     assert heartbeat is not None
     (notice,) = [text for text in heartbeat.notices if "were cast to the types" in text]
     assert "id " in notice
+
+
+CRASHING = Path(__file__).parents[1] / "faults" / "crashing_writer.py"
+
+
+def test_values_are_cast_and_counted_alike_after_a_kill_by_a_backfill_and_by_a_replay(
+    stream: Any, frazil: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A third of the ids are text. A dead letter has one too, which is counted only once the letter is a row."""
+
+    def cast(operation: str | None = None) -> list[str]:
+        found = [s.summary or {} for s in stream.table().metadata.snapshots]
+        return [str(s["frazil.cast"]) for s in found if "frazil.cast" in s and s.get("frazil.operation") == operation]
+
+    def send(numbers: range) -> None:
+        odd = {7: {"note": {"a": 1}}}
+        stream.produce([record(n, **odd.get(n, {})) for n in numbers])
+
+    def record(number: int, **more: object) -> bytes:
+        sent = str(number) if number % 3 == 1 else number
+        return json.dumps({"id": sent, "at": "2024-01-01T00:00:00Z", "note": "x", **more}).encode()
+
+    stream.declare("cast: lenient\ncommit: {interval: 1s}\n")
+    send(range(60))
+    (tmp_path / "points").write_text("after-journal")
+    environment = {**os.environ, "FRAZIL_TEST_CRASHES": str(tmp_path / "points"), "FRAZIL_TEST_ENGINE": "python"}
+    command = [sys.executable, str(CRASHING), stream.name, "--streams", str(stream.streams), "--until-caught-up"]
+    killed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    stream.catch_up()
+    landed = [n for n in range(60) if n != 7]
+    assert (stream.ids(), cast()) == (landed, ["19"])
+
+    assert frazil("reset", stream.name, "--to", "latest", "--yes").returncode == 0
+    send(range(60, 90))
+    assert frazil("reset", stream.name, "--to", "latest", "--yes").returncode == 0
+    with open_backfill(stream.spec, parse_request({"stream": stream.name})) as backfill:
+        run(backfill, InProcessEngine())
+    landed += range(60, 90)
+    assert (stream.ids(), cast("backfill")) == (landed, ["10"])
+
+    path = stream.streams / f"{stream.name}.yaml"
+    path.write_text(path.read_text().replace("note: string", "note: {type: string, as: json, cast: strict}"))
+    replayed = frazil("dlq", "replay", stream.name)
+    assert "1 dead letter is a row now" in replayed.stdout, replayed.stdout + replayed.stderr
+    assert stream.ids() == sorted([*landed, 7])
+    assert cast("backfill") == ["10", "1"]
+
+
+def test_columns_that_evolution_adds_are_cast_as_the_stream_says(stream: Any) -> None:
+    stream.declare("cast: lenient\nevolution: additive\ncommit: {interval: 1s}\n")
+    stream.produce([record(0, gate=1)])
+    stream.catch_up()
+    stream.produce([record(1, gate="2"), record(2, gate="x")])
+    stream.catch_up()
+    assert rows(stream, "gate") == [(0, 1), (1, 2)]
+    assert (stream.table().current_snapshot().summary or {})["frazil.cast"] == "1"

@@ -141,6 +141,7 @@ class BackfillCommitter:
             **backfill_summary(record.backfill, "backfill"),
             "frazil.records": str(record.backfill.records),
             "frazil.rejected": str(record.backfill.rejected),
+            **({"frazil.cast": str(record.backfill.cast)} if record.backfill.cast else {}),
             **({} if merges else windows_summary(record.late)),  # a merge reports its own counts
             "frazil.commit-record": path,
         }

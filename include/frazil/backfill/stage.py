@@ -119,5 +119,6 @@ def _stage_chunk(
         newest_dead_letters=None,
         idle=frozenset(),
         offsets_after={},
+        cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
     )
     return journal, results

@@ -124,12 +124,12 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
         for key, problem in property_problems(spec.source.properties).items():
             yield f"source.properties.{key}: {problem}"
     # JSON fills columns of every type without nested types.
-    if spec.source.format.type != "json" or any("<" in column.type for column in spec.record_columns):
-        from frazil.ingest.formats import check_supported
+    if {spec.source.format.type, spec.key_format.type} != {"json"} or any("<" in c.type for c in spec.record_columns):
+        from frazil.ingest.formats import check_stream_supported
         from frazil.spec.iceberg import records_schema
 
         try:
-            check_supported(records_schema(spec), spec.source.format)
+            check_stream_supported(spec, records_schema(spec))
         except SpecError as error:
             yield str(error)
     if any(column.default is not None for column in spec.record_columns):

@@ -60,6 +60,7 @@ class BackfillMarker:
     """The total number of chunks, as estimated by the last run."""
     records: int = 0
     rejected: int = 0
+    cast: int = 0
     bytes: int = 0
     files: int = 0
     worker: Worker | None = None
@@ -111,6 +112,7 @@ class BackfillMarker:
             planned=max(planned, self.chunks + 1),
             records=self.records + journal.records,
             rejected=self.rejected + journal.rejected,
+            cast=self.cast + journal.cast,
             bytes=self.bytes + sum(f.bytes for f in files),
             files=self.files + len(files),
         )

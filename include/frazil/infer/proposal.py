@@ -23,7 +23,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.key_header_columns import value_schema
+from frazil.ingest.key_header_columns import units_of_fields, value_schema
 from frazil.spec import iceberg
 from frazil.spec.formats import AvroFormat, BytesFormat, CsvFormat, Envelope, JsonFormat, dump_format
 from frazil.spec.load import validate_stream
@@ -313,6 +313,6 @@ def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     schema = iceberg.table_schema(spec)
     wanted = change_schema(schema, spec.key) if spec.sinks.mode.replaces_rows else schema
     filled = value_schema(record_schema(wanted, spec.coordinates), spec.beside_value)
-    units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    units = units_of_fields(filled, spec.units)
     values = [record.value for record in sample.records]
     return create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values(values))

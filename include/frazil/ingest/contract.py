@@ -115,6 +115,17 @@ class ChangeRules:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyColumns:
+    """The columns that decoded record keys fill."""
+
+    columns: tuple[str, ...]
+    format: str | Mapping[str, Any]
+    """The format of keys, as returned by `frazil.spec.formats.dump_format`."""
+    is_whole: bool
+    """Whether a key is one value of a primitive type, which fills the only column."""
+
+
+@dataclass(frozen=True, slots=True)
 class Destinations:
     """How the rows of a routed stream are assigned to tables; see `frazil.ingest.destinations`."""
 
@@ -191,8 +202,12 @@ class StageContext:
     topic_ids: Mapping[str, str]
     units: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
     """Map a column's full name to how its values arrive in records; see `frazil.ingest.formats.fields.Unit`."""
+    is_lenient: bool = False
+    """Whether columns of primitive types that are not in `units` are read with lenient casts."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
     """Map each column that the record's value does not fill to the name of its header, or to None for the key."""
+    key_columns: KeyColumns | None = None
+    """The columns of `beside_value` that decoded keys fill; None if keys are text or bytes."""
     max_future_us: int = 600_000_000
     """How far (us) an event time may be ahead of the record's Kafka timestamp and still advance the watermark."""
     window_us: int | None = None
@@ -238,7 +253,8 @@ class StageContext:
         changes = ChangeRules(**value["changes"]) if value["changes"] else None
         destinations = Destinations(**value["destinations"]) if value["destinations"] else None
         transform = Transform.from_dict(value["transform"]) if value["transform"] else None
-        made = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform}
+        keys = KeyColumns(**value["key_columns"]) if value["key_columns"] else None
+        made = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform, "key_columns": keys}
         return cls(**{**value, **made, "changes": changes, "destinations": destinations})
 
     @property

@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_name
 
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
-from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import create_key_decoder
+from frazil.ingest.formats.fields import Unit, default_of, fill_nulls
 from frazil.ingest.headers import header_column
+from frazil.ingest.schema_drift import SchemaDrift, join_drift
 
 
 def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
@@ -22,27 +27,78 @@ def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
     return Schema(*(f for f in schema.fields if f.name not in beside), schema_id=schema.schema_id)
 
 
+def units_of_fields(schema: Schema, units: Mapping[str, Unit]) -> dict[int, Unit]:
+    """Map the field id of each column of the schema to its unit. `units` maps full names."""
+    ids = index_by_name(schema)
+    return {ids[name]: unit for name, unit in units.items() if name in ids}
+
+
+class KeyDecoder:
+    """Decodes the columns that keys fill."""
+
+    def __init__(self, context: StageContext, schema: Schema) -> None:
+        """`schema` has all columns that a record fills."""
+        keys = context.key_columns
+        names = keys.columns if keys and context.is_in_topic_format else ()
+        fields = [field for field in schema.fields if field.name in names]
+        self.columns = {field.name for field in fields}
+        if not keys or not fields:
+            return
+        units = units_of_fields(Schema(*fields), context.units)
+        self._decode = create_key_decoder(keys.format, Schema(*fields), units, is_whole=keys.is_whole)
+        self._defaults = {f.name: default_of(f, units.get(f.field_id)) for f in fields}
+        self._required = [f.name for f in fields if f.required and self._defaults[f.name] is None]
+
+    def __call__(
+        self, keys: BinaryColumn
+    ) -> tuple[dict[str, pa.ChunkedArray], dict[int, tuple[str, str]], SchemaDrift]:
+        """Return the columns, an error class and text for each key that cannot be decoded, and counts of casts. Records
+        without a key have defaults or nulls.
+        """
+        there = np.flatnonzero(keys.lengths != NULL)
+        decoded = self._decode(Chunk.of_column(keys.take(there))).with_indexes(there)
+        rows = np.full(len(keys), -1)
+        rows[decoded.kept] = np.arange(len(decoded.kept))
+        table = decoded.rows.take(pa.array(rows, mask=rows < 0))
+        wrong = {r.index: (r.error_class, f"the record's key: {r.error}") for r in decoded.rejections}
+        for name in self._required:
+            missing = ("MissingRequired", f"{name}: required, and the record has no key")
+            wrong |= dict.fromkeys(np.flatnonzero(keys.lengths == NULL).tolist(), missing)
+        columns = {name: fill_nulls(table.column(name), self._defaults[name]) for name in self.columns}
+        return columns, wrong, SchemaDrift(cast=decoded.drift.cast)
+
+
 class KeyHeaderReader:
-    def __init__(self, schema: Schema, beside: Mapping[str, str | None]) -> None:
-        """`schema` has all columns that a record fills. `beside` maps a column to its header; None is the key."""
-        self._fields = [(schema.find_field(column), header) for column, header in beside.items()]
+    """Adds the columns that are filled from record keys and headers to the decoded rows."""
+
+    def __init__(self, schema: Schema, beside: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
+        """`schema` has all columns that a record fills. `beside` maps a column to the header that fills it; None is the
+        record's key. `keys` decodes the columns that are not the key's text or bytes.
+        """
+        self._keys = keys if keys and keys.columns else None
+        decoded = keys.columns if keys else set()
+        self._fields = [(schema.find_field(c), header) for c, header in beside.items() if c not in decoded]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
         """Add the columns. Records whose key or header does not fit its column are rejected."""
-        if not self._fields:
+        if not self._fields and not self._keys:
             return decoded
-        columns: dict[str, BinaryColumn] = {}
+        arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
         wrong: dict[int, tuple[str, str]] = {}
+        kept, drift = decoded.kept, decoded.drift
+        if self._keys:
+            arrays, wrong, of_keys = self._keys(chunk.keys.take(kept))
+            drift = join_drift([drift, of_keys])
         for field, header in self._fields:
             values = chunk.keys if header is None else header_column(chunk.headers, header, len(chunk))
-            columns[field.name] = values.take(decoded.kept)
+            column = values.take(kept)
             what = "key" if header is None else f"header {header}"
-            wrong = {**find_failures(columns[field.name], field, what=what), **wrong}
+            wrong = {**find_failures(column, field, what=what), **wrong}
+            arrays[field.name] = to_arrow_binary(column, self._arrow_schema.field(field.name).type)
         rows = decoded.rows
-        arrays = [
-            to_arrow_binary(columns[field.name], field.type) if field.name in columns else rows.column(field.name)
-            for field in self._arrow_schema
-        ]
-        whole = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return dataclasses.replace(decoded, rows=add_change_columns(whole, rows)).reject_rows(wrong)
+        whole = pa.Table.from_arrays(
+            [arrays[name] if name in arrays else rows.column(name) for name in self._arrow_schema.names],
+            schema=self._arrow_schema,
+        )
+        return dataclasses.replace(decoded, rows=add_change_columns(whole, rows), drift=drift).reject_rows(wrong)

@@ -30,7 +30,7 @@ from frazil.ingest.coordinates import CoordinateColumns, record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows
 from frazil.ingest.formats import Quoter, create_decoder, create_quoter, has_lines, has_several_rows, without_unwrap
 from frazil.ingest.formats.fields import Unit, record_path, unit_of, with_path
-from frazil.ingest.key_header_columns import KeyHeaderReader
+from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader
 from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
@@ -55,8 +55,12 @@ class Shaper:
         self._transforms = context.transform is not None
         # With a transform, keys and headers are fields of `records`, which the decoder fills.
         beside = {} if self._transforms else context.beside
-        self._beside = KeyHeaderReader(record_schema(schema, context.coordinates), beside)
-        self._changes = ChangeReader(context.changes, create_key_decoder(context, schema)) if context.changes else None
+        records = record_schema(schema, context.coordinates)
+        keys = None if self._transforms else KeyDecoder(context, records)
+        self._key_columns = keys.columns if keys else set()
+        self._beside = KeyHeaderReader(records, beside, keys)
+        tombstones = create_tombstone_decoder(context, schema)
+        self._changes = ChangeReader(context.changes, tombstones) if context.changes else None
         unnests = context.transform is not None and bool(context.transform.unnested)
         self._several = unnests or has_several_rows(context.record_format)
         lines = unnests or has_lines(context.record_format)
@@ -86,7 +90,7 @@ class Shaper:
             wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
             if self._several:
                 wanted = pa.array(np.isin(shaped.kept, shaped.kept[wanted.to_numpy(False)]))
-            shaped = DecodedChunk(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
+            shaped = DecodedChunk(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [], decoded.drift)
         wrong = {
             **self._coordinates.find_out_of_range(chunk, shaped.kept),
             **self._find_untruncatable(shaped.rows),
@@ -100,7 +104,7 @@ class Shaper:
         return number_rows(kept) == 0 if self._several else None
 
     def decode(self, chunk: Chunk) -> DecodedChunk:
-        """Decode to rows without coordinates, with unchecked ranges. Schema drift is added to `drift`."""
+        """Decode the chunk to rows without coordinates. Ranges of values are not checked."""
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(
@@ -110,10 +114,8 @@ class Shaper:
             if not self._transforms:
                 return DecodedChunk(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
-        if drift := decoded.drift:
-            if self._protect:  # a field's name may contain a sensitive value
-                drift = dataclasses.replace(drift, names=())
-            self.drift = join_drift([self.drift, drift])
+        if self._protect and decoded.drift.names:  # a field's name may contain a sensitive value
+            decoded = dataclasses.replace(decoded, drift=dataclasses.replace(decoded.drift, names=()))
         if self._changes:
             decoded = self._changes.add_tombstones(decoded, chunk)
         whole = self._beside(decoded, chunk)
@@ -121,10 +123,21 @@ class Shaper:
             whole = self._changes(whole, chunk)
         return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole
 
+    def add_drift(self, drift: SchemaDrift, chunk: Chunk, landed: NDArray[np.int64]) -> None:
+        """Add a chunk's schema drift to `drift`, with the casts of only the records that landed."""
+        if drift.cast and not isinstance(chunk, RowChunk):
+            others = np.setdiff1d(np.arange(len(chunk)), landed)
+            of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}
+            counts = {name: count - of_others.get(name, 0) for name, count in drift.cast.items()}
+            drift = dataclasses.replace(drift, cast={name: count for name, count in counts.items() if count})
+        if drift:
+            self.drift = join_drift([self.drift, drift])
+
     def _find_out_of_range(self, chunk: Chunk, shaped: DecodedChunk) -> dict[int, str]:
         found: dict[int, str] = {}
         for row, moment in find_out_of_range(shaped.rows).items():
-            record = None if isinstance(chunk, RowChunk) else chunk.values[shaped.kept[row]]
+            unquoted = isinstance(chunk, RowChunk) or moment.path[0] in self._key_columns
+            record = None if unquoted else chunk.values[shaped.kept[row]]
             found[row] = range_error_text(moment, record, quote=self._quote, units=self._units)
         return found
 
@@ -170,7 +183,7 @@ PAYLOAD, PAYLOAD_IDS = "payload", 300_000_001
 """Kafka Connect's object in JSON with a schema, `{schema, payload}`, and the id of its first field."""
 
 
-def create_key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
+def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder | None:
     """Return a decoder for the keys of tombstones; None if no field of the record key fills a key column."""
     if context.changes is None or not context.changes.key_fields:
         return None
@@ -180,10 +193,10 @@ def create_key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
     }
     of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
     make = partial(create_decoder, without_unwrap(context.record_format))
-    return KeyDecoder(lambda columns, units: create_aliased_decoder(make, columns, units, of_key), key, units)
+    return TombstoneDecoder(lambda columns, units: create_aliased_decoder(make, columns, units, of_key), key, units)
 
 
-class KeyDecoder:
+class TombstoneDecoder:
     """Decodes record keys, passed as values of a chunk, to rows of the key columns."""
 
     def __init__(self, make: MakeDecoder, key: Schema, units: Mapping[int, Unit]) -> None:

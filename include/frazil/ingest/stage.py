@@ -299,7 +299,7 @@ class _Stage:
 
     def _land(self, chunk: Chunk, shaped: DecodedChunk) -> None:
         """Count the records of a decoded chunk, and pass its rows and dead letters to the writers."""
-        shape = self._shaper_for(chunk.target)
+        shape, drift = self._shaper_for(chunk.target), shaped.drift
         if self._context.changes and self._context.files:
             shaped = keep_dead_letters(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
@@ -329,6 +329,7 @@ class _Stage:
                 shaped = reject_unchanging(shaped, divided.unchanged)
             else:
                 self._other_events += len(divided.unchanged)
+        shape.add_drift(drift, chunk, shaped.kept)
         self.progress.count_rows(
             chunk.range_index[shaped.kept],
             shape.event_times(shaped.rows),

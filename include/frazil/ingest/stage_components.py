@@ -14,7 +14,8 @@ from frazil.ingest.contract import StageContext, StageTask, Target
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.key_header_columns import value_schema
+from frazil.ingest.formats.fields import Unit
+from frazil.ingest.key_header_columns import units_of_fields, value_schema
 from frazil.ingest.range_reader import RangeReader
 from frazil.ingest.readers import MultiPassReader, create_kafka_reader
 from frazil.ingest.record_files import FileReader
@@ -46,10 +47,16 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
         from frazil.ingest.transform import create_transformed_decoder  # DuckDB, only where a transform is declared
 
         return create_transformed_decoder(context, record_schema(schema, context.coordinates))
-    units = {schema.find_field(name).field_id: unit for name, unit in context.record_units.items()}
     hidden = withheld_paths(context, schema)
     make = partial(create_decoder, context.record_format, evolution=context.evolution, hidden=hidden)
-    return create_aliased_decoder(make, select_value_columns(context, schema), units, context.aliases)
+    filled = select_value_columns(context, schema)
+    lenient: dict[int, Unit] = {
+        field.field_id: {"cast": "lenient"}
+        for field in filled.fields
+        if context.is_lenient and field.field_type.is_primitive
+    }
+    units = lenient | units_of_fields(filled, context.record_units)
+    return create_aliased_decoder(make, filled, units, context.aliases)
 
 
 def select_value_columns(context: StageContext, schema: Schema) -> Schema:

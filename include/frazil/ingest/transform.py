@@ -20,7 +20,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.key_header_columns import KeyHeaderReader, value_schema
+from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields, value_schema
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.required_fields import cast_unchecked, find_missing_required
 from frazil.ingest.sensitive import withheld_paths
@@ -45,11 +45,11 @@ def create_transformed_decoder(context: StageContext, columns: Schema) -> Transf
     """Return the decoder of a stream with a transform. `columns` are the table's columns without the coordinates."""
     assert context.transform is not None
     records = Schema.model_validate_json(context.transform.records_json)
-    units = {records.find_field(name).field_id: unit for name, unit in context.record_units.items()}
     filled = value_schema(records, context.beside)
+    units = units_of_fields(filled, context.record_units)
     return TransformedDecoder(
         create_decoder(context.record_format, filled, units, hidden=withheld_paths(context, columns)),
-        KeyHeaderReader(records, context.beside),
+        KeyHeaderReader(records, context.beside, KeyDecoder(context, records)),
         context.transform,
         columns,
         withheld=bool(context.sensitive),

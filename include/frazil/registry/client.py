@@ -24,6 +24,8 @@ from frazil.spec.references import resolve
 MAX_SCHEMAS = 4096
 """Schemas in the cache. The schema of an id never changes."""
 MAX_UNKNOWN_IDS = 100_000
+MAX_GUIDS = 100_000
+"""Maximum number of GUIDs with an id. A chunk has fewer records, so its decoder finds the ids that it has just got."""
 UNKNOWN_ID_CACHE_S = 60.0
 """Seconds for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
@@ -90,8 +92,10 @@ class SchemaRegistry:
             self._session.auth = (resolve(declared.username, environment), password)
         self._known: OrderedDict[int, SchemaText] = OrderedDict()
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
-        self._guids: dict[bytes, int] = {}
+        self._guids: OrderedDict[bytes, int] = OrderedDict()
         """Map each GUID to its id in this process. These ids are negative, unlike the ids of a registry."""
+        self._guid_of: OrderedDict[int, bytes] = OrderedDict()
+        """Map these ids to the GUIDs, in the same order."""
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
         """The references fetched so far, so that a retry after a timeout does not fetch them again."""
         self._lock = Lock()
@@ -118,10 +122,17 @@ class SchemaRegistry:
         return found
 
     def id_of(self, guid: bytes) -> int:
-        """Return an id with which `get` returns the schema of this GUID. The first call assigns the id."""
+        """Return an id with which `get` returns the schema of this GUID. The oldest of `MAX_GUIDS` ids is forgotten."""
         with self._lock:
-            # Unpredictable, so that no writer can frame a record with it.
-            return self._guids.setdefault(guid, -1 - secrets.randbits(31))
+            made = self._guids.get(guid, 0)
+            while made == 0 or self._guid_of.setdefault(made, guid) != guid:
+                made = -1 - secrets.randbits(31)  # unpredictable, so that no writer can frame a record with it
+            self._guids[guid] = made
+            self._guids.move_to_end(guid)
+            self._guid_of.move_to_end(made)
+            _evict_oldest(self._guids, MAX_GUIDS)
+            _evict_oldest(self._guid_of, MAX_GUIDS)
+            return made
 
     def newest(self, subject: str) -> SchemaText | None:
         """Fetch the newest version of a subject, if it exists, without the cache. Raises as `get`."""
@@ -145,7 +156,8 @@ class SchemaRegistry:
             _evict_oldest(self._known, MAX_SCHEMAS)
 
     def _fetch_or_unknown(self, schema_id: int) -> SchemaText | UnknownSchema:
-        guid = next((str(UUID(bytes=guid)) for guid, known in self._guids.items() if known == schema_id), None)
+        known = self._guid_of.get(schema_id)
+        guid = known and str(UUID(bytes=known))
         if schema_id <= 0 and guid is None:
             return UnknownSchema(f"{schema_id} is not a schema id")
         answer = self._fetch(f"/schemas/guids/{guid}" if guid else f"/schemas/ids/{schema_id}")

@@ -42,12 +42,12 @@ class Column(Model):
         "a mapping: `{detail: json}`, `{element: json}`.",
     )
 
-    from_: str | None = Field(
+    from_: Annotated[str | Mapping[str, str] | None, YamlForm("path, or a mapping")] = Field(
         default=None,
         alias="from",
         min_length=1,
         description="The record's field that fills the column, if its name differs: `userId`, `payload.user.id`, "
-        r"`items[0].sku`. Write `\.` for a dot in a name.",
+        r"`items[0].sku`. Write `\.` for a dot in a name. `{key: id}`: a field of the record's key; see `source.key`.",
     )
 
     cast: Literal["strict", "lenient"] | None = Field(
@@ -69,21 +69,30 @@ class Column(Model):
 
     @field_validator("from_")
     @classmethod
-    def _check_from(cls, value: str | None) -> str | None:
+    def _check_from(cls, value: str | Mapping[str, str] | None) -> str | Mapping[str, str] | None:
+        if isinstance(value, Mapping) and [*value] != ["key"]:
+            raise ValueError("is not a mapping with the only key `key`; write {key: path}, or a path in the value")
         if value is not None:
-            parse_path(value)
+            parse_path(value if isinstance(value, str) else value["key"])
         return value
 
     @property
+    def is_from_key(self) -> bool:
+        """Whether a field of the record's key fills the column."""
+        return isinstance(self.from_, Mapping)
+
+    @property
     def path(self) -> FieldPath:
-        """Path of the record's field that fills the column."""
+        """Path of the field that fills the column, in the record's value or key."""
+        if isinstance(self.from_, Mapping):
+            return parse_path(self.from_["key"])
         return (self.name,) if self.from_ is None else parse_path(self.from_)
 
     def reading_settings(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
         """Return the settings for reading the column, except type and unit. `cast` is the stream's."""
         found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
-        if (self.cast or cast) == "lenient" and "<" not in self.type:
-            found["cast"] = "lenient"
+        if "lenient" in {cast, self.cast} and "<" not in self.type:
+            found["cast"] = self.cast or cast
         if self.rounding:
             found["rounding"] = self.rounding
         if self.null_if:

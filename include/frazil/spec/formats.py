@@ -345,13 +345,55 @@ def parse_format(plain: str | Mapping[str, Any]) -> ValueFormat:
 
 
 class Key(Model):
-    """The column that stores a record's key."""
+    """How a record's key is encoded, and the column that stores the whole key."""
 
-    column: str = Field(description="A column of the schema, `string` or `binary`.")
-    format: Literal["string", "bytes"] = Field(
-        default="string",
-        description="`string`: UTF-8 text, in a `string` column. `bytes`: any bytes, in a `binary` column.",
+    column: str | None = Field(
+        default=None,
+        description="The column of the whole key: `string` for the format `string`, `binary` for `bytes`, else of any "
+        "primitive type. Columns with `from: {key: …}` store fields of the key.",
     )
+    format: Literal["string", "bytes", "value", "json", "avro", "protobuf"] = Field(
+        default="string",
+        description="`string`: UTF-8 text. `bytes`: any bytes. `value`: as `source.format`, without `unwrap`, "
+        "`envelope` and `lines`; also the default for `from: {key: …}`.",
+    )
+    schema_file: str | None = Field(
+        default=None,
+        description="For `avro` and `protobuf`: the file with the schema of all keys, which have no schema id.",
+    )
+    message: str | None = Field(
+        default=None, description="For `protobuf`: the message's full name, if the schema has several messages."
+    )
+    _folder: Path = PrivateAttr(default=Path())
+
+    @model_validator(mode="after")
+    def _check_schema_file(self, info: ValidationInfo) -> Self:
+        self._folder = (info.context or {}).get("folder", Path())
+        if (self.schema_file is None) == (self.format in {"avro", "protobuf"}):
+            raise ValueError(
+                f"has schema-file and the format {self.format}; remove schema-file"
+                if self.schema_file
+                else f"has the format {self.format}, which needs schema-file; or use the format value"
+            )
+        return self
+
+    def fields_format(self, of_value: ValueFormat) -> ValueFormat:
+        """Return the format of keys that have fields or a type, in a stream whose values have the format `of_value`.
+
+        A key of the formats `string` and `bytes` is also read in the format of values.
+        """
+        if self.format in {"avro", "protobuf"}:
+            declared = (
+                AvroFormat(schema_file=self.schema_file)
+                if self.format == "avro"
+                else ProtobufFormat(schema_file=self.schema_file, message=self.message)
+            )
+            declared._folder = self._folder
+            return declared
+        if self.format == "json":
+            return JsonFormat()
+        kept = {"unwrap": None, "lines": False} if isinstance(of_value, JsonFormat) else {}
+        return of_value.model_copy(update={**kept, **({"envelope": None} if envelope_of(of_value) else {})})
 
 
 class Header(Model):

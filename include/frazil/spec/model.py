@@ -15,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
 from frazil.spec.column import READING_KEYS, Column, EventTime, Watermark, convert_columns
-from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
+from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, Key, StringFormat, ValueFormat
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
 from frazil.spec.route import Route
@@ -175,7 +175,8 @@ class StreamSpec(Model):
         description="`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`.",
     )
     cast: Literal["strict", "lenient"] = Field(
-        default="strict", description="The default for `cast` of columns with primitive types."
+        default="strict",
+        description="The default for `cast` of columns with primitive types, also of those that `evolution` adds.",
     )
     transform: str | None = Field(
         default=None,
@@ -329,7 +330,11 @@ class StreamSpec(Model):
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
         """Keys of newer versions are omitted unless they are used, so that an upgrade does not change the hash."""
-        source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
+        source: dict[str, Any] = dict.fromkeys(
+            (key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)), True
+        )
+        if self.source.key and self.source.key.schema_file is None:
+            source["key"] = {"schema_file", "message"}
         columns = {
             index: unset
             for index, column in enumerate(self.columns)
@@ -370,7 +375,8 @@ class StreamSpec(Model):
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         of_rest = {} if self.rest is None else {self.rest: "rest"}
         units = as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
-        filled = [c for c in self.record_columns if c.name not in self.beside_value and c.name != self.rest]
+        other = ({*self.beside_value} - {*self.key_columns}) | {self.rest}
+        filled = [column for column in self.record_columns if column.name not in other]
         readings = {column.name: reading for column in filled if (reading := column.reading_settings(self.cast))}
         with_unit = {name: {"unit": units[name]} if name in units else {} for name in readings}
         return units | {name: with_unit[name] | reading for name, reading in readings.items()}
@@ -384,7 +390,8 @@ class StreamSpec(Model):
     def value_format(self) -> ValueFormat:
         """The format of values, with the names of the columns that the value fills."""
         declared = self.source.format
-        filled = tuple(column.name for column in self.record_columns if column.name not in self.beside_value)
+        beside = self.beside_value
+        filled = tuple(column.name for column in self.record_columns if column.name not in beside)
         if isinstance(declared, StringFormat | BytesFormat):
             return declared.model_copy(update={"column": declared.column or filled[0]})
         if isinstance(declared, CsvFormat):
@@ -394,8 +401,26 @@ class StreamSpec(Model):
     @property
     def beside_value(self) -> dict[str, str | None]:
         """Map each column that the record's value does not fill to its header, or to None for the record's key."""
-        key = {} if self.source.key is None else {self.source.key.column: None}
+        key = dict.fromkeys(column.name for column in self.record_columns if column.is_from_key)
+        if self.source.key and self.source.key.column:
+            key[self.source.key.column] = None
         return {**key, **{header.column: header.name for header in self.source.headers}}
+
+    @property
+    def whole_key_column(self) -> str | None:
+        """The column of a whole key that is not text or bytes, but a value of a primitive type."""
+        key = self.source.key
+        return key.column if key and key.format not in {"string", "bytes"} else None
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that decoded keys fill: fields of the key, or a whole key of a primitive type."""
+        return tuple(c.name for c in self.record_columns if c.is_from_key or c.name == self.whole_key_column)
+
+    @property
+    def key_format(self) -> ValueFormat:
+        """The format of keys that fill `key_columns`."""
+        return (self.source.key or Key()).fields_format(self.source.format)
 
 
 def _rejoin_terms(terms: list[str]) -> list[str]:

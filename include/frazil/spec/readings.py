@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from frazil.spec.formats import envelope_of
+from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.upsert import find_tombstone_fields
 from frazil.spec.values import FieldPath, Problem
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
+    from frazil.spec.formats import ValueFormat
     from frazil.spec.model import StreamSpec
 
 FORMATS_WITH_FIELD_NAMES = frozenset({"json", "avro", "protobuf"})
@@ -25,30 +26,81 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
                 what = "describes a record's field, but a transform computes this column; move it to source.schema"
                 yield Problem(f"schema.{column.name}.{key}", None, what)
     place = "source.schema" if spec.source.columns else "schema"
-    read: defaultdict[str | int, dict[FieldPath, str]] = defaultdict(dict)  # by first step: overlapping paths share it
-    by_name = {column.name: column for column in spec.record_columns}
+    yield from _find_key_problems(spec, place)
+    of_keys, beside = {*spec.key_columns}, spec.beside_value
     for column in spec.record_columns:
-        if column.name in spec.beside_value or column.name == spec.rest:
-            how = "a key or header" if column.name in spec.beside_value else "all other fields"
+        from_key = column.name in of_keys
+        if not from_key and (column.name in beside or column.name == spec.rest):
+            how = "a key or header" if column.name in beside else "all other fields"
             for key in column.reading_settings():
                 what = f"applies to fields of the value, but this column stores {how}; leave it out"
                 yield Problem(f"{place}.{column.name}.{key}", None, what)
             continue
-        if reason := _find_from_problem(spec, column):
-            yield Problem(f"{place}.{column.name}.from", column.from_, reason)
-        for key, value, reason in _find_conversion_problems(spec, column):
+        if reason := _find_key_field_problem(spec, column) if from_key else _find_from_problem(spec, column):
+            yield Problem(f"{place}.{column.name}.from", None if from_key else column.from_, reason)
+        declared = spec.key_format if from_key else spec.source.format
+        for key, value, reason in _find_conversion_problems(spec, column, declared):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
-        own = column.path
-        neighbours = read[own[0]]
-        for path, other in neighbours.items():
-            outer = by_name[other] if len(path) < len(own) else column
-            if _paths_overlap(path, own, spec.source.format.type) and not (
-                len(path) != len(own) and _is_readable_json_text(spec, outer)
+    of_value = [c for c in spec.record_columns if c.name not in beside and c.name != spec.rest]
+    yield from _find_overlaps(of_value, spec.source.format, place)
+    yield from _find_overlaps([c for c in spec.record_columns if c.is_from_key], spec.key_format, place)
+
+
+def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str) -> Iterator[Problem]:
+    """Yield a problem for each two columns that are read from the same field of a format."""
+    read: defaultdict[str | int, dict[FieldPath, str]] = defaultdict(dict)  # by first step: overlapping paths share it
+    by_name = {column.name: column for column in columns}
+    for column in columns:
+        for path, other in read[column.path[0]].items():
+            outer = by_name[other] if len(path) < len(column.path) else column
+            if _paths_overlap(path, column.path, declared.type) and not (
+                len(path) != len(column.path) and _is_readable_json_text(declared, outer)
             ):
                 named = column if column.from_ else by_name[other]
                 what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
-                yield Problem(f"{place}.{named.name}.from", named.from_, f"{what}, or compute both with a transform")
-        neighbours[own] = column.name
+                yield Problem(
+                    f"{place}.{named.name}.from",
+                    named.from_ if isinstance(named.from_, str) else None,
+                    f"{what}, or compute both with a transform",
+                )
+        read[column.path[0]][column.path] = column.name
+
+
+def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
+    """Yield the problems of keys that have fields or a type."""
+    form, key, whole = spec.key_format, spec.source.key, spec.whole_key_column
+    parts = [column for column in spec.record_columns if column.is_from_key]
+    reason = None
+    if form.type not in FORMATS_WITH_FIELD_NAMES:
+        reason = f"needs keys with fields, but source.format is {form.type}; declare source.key.format, such as json"
+    elif form.type != "json" and registry_of(form) is None and not (key and key.schema_file):
+        reason = "needs the schema of keys; declare source.key.format and source.key.schema-file, or a registry"
+    for column in parts if reason else ():
+        yield Problem(f"{place}.{column.name}.from", None, reason or "")
+    if key and key.column is None and not parts:
+        yield Problem("source.key.column", None, "is missing; declare it, or columns with `from: {key: …}`")
+    if whole is None or key is None:
+        return
+    if reason:
+        yield Problem("source.key.format", key.format, reason)
+    elif form.type == "protobuf":
+        what = "cannot store the whole key, which is a message; declare columns with `from: {key: …}` for its fields"
+        yield Problem("source.key.column", whole, what)
+    elif parts:
+        what = f"stores the whole key, and {parts[0].name} a field of it; keep one of them, or set the format string"
+        yield Problem("source.key.column", whole, what)
+    elif any(column.name == whole and "<" in column.type for column in spec.record_columns):
+        what = "stores the whole key in a nested type; declare columns with `from: {key: …}` for the fields of the key"
+        yield Problem("source.key.column", whole, what)
+
+
+def _find_key_field_problem(spec: StreamSpec, column: Column) -> str | None:
+    """Return why a decoded key cannot fill the column; None if it can."""
+    if column.name == spec.rest or column.name in {header.column for header in spec.source.headers}:
+        return "is a field of the key, but a header or rest also fills the column; keep one of them"
+    if column.name in spec.key and envelope_of(spec.source.format):
+        return "cannot be used for a column of `key`, which an envelope's row fills; leave it out"
+    return _DROPPED if _is_dropped(spec, column) else None
 
 
 def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
@@ -59,8 +111,8 @@ def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
     return all(a == b or (isinstance(a, int) and isinstance(b, int)) for a, b in zip(one, other, strict=False))
 
 
-def _is_readable_json_text(spec: StreamSpec, column: Column) -> bool:
-    return column.as_ == "json" and spec.source.format.type == "json" and envelope_of(spec.source.format) is None
+def _is_readable_json_text(declared: ValueFormat, column: Column) -> bool:
+    return column.as_ == "json" and declared.type == "json" and envelope_of(declared) is None
 
 
 def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
@@ -81,21 +133,30 @@ def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa:
                 "refers to a nested field, but an envelope's rows are compared by column; use a top-level field of "
                 "`after`"
             )
-    if column.name in find_tombstone_fields(spec):
+    if column.name in spec.key and column.name in find_tombstone_fields(spec):
         return (
-            "cannot be used for this key column, which tombstones fill by field name; give the column the field's name"
+            "cannot be used for this key column, which tombstones fill by field name; give the column the field's "
+            "name, or write `from: {key: …}`"
         )
+    return _DROPPED if _is_dropped(spec, column) else None
+
+
+_DROPPED = "is a sensitive field that is dropped; remove the column, or protect the field in another way"
+
+
+def _is_dropped(spec: StreamSpec, column: Column) -> bool:
     dropped = spec.sensitive.dropped if spec.sensitive else ()
     path = tuple(str(step).lower() for step in column.path)
-    if any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped):
-        return "is a sensitive field that is dropped; remove the column, or protect the field in another way"
-    return None
+    return any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped)
 
 
-def _find_conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
-    """Yield the key, value and reason of each conversion that is not possible for a column."""
-    declared = spec.source.format
+def _find_conversion_problems(
+    spec: StreamSpec, column: Column, declared: ValueFormat
+) -> Iterator[tuple[str, object, str]]:
+    """Yield the key, value and reason of each conversion that is not possible for a column of this format."""
     reading = column.reading_settings(spec.cast)
+    if reading.get("cast") == "strict":
+        del reading["cast"]
     conversions = [key for key in ("cast", "rounding", "null-if", "default") if reading.get(key) is not None]
     for key in [key for key in conversions if key != "default"] if declared.type == "csv" else ():
         instead = "set source.format.null instead, or use a transform" if key == "null-if" else "use a transform"

@@ -146,6 +146,7 @@ def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
 
 def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
     columns = {column.name: parse_type(column.type) for column in spec.record_columns if column.type}
+    beside = spec.beside_value
     for column in spec.record_columns:
         for name in column.json_text_fields if column.name in columns else ():
             place = f"schema.{column.name}.as"
@@ -157,7 +158,7 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(place, "json", f"needs a string, but {name} is of type {found}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
                 yield Problem(place, "json", f"cannot be used for {name}, which is the key of a map; leave it out")
-            elif column.name in spec.beside_value:
+            elif column.name in beside and not column.is_from_key:
                 what = (
                     "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
@@ -212,8 +213,9 @@ def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
     """Each key or header needs its own column."""
     declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
-    if key := spec.source.key:
-        wanted.append(("source.key.column", key.column, {"string" if key.format == "string" else "binary"}))
+    if (key := spec.source.key) and key.column:
+        allowed = {"string": {"string"}, "bytes": {"binary"}}.get(key.format) or {declared.get(key.column, "")}
+        wanted.append(("source.key.column", key.column, allowed))
     for index, header in enumerate(spec.source.headers):
         wanted.append((f"source.headers.{index}.column", header.column, {"string", "binary"}))
     seen: dict[str, str] = {}
@@ -232,8 +234,8 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
     declared = spec.source.format
     if not isinstance(declared, StringFormat | BytesFormat):
         return
-    kind = "string" if isinstance(declared, StringFormat) else "binary"
-    filled = {column.name: column.type for column in spec.record_columns if column.name not in spec.beside_value}
+    kind, beside = "string" if isinstance(declared, StringFormat) else "binary", spec.beside_value
+    filled = {column.name: column.type for column in spec.record_columns if column.name not in beside}
     if len(filled) != 1:
         what = (
             "fills exactly one column, but these columns have neither a key nor a header: "
@@ -254,9 +256,9 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
 def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
     if not isinstance(spec.source.format, CsvFormat):
         return
-    fields = spec.source.format.columns
+    fields, beside = spec.source.format.columns, spec.beside_value
     for column in spec.record_columns:
-        if column.name in spec.beside_value:
+        if column.name in beside:
             if column.name in fields:
                 what = "is filled by a key or header, not by a field of the line; rename the field"
                 yield Problem("source.format.columns", column.name, what)

@@ -181,6 +181,7 @@ FieldPath = tuple[str | int, ...]
 
 _STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
 """A name with its leading dot, or an index in brackets."""
+MAX_INDEX = 9999
 _ALLOWED_FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
 
 
@@ -190,6 +191,8 @@ def parse_path(text: str) -> FieldPath:
     position = 0
     while position < len(text):
         step = _STEP.match(text, position)
+        if step is None and re.match(r"\[-?[0-9]+\]", text[position:]):
+            raise ValueError(f"has an index that is not between 0, the first element, and {MAX_INDEX:,}")
         if step is None or ((step["index"] is None) and text.startswith(".", position) is not bool(path)):
             raise ValueError(f"has a name with an empty part, or a bracket without an index; {_ALLOWED_FORMS}")
         path.append(re.sub(r"\\(.)", r"\1", step["name"]) if step["index"] is None else int(step["index"]))

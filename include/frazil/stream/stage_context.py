@@ -17,7 +17,7 @@ from frazil.commit.merging_modes import current_column_name
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.ingest.contract import ChangeRules, StageContext, Target, TargetTable, Transform
+from frazil.ingest.contract import ChangeRules, KeyColumns, StageContext, Target, TargetTable, Transform
 from frazil.ingest.formats.fields import Unit, may_have_aliases
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import dump_portable_format
@@ -84,11 +84,22 @@ def build_declared_context(
         topic_ids={},
         units=units,
         aliases=other_names,
+        is_lenient=spec.cast == "lenient" and spec.evolution.mode != "off",
         beside_value=spec.beside_value,
+        key_columns=key_columns(spec),
         transform=current_transform(spec, schema, other_names),
         sensitive=sensitive_fields(spec, schema, other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
         changes=changes,
+    )
+
+
+def key_columns(spec: StreamSpec) -> KeyColumns | None:
+    """Return the columns that decoded keys fill; None if there are none."""
+    if not spec.key_columns:
+        return None
+    return KeyColumns(
+        spec.key_columns, dump_portable_format(spec.key_format), is_whole=spec.whole_key_column is not None
     )
 
 

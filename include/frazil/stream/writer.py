@@ -42,7 +42,7 @@ from frazil.events import (
 )
 from frazil.home import make_folder, run_folder
 from frazil.host.heartbeat import Phase
-from frazil.ingest.formats import check_supported
+from frazil.ingest.formats import check_stream_supported
 from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaAdmin, Topics
 from frazil.kafka.logs import check_no_gap, check_not_truncated, describe_lost_ranges, find_truncations
@@ -209,7 +209,7 @@ class Writer:
     ) -> tuple[StreamTables, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
-        check_supported(records_schema(self.spec) if self.spec.transform else main.schema(), self.spec.source.format)
+        check_stream_supported(self.spec, records_schema(self.spec) if self.spec.transform else main.schema())
         if self.spec.transform:
             from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
 

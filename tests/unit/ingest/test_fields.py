@@ -279,6 +279,12 @@ def test_another_text_is_no_path(text: str) -> None:
         parse_path(text)
 
 
+@pytest.mark.parametrize("text", ["a[-1]", "a[10000]"])
+def test_an_index_out_of_range_is_refused_with_the_range(text: str) -> None:
+    with pytest.raises(ValueError, match="has an index that is not between 0, the first element, and 9,999"):
+        parse_path(text)
+
+
 def problem(columns: dict[str, Any], form: Any = "json", **more: Any) -> str:
     with pytest.raises(SpecError) as error:
         validate_stream(declared(columns, form, **more), Path("s.yaml"))

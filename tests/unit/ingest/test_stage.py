@@ -784,3 +784,17 @@ def test_a_record_of_several_lines_lands_whole_with_its_lines_numbered_and_count
     assert (progress.records, progress.rejected) == (2, 5), "one that was a dead letter before among them"
     assert sum((result.windows or {}).values()) == 4
     assert result.rejects.total == 4
+
+
+def test_casts_are_counted_only_for_records_that_land(make_world: MakeWorld) -> None:
+    """The second record has a time that no calendar has, and the third a value that is not cast."""
+    world = make_world({"n": {"type": "int", "cast": "lenient"}})
+    records = [
+        Record(b'{"n": "1", "ts": "2024-01-01T00:00:00Z"}'),
+        Record(b'{"n": "2", "ts": "9999-12-31T23:59:59-05:00"}'),
+        Record(b'{"n": 3, "ts": "2024-01-01T00:00:00Z"}'),
+        Record(b'{"n": "4", "ts": "2024-01-01T00:00:00Z"}'),
+    ]
+    found = world.stage(records)
+    assert [p.rejected for p in found.progress] == [1]
+    assert found.drift["main"].cast == {"n": 2}

@@ -66,7 +66,7 @@ def context_of(spec: StreamSpec, folder: str = "") -> StageContext:
         topic_ids={"t": "id"},
         units=spec.units,
         beside_value=spec.beside_value,
-        transform=check_transform(spec).transform,
+        transform=check_transform(spec).transform if spec.transform else None,
         sensitive=sensitive_fields(spec, schema, {}),
     )
 

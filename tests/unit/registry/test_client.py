@@ -278,3 +278,17 @@ def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:
         for i in (1, 2, 1, 3, 1):
             found.get(i)
     assert len(server.requested) == 3
+
+
+def test_ids_of_guids_are_distinct_and_bounded(server: MadeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_GUIDS", 3)
+    draws = iter([5, 5, 6, 7, 8, 9])
+    monkeypatch.setattr(client.secrets, "randbits", lambda _: next(draws))
+    guids = [bytes([n]) * 16 for n in range(4)]
+    server.answers["/schemas/guids/00000000-0000-0000-0000-000000000000"] = [(200, {"schema": '"string"'})]
+    found = opened(server.url)
+    assert [found.id_of(guid) for guid in (*guids[:3], guids[0], guids[3])] == [-6, -7, -8, -6, -9]
+    assert found.get(-6) == SchemaText("AVRO", '"string"')
+    with pytest.raises(UnknownSchema, match="-7 is not a schema id"):
+        found.get(-7)
+    assert found.id_of(guids[1]) == -10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 from pyiceberg.schema import Schema
@@ -15,7 +15,7 @@ from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder, RestDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.ingest.formats.csv.lines import LineReader
-from frazil.ingest.formats.fields import RecordShape, Unit, create_fields_decoder
+from frazil.ingest.formats.fields import RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.lines import strip_frame
 from frazil.ingest.formats.json.record import quote_value
@@ -23,6 +23,12 @@ from frazil.ingest.schema_drift import DriftDecoder, Path
 from frazil.spec import formats as spec
 from frazil.spec.values import parse_names
 
+if TYPE_CHECKING:
+    from frazil.registry.client import SchemaSource, SchemaText
+    from frazil.spec.model import StreamSpec
+
+WHOLE_KEY = "key"
+"""Name of the field that stands for a whole key."""
 PlainFormat = str | Mapping[str, Any]
 """A format as returned by `dump_format`: a format's name, or a mapping."""
 
@@ -74,11 +80,16 @@ def _csv_decoder(declared: spec.CsvFormat, schema: Schema, units: Mapping[int, s
 
 def _avro_decoder(declared: spec.AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.avro.decoder import AvroDecoder
+
+    return AvroDecoder(schema, units, _avro_schemas(declared))
+
+
+def _avro_schemas(declared: spec.AvroFormat) -> SchemaSource | SchemaText:
     from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is None:
-        return AvroDecoder(schema, units, SchemaText("AVRO", spec.read_schema_text(declared)))
-    return AvroDecoder(schema, units, shared_registry(declared.registry, os.environ))
+        return SchemaText("AVRO", spec.read_schema_text(declared))
+    return shared_registry(declared.registry, os.environ)
 
 
 def _protobuf_decoder(declared: spec.ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
@@ -151,6 +162,27 @@ def create_decoder(
     return made
 
 
+def create_key_decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, Unit], *, is_whole: bool) -> Decoder:
+    """Return a decoder of record keys, which are passed as a chunk's values. If `is_whole`, a key is one value that
+    fills the only column.
+    """
+    declared = _parse(plain)
+    if not is_whole:
+        return create_decoder(plain, schema, units)
+    (field,) = schema.fields
+    whole = {field.field_id: with_path((WHOLE_KEY,), units.get(field.field_id))}
+    if isinstance(declared, spec.AvroFormat):
+        from frazil.ingest.formats.avro.decoder import AvroDecoder
+        from frazil.ingest.formats.whole_keys import as_record_schemas
+
+        schemas = as_record_schemas(_avro_schemas(declared))
+        return create_fields_decoder(lambda of, plain: AvroDecoder(of, plain, schemas), schema, whole, RecordShape())
+    from frazil.ingest.formats.whole_keys import WholeKeyDecoder
+
+    make = partial(FORMATS[declared.type], declared)
+    return _add_framing(declared, WholeKeyDecoder(create_fields_decoder(make, schema, whole, RecordShape(lists=False))))
+
+
 def _unwrap_path(declared: spec.ValueFormat) -> tuple[str, ...]:
     return parse_names(declared.unwrap) if isinstance(declared, spec.JsonFormat) and declared.unwrap else ()
 
@@ -202,6 +234,16 @@ def check_supported(schema: Schema, declared: spec.ValueFormat) -> None:
             protobuf.message_of(spec.read_schema_text(declared), (), declared.message)
         except UnreadableSchema as error:
             raise SpecError(f"source.format: the declared schema cannot be read: {error}") from None
+
+
+def check_stream_supported(stream: StreamSpec, schema: Schema) -> None:
+    """Raise SpecError, as `check_supported` does, for the formats of a stream's values and keys."""
+    check_supported(schema, stream.source.format)
+    if stream.key_columns:
+        try:
+            check_supported(Schema(*(f for f in schema.fields if f.name in stream.key_columns)), stream.key_format)
+        except SpecError as error:
+            raise SpecError(str(error).replace("source.format", "source.key", 1)) from None
 
 
 def _parse(plain: PlainFormat) -> spec.ValueFormat:
