@@ -21,7 +21,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.merging import MergeConfig, run_in_process
-from frazil.commit.merging_modes import UPSERT_MODE, merge_rules
+from frazil.commit.merging_modes import UPSERT_MODE, build_merge_rules
 from frazil.commit.rejection_reasons import Reasons
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.staging_targets import target_table
@@ -83,7 +83,7 @@ class MadeStream:
         targets: dict[Target, Table] = {"main": main, "dead-letters": dead_letters}
         align = Alignment.from_spec(self.spec)
         merges = self.spec.mode == "upsert"
-        merging = MergeConfig(partial(merge_rules, self.spec), run_in_process, lambda: 1) if merges else None
+        merging = MergeConfig(partial(build_merge_rules, self.spec), run_in_process, lambda: 1) if merges else None
         return StreamTables.open(self.spec.name, targets, clock_ms=lambda: self.now_ms, align=align, merging=merging)
 
     @property

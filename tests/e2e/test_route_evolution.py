@@ -107,7 +107,7 @@ def test_a_column_limit_holds_for_each_table_and_full_evolution_widens_one_alone
     assert columns("test.a") == {"size": "int", "one": "long"}
     assert columns("test.b") == {"size": "long", "two": "long"}
     assert columns("test.events") == {"size": "int"}
-    assert caplog.text.count("columns of test.a, so that their values are ignored: 'two' would be column 10") == 2, (
+    assert caplog.text.count("columns of test.a, so their values are ignored: 'two' would be column 10") == 2, (
         "once in each process"
     )
     assert letters(stream) == ["size: a whole number (int) is needed, this is the string 'x'"]

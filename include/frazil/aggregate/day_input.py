@@ -44,7 +44,7 @@ def load_day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tupl
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
-    """Return whether signalled windows that no quality gate holds cover the day."""
+    """Return whether signalled windows cover the day, none of them held by a quality gate."""
     whole = Window.parse(str(day))
     reached_us = whole.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):

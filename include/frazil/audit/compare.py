@@ -1,6 +1,6 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
-Pure. An offset that Kafka does not have is not missing: compaction, transactions and retention leave gaps. One outside
-all commit records was never claimed.
+Pure. An offset is not missing if no commit record covers it, or if Kafka does not have it: compaction,
+transactions and retention leave gaps.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def find_missing_offsets(evidence: Evidence) -> BitMap64:
 
 
 def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, without row, dead letter or accepted loss."""
+    """Return the offsets that Kafka has and a commit claims, but that have no row, dead letter or accepted loss."""
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -165,7 +165,7 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
-    """Report rows that no commit record claims. Those before the first are only not compared."""
+    """Report rows that no commit record covers. Rows before the first commit record count as not compared."""
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & offset_bitmap(0, begin)

@@ -1,4 +1,4 @@
-"""Reads Kafka as the audit's independent source: the records of the claimed ranges that it still has."""
+"""Reads from Kafka, as the audit's independent source, the records that it still has in the ranges of commits."""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ class Group:
         return group_by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return the minimum and maximum number of records within `offsets`, by topic id, given each range's claim."""
+        """Return, by topic id, the minimum and maximum number of records within `offsets`.
+
+        `claimed` returns how many records of a range its commit record counts.
+        """
         offsets, bounds = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.generations.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}

@@ -33,7 +33,7 @@ from frazil.audit.stream_audit import audit_changes, find_metadata_problems, req
 from frazil.commit.adoption import other_streams
 from frazil.commit.history import Period, deleted_by_others
 from frazil.commit.marker import Marker
-from frazil.commit.merging_modes import MERGING_MODES, merge_rules
+from frazil.commit.merging_modes import MERGING_MODES, build_merge_rules
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
@@ -232,7 +232,10 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
         for target, table in replay.sinks.tables.items():
             changes = tuple(file for result in results for file in result.files if file.target == target)
             rules = dataclasses.replace(
-                merge_rules(replay.spec, table), how="merge-on-read", traced=False, landed=replay.tables.landed(table)
+                build_merge_rules(replay.spec, table),
+                how="merge-on-read",
+                traced=False,
+                landed=replay.tables.landed(table),
             )
             merged = target_table(table, folder=str(folder / "merged" / target))
             context = MergeContext(stream, rules, staged.targets[target], merged)

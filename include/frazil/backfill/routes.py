@@ -106,7 +106,7 @@ def _wait_for_routed_tables(tables: StreamTables) -> Marker:
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
     while True:
-        default_marker = require_own_marker(tables.stream, tables.marker(), what="records")
+        default_marker = require_own_marker(tables.stream, tables.marker(), noun="records")
         behind = find_lagging_tables(tables, default_marker)
         if not behind:
             return default_marker

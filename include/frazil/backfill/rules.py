@@ -30,11 +30,11 @@ def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
     return marker
 
 
-def require_own_marker(stream: str, marker: Marker | None, *, what: str = "dead letters") -> Marker:
-    """Return the marker, which shows what is the stream's own. Raises AdoptionRequired without one."""
+def require_own_marker(stream: str, marker: Marker | None, *, noun: str = "dead letters") -> Marker:
+    """Return the marker, which identifies the stream's own records. Raises AdoptionRequired if it is None."""
     if marker is None:
         raise AdoptionRequired(
-            f"stream {stream!r} has no marker, so frazil cannot determine which {what} are its own. Start the stream "
+            f"stream {stream!r} has no marker, so frazil cannot determine which {noun} are its own. Start the stream "
             f"first: `frazil run {stream}`"
         )
     return marker

@@ -59,7 +59,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
     A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is the table of a declared
     stream, a table that a route has created, one of their dead-letter tables, or frazil.signals.
 
-    Exits with 0 even if nothing was to be done or another commit won.
+    Exits with 0 even if nothing was due or another commit won.
 
     \b
     Example:

@@ -205,7 +205,7 @@ def _is_settled(
     if table in found.stopped:
         return False
     if not exists or is_foreign_table(opened.spec, opened.tables, table):
-        return _was_given_up(opened, table)
+        return _were_rows_discarded(opened, table)
     metadata = opened.tables.handle(table).current().metadata
     try:
         marker = read_marker(metadata.properties, default_marker.stream)
@@ -231,7 +231,7 @@ def _discard_rows(
 def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str) -> None:
     """Raise SpecError if the route neither includes the table nor has waiting rows for it."""
     spec, marker = opened.spec, property_name(default_marker.stream)
-    if table in found.tables() or _was_given_up(opened, table):
+    if table in found.tables() or _were_rows_discarded(opened, table):
         return
     is_own = table in {spec.sinks.decides, spec.sinks.fenced}
     is_listed = table in spec.sinks.named
@@ -242,8 +242,8 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
         raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {hint}")
 
 
-def _was_given_up(opened: OpenStream, table: str) -> bool:
-    """Whether an operator gave up rows of a table that was missing, or not created by the route."""
+def _were_rows_discarded(opened: OpenStream, table: str) -> bool:
+    """Return whether an operator discarded rows of a table that was missing, or not created by the route."""
     note = load_missing_table_note(opened.tables, table)
     return note is not None and note.given_up is not None
 

@@ -48,7 +48,7 @@ class Segment:
 
 
 class FoldedRecords:
-    """The folded records of one stream. Caches the last object."""
+    """Reads and writes the folded commit records of one stream. Caches the object that was read last."""
 
     def __init__(self, store: ObjectStore, state: str) -> None:
         self._store = store

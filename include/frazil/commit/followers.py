@@ -150,7 +150,7 @@ class Followers:
 
     @property
     def last_complete_batch(self) -> BatchKey:
-        """The last batch that all tables have, with all earlier ones."""
+        """The last batch that is in all tables, as are all batches before it."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
         return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 

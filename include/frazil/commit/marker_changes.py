@@ -1,6 +1,6 @@
 """Changes a marker for an operator (reset, adopt, forget, give up), and writes a routed table's first marker. Each
-change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset keeps rows of open windows
-that are not read again.
+change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset keeps the rows of open
+windows that it does not read again.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def plan_merge(
     if not changes:
         return MergePlan((), (), {}, manifests, {})
     wanted = _ChangeIndex(table, tuple(changes), key_schema(table, rules.key))
-    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_list(m)}
+    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_match(m)}
     groups = _build_groups(wanted, manifests, read)
     tasks, insert_tasks, bins = _divide_into_tasks(groups, parallelism, before.bins if before else {})
     return MergePlan(tasks, insert_tasks, read, manifests, bins)
@@ -140,11 +140,10 @@ class _ChangeIndex:
     def _key_bounds(self, files: Sequence[StagedFile]) -> KeyBounds:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
-    def may_list(self, manifest: ManifestFile) -> bool:
+    def may_match(self, manifest: ManifestFile) -> bool:
         if manifest.partition_spec_id == self.spec_id and not self._matches_summaries(manifest):
             return False
         spec_id = manifest.partition_spec_id
-        """The partition spec of the change files; -1 for several."""
         if spec_id not in self._evaluators:
             spec, schema = self.table.metadata.specs()[spec_id], self.table.schema()
             self._evaluators[spec_id] = _build_evaluator(spec, schema, self._filter)

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 
 from frazil.commit.late_rows import windows_summary
 from frazil.commit.merge_plan import MergePlan
-from frazil.commit.merging_modes import UPSERT_MODE, MergingMode, merge_rules, merging_mode
+from frazil.commit.merging_modes import UPSERT_MODE, MergingMode, build_merge_rules, merging_mode
 from frazil.commit.snapshot import PreparedSnapshot, SnapshotWriter, base_without_files
 from frazil.commit.staging_targets import target_table
 from frazil.ingest.contract import StagedFile, TargetTable
@@ -58,7 +58,7 @@ def merge_config(
 ) -> MergeConfig | None:
     """Return how a stream's staged files are merged; None if they are appended."""
     mode = merging_mode(spec)
-    return None if mode is None else MergeConfig(partial(merge_rules, spec), run, parallelism, mode)
+    return None if mode is None else MergeConfig(partial(build_merge_rules, spec), run, parallelism, mode)
 
 
 @dataclass(slots=True)

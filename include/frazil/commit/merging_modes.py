@@ -92,7 +92,7 @@ def merging_mode(spec: StreamSpec) -> MergingMode | None:
     return {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
 
 
-def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
+def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
     """Return the rules for merging the stream's changes into this table, or for finding repeats."""
     schema, other_names = table.schema(), find_aliases(table.schema(), parse_former_columns(table.properties))
     called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)

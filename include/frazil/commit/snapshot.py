@@ -1,6 +1,6 @@
-"""Writes one snapshot of a branch from staged files: manifests with the files' own specs, the manifest list, and
-updates. PyIceberg's `Transaction` retries without frazil's requirements, writes every file with the default spec, and
-copies the metadata about fourteen times.
+"""Writes one snapshot of a branch from staged files: its manifests, its manifest list, and the table updates that add
+it. Replaces PyIceberg's `Transaction`, which retries without frazil's requirements, writes every file with the default
+spec, and copies the metadata about fourteen times.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ USER = DATABASE = "frazil"
 CATALOGS_FILE = ".pyiceberg.yaml"
 
 _DEBIAN_FOLDER = Path("/usr/lib/postgresql")
-"""Debian's programs of each PostgreSQL version, which are not on the PATH."""
+"""The folder where Debian installs each PostgreSQL version's programs, outside the PATH."""
 
 
 class EmbeddedPostgres(process.EmbeddedServer):

@@ -106,7 +106,7 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
 
 
 def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
-    """Return the complete lines from an offset on, and the offset after them; beyond the limit, the last lines."""
+    """Return the complete lines from an offset on (only the last ones if they exceed the limit), and the end offset."""
     with path.open("rb") as log:
         size = log.seek(0, 2)
         skipped = max(0, size - start - limit_bytes)

@@ -113,7 +113,7 @@ def _propose_column(name: str, observed: FieldStatistics, sampled: int, middle_s
         remark="; ".join(remarks),
         distinct=len(observed.distinct) if is_of_interest and of_one_type else None,
         is_time=is_time,
-        distance_s=_measure_distance_s(observed, unit, middle_s) if is_time else float("inf"),
+        distance_s=_distance_from_kafka_s(observed, unit, middle_s) if is_time else float("inf"),
     )
 
 
@@ -154,13 +154,13 @@ def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) ->
         return None
     for unit, factor in _UNITS.items():
         if _FIRST_S * factor <= observed.lowest and observed.highest < _LAST_S * factor:
-            near = _measure_distance_s(observed, unit, middle_s) <= MAX_KAFKA_TIME_DISTANCE_S and unit != "s"
+            near = _distance_from_kafka_s(observed, unit, middle_s) <= MAX_KAFKA_TIME_DISTANCE_S and unit != "s"
             return unit if near or _TIME_NAMES.search(name) else None
     return None
 
 
-def _measure_distance_s(observed: FieldStatistics, unit: str | None, middle_s: float | None) -> float:
-    """Return the distance (s) of the middle of a field's times from that of Kafka's timestamps, if known."""
+def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s: float | None) -> float:
+    """Return the seconds between the middle of a field's times and that of Kafka's timestamps; infinity if unknown."""
     if middle_s is None:
         return float("inf")
     if unit is not None:

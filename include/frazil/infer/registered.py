@@ -285,7 +285,7 @@ class _JsonSchema:
         return found_type, not choices or any(nullable for _, nullable in choices)
 
     def _resolve_reference(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
-        """Return the target of a node's `$ref`, which is empty if it does not exist, and its document."""
+        """Follow a node's `$ref`. Return the target (empty if it is missing) and the document that contains it."""
         for _ in range(MAX_NESTING):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 break

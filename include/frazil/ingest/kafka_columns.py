@@ -201,7 +201,7 @@ class ColumnReader(RangeReader):
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
 
     def _on_client_error(self, _: int, code: int, text: bytes, __: int) -> None:
-        """Like `_on_throttle_event`, runs in this thread, while it polls."""
+        """Forward a client's error. librdkafka calls this in the polling thread."""
         self._on_error(code, text.decode(errors="replace"))
 
     def _on_throttle_event(self, _: int, __: bytes, ___: int, milliseconds: int, ____: int) -> None:

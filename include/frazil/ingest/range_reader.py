@@ -79,7 +79,7 @@ def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Return each topic's first element and size in an array; and the array: the index of each range, or -1."""
+    """Return each topic's slice (start, size) of an array, and the array: each partition's index in `ranges`, or -1."""
     sizes: dict[str, int] = {}
     for r in ranges:
         sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)

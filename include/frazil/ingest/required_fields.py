@@ -1,4 +1,4 @@
-"""Removes the nulls of required fields inside null values, because Parquet's writer rejects such columns."""
+"""Fills the nulls that required fields have inside null structs, because Parquet's writer rejects such columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frazil.ingest.bisection import bisect_failures
 
 
 def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
-    """Replace nulls in required fields inside null values by values that nothing reads.
+    """Replace nulls of required fields inside null structs by values that nothing reads.
 
     Raises ArrowInvalid if a required field is null although all enclosing values are present.
     """
@@ -73,8 +73,8 @@ def _default_array(field: pa.Field) -> pa.Array:
         parts = [kind.field(i) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays([_default_array(part) for part in parts], fields=parts)
     if isinstance(kind, pa.ExtensionType):
-        return pa.ExtensionArray.from_storage(kind, _without_nulls(pa.nulls(1, kind.storage_type)))
-    return _without_nulls(pa.nulls(1, kind))
+        return pa.ExtensionArray.from_storage(kind, _mark_all_valid(pa.nulls(1, kind.storage_type)))
+    return _mark_all_valid(pa.nulls(1, kind))
 
 
 def _has_required(kind: pa.DataType) -> bool:
@@ -110,13 +110,13 @@ def _fill_part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
         return array
     if seen.null_count:
         raise pa.ArrowInvalid(f"{field.name}: required, and missing or null")
-    return _without_nulls(array)
+    return _mark_all_valid(array)
 
 
-def _without_nulls(array: pa.Array) -> pa.Array:
+def _mark_all_valid(array: pa.Array) -> pa.Array:
     """Mark all values as valid. A former null gets the value that the buffers contain."""
     if isinstance(array, pa.ExtensionArray):
-        return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
+        return pa.ExtensionArray.from_storage(array.type, _mark_all_valid(array.storage))
     kind: Any = array.type
     if pa.types.is_struct(kind):
         return pa.StructArray.from_arrays([array.field(i) for i in range(kind.num_fields)], fields=list(kind))

@@ -76,8 +76,10 @@ def stage(
     files of a failed stage are removed as far as possible.
     """
 
-    def run(*, tried: bool) -> StageResult:
-        reading = _stage_ranges(_Stage(context, task, attempt=attempt, now_us=now_us), on_progress, tried=tried)
+    def run(*, with_trial: bool) -> StageResult:
+        reading = _stage_ranges(
+            _Stage(context, task, attempt=attempt, now_us=now_us), on_progress, with_trial=with_trial
+        )
         while True:
             try:
                 next(reading)
@@ -86,7 +88,7 @@ def stage(
                 return result
 
     try:
-        return run(tried=False)
+        return run(with_trial=False)
     except PossibleRecordError as suspect:
         cause = to_safe_error(suspect.error, context)
         log.warning(
@@ -96,17 +98,17 @@ def stage(
             exc_info=cause,
         )
     try:
-        return run(tried=True)
+        return run(with_trial=True)
     except PossibleRecordError as suspect:
         raise to_safe_error(suspect.error, context) from None
 
 
-def _stage_ranges(run: _Stage, on_progress: OnProgress, *, tried: bool) -> Generator[Parcel, None, StageResult]:
-    """Yield parcels for shuffle writers, return the result. If `tried`, chunks are first written in memory."""
-    take = run.take_after_trial if tried else run.take
+def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> Generator[Parcel, None, StageResult]:
+    """Yield parcels for shuffle writers, and return the result. `with_trial` first writes each chunk in memory."""
+    take = run.take_after_trial if with_trial else run.take
     report = ProgressReporter(on_progress)
     try:
-        if tried:
+        if with_trial:
             with _wrap_record_errors():
                 run._main.rehearse(default_row(run._main.layout.arrow_schema))
         with _pause_garbage_collection(), run.reader() as reader:
@@ -163,7 +165,7 @@ def stage_before_shuffle(
     shuffle.
     """
     run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
-    result = yield from _stage_ranges(run, on_progress, tried=False)
+    result = yield from _stage_ranges(run, on_progress, with_trial=False)
     yield ReadResult(result, tuple(run.shuffler.sent), run.shuffler.partitions)
 
 

@@ -82,7 +82,10 @@ def _checked(function: TokenFunction, method: str, config: str) -> tuple[Any, ..
 
 
 def _make_msk_token(config: str) -> tuple[str, float]:
-    """Sign a login with the usual AWS credentials; `region=…` and `role=…` (an ARN) are optional."""
+    """Return an MSK token and its expiry (s since 1970), made with the usual AWS credentials.
+
+    `config` may have `region=…` (by default AWS_REGION or AWS_DEFAULT_REGION) and `role=…`, an ARN.
+    """
     from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
 
     options = dict(part.partition("=")[::2] for part in re.split(r"[,\s]+", config) if part)

@@ -1,6 +1,6 @@
-"""Fires and resolves alerts: a value must be beyond its threshold for the hold time, and at most 80 % of it to resolve.
+"""Fires an alert when its value has been beyond the threshold for the hold time; resolves it at 80 % of the threshold.
 Pure. Each measurement gets the previous one's `AlertStates`, a small JSON value, so any process can run it. Unknown
-values change nothing; the hold time restarts after a pause of itself or three measurement intervals.
+values change nothing. The hold time restarts if the value was not measured for that long and for three intervals.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AlertState:
     seen_ms: int | None = None
     """When the value was last beyond the threshold before the alert fired."""
     gap_ms: int = 0
-    """Between the last two measurements beyond the threshold."""
+    """Time between the last two measurements beyond the threshold."""
     alone: bool = True
     """The value of `Alert.alone`, so that an alert that was reported alone also ends alone."""
 

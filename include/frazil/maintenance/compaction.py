@@ -51,7 +51,7 @@ class Rewrite:
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
-MAX_BUSY_PIECES = 8
+MAX_BUSY_REWRITES = 8
 """Rewrites of busy partitions in one run."""
 
 
@@ -179,7 +179,7 @@ def _evaluate_small(
 
 
 def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
-    """Return a rewrite of the files with many deleted rows, together with `small`, that of the small files."""
+    """Return one rewrite of the files with many deleted rows and, if `small` is given, of its small files."""
     due = partition.deletes
     why = f"{percent} % or more of the rows of {format_count(due.due_files, 'file')} are deleted"
     if small is None:
@@ -196,16 +196,16 @@ def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent:
 
 
 def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[LeftPartition]]:
-    """Split busy partitions' rewrites into pieces that finish between two batches. Returns also what is left."""
+    """Split busy partitions' rewrites into parts that finish between two batches. Also returns the skipped ones."""
     pieces: list[Rewrite] = []
     left: list[LeftPartition] = []
-    each = max(MAX_BUSY_PIECES // max(len(busy), 1), 1)
+    each = max(MAX_BUSY_REWRITES // max(len(busy), 1), 1)
     for rewrite in busy:
         part: Rewrite | None = rewrite
         if rewrite.bytes > target:
             part = _plan_small_part(rewrite, target, target=target) or _plan_due_part(rewrite, 1)
-        if part is None or len(pieces) >= MAX_BUSY_PIECES:
-            why = f"{rewrite.reason}; batches are being merged into it, and a run takes {MAX_BUSY_PIECES} such pieces"
+        if part is None or len(pieces) >= MAX_BUSY_REWRITES:
+            why = f"{rewrite.reason}; batches are being merged into it, and a run does {MAX_BUSY_REWRITES} of these"
             left.append(LeftPartition(rewrite.partition, LeftReason.BUSY, why))
             continue
         reason = f"{part.reason}; batches are being merged into it"

@@ -1,5 +1,5 @@
 """Alert rules of a stream; those of its table are in `frazil.maintenance.alert_rules`. Pure, except
-`find_incomplete_window`. Rules about facts have no hold time: their alerts fire and resolve at once.
+`find_incomplete_window`. Rules about events, such as `restarts`, have no hold time.
 """
 
 from __future__ import annotations

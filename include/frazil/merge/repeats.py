@@ -35,8 +35,8 @@ from frazil.merge.table_files import TaskRun, rows_without
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """The columns that identify repeats, of all rows of the batch's files in the task's order."""
+class _BatchRows:
+    """All rows of a batch, in the order of the task's files: only the columns that identify repeats."""
 
     keys: pa.Table
     codes: Numbers
@@ -46,7 +46,7 @@ class _Batch:
     timed: Mask
     """Rows with an event time. Others are never repeats."""
     coordinates: pa.Table
-    """They order the rows."""
+    """The columns that order the rows."""
     starts: tuple[int, ...]
     """The number of each file's first row, followed by the total number of rows."""
 
@@ -74,7 +74,7 @@ class RepeatsRun(TaskRun):
         repeated[self._find_repeats(batch, np.flatnonzero(batch.timed & ~repeated))] = True
         return self._rewrite_without(batch, repeated)
 
-    def _read_batch(self) -> _Batch:
+    def _read_batch(self) -> _BatchRows:
         rules = self.context.rules
         names = dict.fromkeys((*rules.key, self._event_time, TOPIC, PARTITION, OFFSET, TIMESTAMP))
         schema = self.schema.select(*names)
@@ -82,7 +82,7 @@ class RepeatsRun(TaskRun):
         starts = (0, *np.cumsum([rows.num_rows for rows in files]).tolist())
         rows = pa.concat_tables(files)
         times = column(rows, self._event_time)
-        return _Batch(
+        return _BatchRows(
             rows.select(list(rules.key)),
             encode_keys([column(rows, name) for name in rules.key], rows.num_rows),
             _to_microseconds(times.fill_null(pa.scalar(0, pa.int64()).cast(times.type))),
@@ -101,8 +101,8 @@ class RepeatsRun(TaskRun):
         assert self.context.rules.event_time is not None
         return self.context.rules.event_time
 
-    def _live_rows(self, together: int) -> Iterator[pa.Table]:
-        """Yield keys and event times of live rows, in tables of about `together` rows."""
+    def _live_rows(self, min_rows: int) -> Iterator[pa.Table]:
+        """Yield keys and event times of live rows. Each table except the last has at least `min_rows` rows."""
         schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
         pending: list[pa.Table] = []
         for file in self.task.files:
@@ -110,13 +110,13 @@ class RepeatsRun(TaskRun):
             with self.reader.open(file.path) as data:
                 for start, rows in data.row_groups(schema):
                     pending.append(rows_without(rows, start, deleted))
-            if sum(rows.num_rows for rows in pending) >= together:
+            if sum(rows.num_rows for rows in pending) >= min_rows:
                 yield pa.concat_tables(pending)
                 pending = []
         if pending:
             yield pa.concat_tables(pending)
 
-    def _find_repeats(self, batch: _Batch, left: Numbers) -> Numbers:
+    def _find_repeats(self, batch: _BatchRows, left: Numbers) -> Numbers:
         """Return which of the rows `left` repeat another row of the batch."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
@@ -126,7 +126,7 @@ class RepeatsRun(TaskRun):
             find_repeats_in_batch(batch.codes[several], batch.times[several], order, within_us=self._within_us)
         ]
 
-    def _rewrite_without(self, batch: _Batch, repeated: Mask) -> MergeResult:
+    def _rewrite_without(self, batch: _BatchRows, repeated: Mask) -> MergeResult:
         """Rewrite this task's files that have repeats, and count the kept and dropped rows."""
         replaced, share = [], set(self.task.share)
         counts = MergeCounts()

@@ -87,7 +87,7 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     now: AvailableOffsets,
     by: str,
 ) -> Marker:
-    """Move the position, record it in the history, and return the marker. Raises as `marker_changes.reset`."""
+    """Move the position, record it, and return the marker. Raises the errors of `marker_changes.reset`."""
     marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
     record_action(tables.main.current(), tables.stream, reset_sentence(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker

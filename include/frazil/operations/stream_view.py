@@ -59,7 +59,7 @@ class Period:
     begin_ms: int
     end_ms: int
     hours: int = 0
-    """The chosen number of hours until now; 0 for a span of time."""
+    """Length in hours, if the period ends now; 0 if the user chose a begin and an end."""
 
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:

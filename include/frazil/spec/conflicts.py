@@ -32,7 +32,7 @@ def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
 
 
 def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return a sentence for each table of another stream to which the stream declared in `path` would write."""
+    """Return an error for each table of another stream that the stream declared in `path` would write."""
     return [
         error
         for error in (*_dead_letter_conflicts(streams), *_route_conflicts(streams))

@@ -97,7 +97,7 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Decla
 
 
 def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> DeclaredFile[T]:
-    """Load a file and record its declaration, or return the record of a broken file and the problem."""
+    """Load a file and remember its declaration. For a broken file, return the remembered one and the problem."""
     try:
         spec = kind.load(path)
         memory.remember(path, spec, kind)
@@ -109,7 +109,7 @@ def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> Decl
 def _find_missing(
     path: Path, spec: T, memory: DeclarationMemory, *, now_ms: int, moment_ms: int
 ) -> Iterator[DeclaredFile[T]]:
-    """Yield a missing file with its record, or delete the record if the file was removed long ago."""
+    """Yield a missing file with its remembered declaration. Forgets the declaration if it was removed long ago."""
     since_ms = memory.missing_since(path, now_ms=now_ms)
     if now_ms - since_ms >= moment_ms + REMOVED_FILE_REPORT_MS:
         memory.forget(path)

@@ -171,7 +171,7 @@ def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Pr
             what = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
             yield Problem(place, path, what)
         elif name == spec.order_by and path in UNSORTED and column.type in {"string", ""}:
-            what = f"has numbers that do not sort as text, so it cannot be order-by; use {POSITION}, or a number"
+            what = f"has numbers that do not sort as text, so it cannot be order-by; use {POSITION} or a numeric field"
             yield Problem(place, path, what)
 
 

@@ -133,8 +133,8 @@ def describe_consequences(
         if m.rewritten:
             sentences.append(
                 f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. From there on, Kafka has "
-                f"or will have different records for {m.rewritten:,} offsets that the table has. The table gets them "
-                "too, and keeps those that Kafka lost."
+                f"or will have new records at {m.rewritten:,} offsets whose old records are in the table. After the "
+                "reset, the table gets the new records and keeps the old ones."
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""

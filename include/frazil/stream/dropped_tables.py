@@ -112,7 +112,10 @@ def find_lagging_and_dropped_tables(
     *,
     only_gone: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return the routed tables that are missing rows, and the dropped ones without any. `only_gone` loads none."""
+    """Return the routed tables that are missing rows, and the dropped tables that miss none.
+
+    With `only_gone`, existing tables are not checked for rows that wait in journals.
+    """
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
     def remedy(target: Target) -> str:

@@ -30,7 +30,7 @@ class EvolutionResult:
 
 def ignored_fields_notice(refused: Sequence[RefusedField], *, table: str) -> str:
     named = "; ".join(shorten_list([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
-    return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
+    return f"records have fields that cannot become columns of {table}, so their values are ignored: {named}"
 
 
 def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
@@ -63,7 +63,7 @@ def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
         return ""
     found = format_count(counted_so_far.unplaced, "change", "has|have")
     return (
-        f"{found} no position in the log of {table}'s source, so that Kafka's order decides: frazil knows the "
+        f"{found} no position in the log of {table}'s source, so Kafka's order decides: frazil knows the "
         "positions of PostgreSQL, MySQL and MariaDB. Order by a column of envelope.metadata instead, such as "
         "source.change_lsn of SQL Server or source.scn of Oracle"
     )

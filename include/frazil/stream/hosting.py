@@ -197,7 +197,7 @@ class FoldingThread:
 
 
 class KafkaClients:
-    """Shares one Kafka admin client among writers with the same brokers and credentials, while any uses it."""
+    """Shares one Kafka admin client among writers with the same brokers and credentials, until the last one ends."""
 
     def __init__(self) -> None:
         self._clients: WeakValueDictionary[frozenset[tuple[str, str]], AdminClient] = WeakValueDictionary()

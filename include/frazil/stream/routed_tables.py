@@ -67,7 +67,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
             table = catalog.load_table(target)
         except NoSuchTableError:
             _check_not_dropped(spec, tables, target)
-            _check_only_waiting_files(tables, target, journals)
+            _check_no_files_in_dropped_table(tables, target, journals)
             table = ensure_declared(catalog, declared, spec.name)
         if belongs_to_others(spec, table, value):
             raise RouteBehind(
@@ -89,7 +89,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
     if default_marker is None:
         raise Fenced(f"stream {spec.name!r} was forgotten while rows waited for {target}")
     if marker is None:
-        _check_only_waiting_files(tables, target, journals)
+        _check_no_files_in_dropped_table(tables, target, journals)
         write_first_marker(tables, handle, default_marker, before=journals[0])
     elif is_ahead(marker, default_marker):
         raise AdoptionRequired(_table_ahead_message(spec, target, marker))
@@ -112,8 +112,8 @@ def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target)
     return None if note is None else note.value
 
 
-def _check_only_waiting_files(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Raise RouteBehind if batches have files in the folder of a table that was dropped since."""
+def _check_no_files_in_dropped_table(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
+    """Raise RouteBehind if uncommitted batches wrote files into the table's folder before it was dropped."""
     if not all_files_wait(tables, journals, target):
         raise RouteBehind(f"table {target} was dropped after rows of uncommitted batches were written into its folder")
 

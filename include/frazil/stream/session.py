@@ -154,12 +154,12 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
         if difference := next((ours for theirs, ours in PYTHON_PROBLEMS.items() if theirs in str(error)), None):
             raise EnvironmentUnusable(_unusable_message(spec, context.pythonExec, difference)) from error
         raise
-    if found := find_difference(json.loads(answer) for answer in set(answers)):
+    if found := find_executor_problem(json.loads(answer) for answer in set(answers)):
         raise EnvironmentUnusable(_unusable_message(spec, context.pythonExec, found))
 
 
-def find_difference(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return how an executor's frazil differs from the driver's, if it does."""
+def find_executor_problem(answers: Iterable[dict[str, str]]) -> str | None:
+    """Return why an executor cannot stage records for this driver, or None."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"

@@ -125,12 +125,12 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = SampleHistory(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING_PHASES:
-        since_ms = sample.at_ms if _is_still_starting(before) else before.watermark_since_ms
+        since_ms = sample.at_ms if _has_not_advanced(before) else before.watermark_since_ms
         return dataclasses.replace(before, sampled_at_ms=sample.at_ms, watermark_since_ms=since_ms)
     moved = [tp for tp, offset in sample.offsets.items() if before.offsets.get(tp) != offset]
     read_up_since_ms = _read_up_since_ms(before, sample, moved=bool(moved))
     quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.stall_timeout_ms
-    starts = sample.planned_at_ms is None and _is_still_starting(before)
+    starts = sample.planned_at_ms is None and _has_not_advanced(before)
     fresh = quiet or starts or sample.watermark_us != before.watermark_us
     return SampleHistory(
         began_at_ms=before.began_at_ms,
@@ -146,8 +146,8 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
     )
 
 
-def _is_still_starting(before: SampleHistory) -> bool:
-    """Return whether no commit has advanced offsets since the watermark last moved."""
+def _has_not_advanced(before: SampleHistory) -> bool:
+    """Return whether the offsets have not advanced since the watermark last moved."""
     return before.advances == 0
 
 

@@ -362,7 +362,7 @@ class Declaration:
         return ValidDeclaration(self.spec.fingerprint())
 
     def _read_own_file(self) -> StreamSpec | None:
-        """Return the spec of the stream's own file; None lets the caller read the whole folder."""
+        """Return the spec of the stream's own file; None makes the caller read the whole folder."""
         path = FOLDER_INDEX.find_file(self._folder, self._stream)
         try:
             spec = load_stream(path) if path is not None else None

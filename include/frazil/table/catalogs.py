@@ -96,7 +96,7 @@ class CatalogConfig:
 
 
 def catalog_config(name: str | None) -> CatalogConfig:
-    """Read a catalog's configuration, by default the default one's. Raises SpecError if it is missing or unreadable."""
+    """Read a catalog's configuration, by default the default catalog's. Raises SpecError if that is impossible."""
     check_configuration()
     config = Config()
     try:
@@ -223,7 +223,7 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
             "again"
         ) from error
     except BadRequestError as error:
-        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct the request") from error
+        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct what it names") from error
     except _UNREACHABLE_ERRORS as error:
         raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:

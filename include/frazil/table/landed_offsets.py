@@ -189,7 +189,7 @@ def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, O
 
 
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Encode a text column. Returns numbers, and the text for each; the last number means null."""
+    """Dictionary-encode a text column. Returns each row's code, and the texts by code; the last text is None."""
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts

@@ -76,7 +76,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:
-    """Return the log entries; a time earlier than the one before is raised to it."""
+    """Return the log entries. A time earlier than the previous entry's is raised to that."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

@@ -1,5 +1,5 @@
-"""Checks a metadata file before a catalog registers a table from it. A SQL catalog accepts any path, and none checks
-whether a newer metadata file exists.
+"""Checks a metadata file before a catalog registers a table from it. A SQL catalog accepts any path, and no catalog
+checks whether a newer metadata file exists.
 """
 
 from __future__ import annotations

@@ -99,16 +99,16 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
     return Schema(*map(adapt_field, declared.schema.fields), schema_id=declared.schema.schema_id)
 
 
-def check_readable_schema(coming: Schema, table: str) -> None:
+def check_readable_schema(added: Schema, table: str) -> None:
     """Raise SpecError for a new column that would keep some engines from reading the table."""
-    for field in coming.fields:
+    for field in added.fields:
         if field.name.lower() in METADATA_COLUMNS:
             raise SpecError(
                 f"schema.{field.name}: cannot be added to the table {table}: {METADATA_COLUMN_PROBLEM}; rename it"
             )
-    for path in coming.column_names:
-        if reason := UNREADABLE_TYPES.get(str(coming.find_type(path))):
-            raise SpecError(f"schema.{path}: {coming.find_type(path)} cannot be added to the table {table}: {reason}")
+    for path in added.column_names:
+        if reason := UNREADABLE_TYPES.get(str(added.find_type(path))):
+            raise SpecError(f"schema.{path}: {added.find_type(path)} cannot be added to the table {table}: {reason}")
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:

@@ -64,8 +64,8 @@ WRITER_STARTED = _gauge("writer.started.timestamp", "s", "When the writer starte
 BATCHES = _counter("batches", "{batch}", "Committed batches that had records.")
 RECORDS = _counter("records", "{record}", "Committed records, without dead letters.")
 DEAD_LETTERS = _counter("dead_letters", "{record}", "Records that became dead letters.")
-FILES = _counter("files", "{file}", "Data files that batches wrote, before a merge.")
-WRITTEN = _counter("written", "By", "Size of the data files that batches wrote, before a merge.")
+FILES = _counter("files", "{file}", "Data files that batches staged, before any merge.")
+WRITTEN = _counter("written", "By", "Size of the data files that batches staged, before any merge.")
 CPU = _counter(
     "cpu", "s", "CPU of batches: their tasks, and the writer's process and JVM, which streams of an application share."
 )

@@ -29,7 +29,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.late_rows import WINDOWS_KEY
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeConfig, MergeWriter
-from frazil.commit.merging_modes import UPSERT_MODE, merge_rules
+from frazil.commit.merging_modes import UPSERT_MODE, build_merge_rules
 from frazil.commit.open_streams import open_stream
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.staging_targets import target_table
@@ -99,7 +99,7 @@ class World:
     @property
     def tables(self) -> StreamTables:
         spec: StreamSpec = self.stream.spec
-        merging = MergeConfig(lambda table: merge_rules(spec, table))
+        merging = MergeConfig(lambda table: build_merge_rules(spec, table))
         return dataclasses.replace(open_stream(spec).tables, merging=merging)
 
     def write(self, records: dict[int, Change], dead_letters: dict[int, Change | None], *, read: int) -> None:

@@ -199,6 +199,6 @@ def test_a_schema_that_cannot_fill_the_table_leaves_nothing_behind_for_others() 
     values = [framed(1, b"\0", b""), framed(2, b"\0", b"\n\1a\x10\5")]
     found = outcomes(ProtobufDecoder(COLUMNS, {}, schemas)(Chunk.of_values(values)))
     assert found == {
-        0: ("MissingRequired", "s: required, and the written schema's R has no such field"),
+        0: ("MissingRequired", "s: required, and the writer schema's R has no such field"),
         1: {"s": "a", "l": 5},
     }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.maintenance.compaction import (
-    MAX_BUSY_PIECES,
+    MAX_BUSY_REWRITES,
     CompactionPlan,
     LeftReason,
     is_complete,
@@ -134,7 +134,7 @@ def test_partitions_that_are_merged_into_come_last_and_in_a_few_pieces_of_one_ta
     is_busy = [r.busy for r in made.rewrites]
     assert is_busy == sorted(is_busy)
     pieces = [r for r in made.rewrites if r.busy]
-    assert len(pieces) <= MAX_BUSY_PIECES
+    assert len(pieces) <= MAX_BUSY_REWRITES
     assert all(r.partition.key in busy and r.bytes <= TARGET for r in pieces)
     assert all(r.busy or r.applies_deletes or r.partition.key not in busy for r in made.rewrites)
     answered = {r.partition.path for r in made.rewrites} | {left.partition.path for left in made.left}
@@ -147,10 +147,10 @@ def test_one_partition_that_is_merged_into_has_all_pieces_of_a_run_and_of_many_e
         busy = {p.key for p in found}
         made = plan_compaction(table(found), wanted, complete_before_us=100, spec_id=0, busy=busy)
         assert all(each.why is LeftReason.BUSY for each in made.left)
-        assert len(made.left) == max(len(found) - MAX_BUSY_PIECES, 0)
+        assert len(made.left) == max(len(found) - MAX_BUSY_REWRITES, 0)
         return [r.partition.path for r in made.rewrites]
 
-    assert pieces(of("day=1", small=1_000, size=100)) == ["day=1"] * MAX_BUSY_PIECES
+    assert pieces(of("day=1", small=1_000, size=100)) == ["day=1"] * MAX_BUSY_REWRITES
     assert pieces(of("day=1")) == ["day=1"], "it is no more than one piece"
     assert pieces(*(of(f"day={n}", small=1_000, size=100) for n in range(9))) == [f"day={n}" for n in range(8)]
 

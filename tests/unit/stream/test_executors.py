@@ -6,7 +6,7 @@ import pytest
 
 from frazil import __version__
 from frazil.stream.progress import MAX_WRITE_INTERVAL_S, MAX_WRITES_PER_SECOND, cluster_period_s
-from frazil.stream.session import find_difference
+from frazil.stream.session import find_executor_problem
 
 VALID = {"host": "a", "frazil": __version__}
 
@@ -20,7 +20,7 @@ VALID = {"host": "a", "frazil": __version__}
     ],
 )
 def test_the_first_that_differs_is_named(answers: list[dict[str, str]], said: str | None) -> None:
-    assert find_difference(answers) == said
+    assert find_executor_problem(answers) == said
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 8, 9, 64, 120, 1000])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENT_TO_KEY = "frazil.sent-to"
-"""The store's key of the number up to which Airflow has the events of all signals."""
+"""The store's key of a signal's number: Airflow has the events of all signals up to it."""
 SENDING_KEY = "frazil.sending"
 """The store's key of a record: the signals that the last sending task sends if it succeeds, and those sent before."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)

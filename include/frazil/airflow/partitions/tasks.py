@@ -1,6 +1,6 @@
 """The tasks of a table's partition DAG, which need PyIceberg but not Spark.
 
-A window is signalled once, by a row in `frazil.signals`. A later run sends an event that Airflow does not have.
+A window is signalled once, by a row in `frazil.signals`. If Airflow did not get the event, a later run sends it again.
 """
 
 from __future__ import annotations

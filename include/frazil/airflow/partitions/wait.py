@@ -1,6 +1,7 @@
 """Waits in the triggerer until a table has windows to signal, or another process has signalled one.
 
-One deferred task reads the metadata, in about 50 ms; a worker, which takes seconds to start, only signals and sends.
+One deferred task reads the metadata, in about 50 ms; the worker, which takes seconds to start, only writes signals and
+sends events.
 """
 
 from __future__ import annotations

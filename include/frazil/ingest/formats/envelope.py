@@ -41,8 +41,8 @@ UNAVAILABLE_NULL = (
     "identity full on the source's table"
 )
 UNAVAILABLE_TEXT = (
-    "the placeholder for a value that the event omits, although the event creates a row: its key changed, and the log "
-    "does not have this value. Set replica identity full on the source's table"
+    "the placeholder for a value that the event omits. The event creates a row, or changes a row's key, and so needs "
+    "every value. Set replica identity full on the source's table"
 )
 _JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
 """Debezium writes JSON values as strings (`io.debezium.data.Json`)."""

@@ -206,7 +206,7 @@ class AvroProgram(LoopProgram):
             if self._columns.nodes[inside.node, REQUIRED]:
                 name = written.name.rpartition(".")[2]
                 return self._add_rejection(
-                    inside, MISSING, f"required, and the written schema's {name} has no such field"
+                    inside, MISSING, f"required, and the writer schema's {name} has no such field"
                 )
         row = self._add_row(op.RECORD, target)
         places = [

@@ -56,7 +56,7 @@ class DriftFinder:
         return join_drift([SchemaDrift(new, records=records), *parts])
 
     def find_new_fields(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
-        """Map the path of each field of valid records that is not a column to its type."""
+        """Return the type of each field that has no column, by path. The values must be valid records."""
         found: dict[Path, FoundType] = {}
         for value in values:
             for part in self._examined_parts(_parse(value)):
@@ -210,7 +210,7 @@ def _exceeds_float(number: float) -> bool:
 
 
 def apply_changes(schema: iceberg.StructType, by: ColumnChanges) -> iceberg.StructType:
-    """Field ids stay the same."""
+    """Return the schema with the changes. Field ids stay the same."""
     kinds = dict(by.wider)
 
     def field_of(field: iceberg.NestedField, path: Path) -> iceberg.NestedField:

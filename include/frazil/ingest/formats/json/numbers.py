@@ -1,6 +1,6 @@
-"""Converts JSON numbers to exact integers, the nearest double, and decimals, in compiled code. `NO` means not a number,
-or an uncertain result, which `record` reads. Doubles: Clinger's fast path, then Lemire and Eisel ("Number Parsing at a
-Gigabyte per Second", 2021).
+"""Converts JSON numbers to exact integers, the nearest double, and decimals, in compiled code. `NO` means that the
+text is not a number, or that the result is uncertain: module `record` then reads it. Doubles: Clinger's fast path, then
+Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021).
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -16,7 +16,7 @@ _MIN_POWER, _MAX_POWER = -342, 308
 
 
 def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return the highest 128 bits of 5^q for each power q, as two words. Those of negative powers are rounded up."""
+    """Return the highest 128 bits of 5^q for each power q, as two words, rounded up for negative powers."""
     words = []
     for q in range(_MIN_POWER, _MAX_POWER + 1):
         power = 5 ** abs(q)

@@ -1,5 +1,5 @@
-"""Reads JSON records into columns (`words`), in compiled code: one loop, controlled by a table of nodes. A record that
-cannot be read completely leaves no values. If the loop is not certain that it is a valid row, `record` reads it.
+"""Reads JSON records into columns, in compiled code: one loop, controlled by a table of nodes. A record that cannot be
+read completely leaves no values. If the loop is not certain that a record is valid, module `record` reads it.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the grammar, and each call and container costs

@@ -130,7 +130,10 @@ def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
 def write_string(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
-    """Write the start and length of a string, unescaped into `text`. Returns False if `text` is full."""
+    """Write the start and length of a string to `words`. Returns False if `text` is full.
+
+    An escaped string is first unescaped into `text`.
+    """
     if not escaped:
         words[at] = p
         words[at + 1] = end - p

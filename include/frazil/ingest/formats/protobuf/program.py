@@ -114,7 +114,7 @@ class ProtobufProgram(LoopProgram):
             if name not in fields and self._units.get(inside.field_id) not in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
                 if self._columns.nodes[inside.node, REQUIRED]:
                     raise _FieldMismatch(
-                        MISSING, f"required, and the written schema's {written.name} has no such field", inside.path
+                        MISSING, f"required, and the writer schema's {written.name} has no such field", inside.path
                     )
                 absent.begin += [inside.node, 0, 0, 0]
         operations: dict[int, int] = {}
