@@ -63,8 +63,8 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that feed a table, sorted by name; one that feeds it by its route as a copy whose table is
-    this one.
+    """Return the streams that feed a table, sorted by name. A stream that feeds it by its route is a copy with
+    this table as its own.
 
     Raises SpecError if no stream feeds the table, or if a file that has never been valid contains the table's name.
     """

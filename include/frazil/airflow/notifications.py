@@ -23,7 +23,7 @@ Call = Callable[[Any], None]
 
 
 def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Wrap `call` so that the context has the message, by default of a failed task; without one, it is not called."""
+    """Wrap `call` so that the context has a message, by default of a failed task. Skips the call if there is none."""
 
     def report(context: Any) -> None:
         message = (message_of or failure_message)(context)
@@ -50,7 +50,7 @@ class EachAlert:
             raise errors[0]
 
     def _send(self, context: Any, messages: Iterable[Message]) -> tuple[list[Message], list[Exception]]:
-        """Send the messages. Return those that could not be sent, and their errors."""
+        """Send the messages. Return the messages that could not be sent, and their errors."""
         failed: dict[str, tuple[Message, Exception]] = {}
         for message in messages:
             try:

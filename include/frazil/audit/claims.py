@@ -58,7 +58,7 @@ class Claims:
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges without those of `others`, each subtracted once."""
+        """Return `ranges` minus `others`, each subtracted once."""
         return {
             tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -77,7 +77,7 @@ def load_all_claims(journals: JournalStore, marker: Marker, metadata: TableMetad
 def _missing_record_paths(
     journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]
 ) -> Iterator[str]:
-    """Yield the commit records that snapshots name but that are missing, except those that `forget` deleted."""
+    """Yield the missing commit records that snapshots name, unless `forget` deleted them."""
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):
@@ -121,7 +121,7 @@ def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMe
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
-    """Return the batches without those that a rollback removed and whose loss was accepted."""
+    """Return the batches, except batches that a rollback removed and whose loss was accepted."""
     current = claimed.of_topics(marker.source.topic_ids)
     lost = {
         tp: find_accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
@@ -161,7 +161,7 @@ def _records_before_history(records: Iterable[Journal], marker: Marker, window: 
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time from which on the branch's history is complete; 0 if all of it is."""
+    """Return the time since which the branch's history is complete; 0 if all of it is."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms

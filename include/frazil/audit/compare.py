@@ -78,7 +78,7 @@ def count_duplicates(evidence: Evidence) -> int:
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
-    """Return the offsets that may have a second row, then those that may have a third, and so on."""
+    """Return the offsets that may have a second row, then the offsets that may have a third, and so on."""
     layers: list[BitMap64] = []
     for claimed in (*map(claimed_offsets, e.generations.values()), covered_offsets(e.rewritten)):
         carried = claimed
@@ -267,7 +267,7 @@ def _claimed_records(r: CommittedRange) -> int:
 
 
 def _max_records(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
-    """Return the possible maximum of records in a group, without those of the topic `but`."""
+    """Return the possible maximum of records in a group, except records of the topic `but`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 

@@ -54,7 +54,7 @@ class Evidence:
     drops_repeats: bool = False
     """Whether the stream drops repeats, so that rows may be fewer than records."""
     former_dead_letters: int = 0
-    """Those of earlier topics with the same name, which `dead_letters` leaves out."""
+    """Dead letters of earlier topics with the same name, which `dead_letters` leaves out."""
     groups: list[Group] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

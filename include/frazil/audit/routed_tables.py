@@ -43,7 +43,7 @@ from frazil.table.lost import registration_command
 from frazil.table.parallel import run_in_parallel
 
 MAX_READ_ATTEMPTS = 3
-"""While a table's waiting rows are being committed."""
+"""Attempts to read a table while its waiting rows are being committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class RoutedRows:
 
 @dataclass(frozen=True, slots=True)
 class PublishedReplays:
-    """Published replays of dead letters, whose offsets are in ranges that the original batches claim."""
+    """Published replays of dead letters. Their offsets are in ranges of the original batches' commit records."""
 
     rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
-    """Those in each routed table."""
+    """Rows in each routed table."""
     last: BackfillMarker | None = None
     """The last replay, while its dead letters stay because rows may wait for routed tables."""
     journals: Sequence[Journal] = ()

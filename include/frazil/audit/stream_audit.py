@@ -217,7 +217,7 @@ def audit_changes(
 
 
 def require_marker(tables: StreamTables, table: Table) -> Marker:
-    """Return the stream's marker in the table. Raises AdoptionRequired without one."""
+    """Return the stream's marker in the table. Raises AdoptionRequired if it is missing."""
     marker = read_marker(table.properties, tables.stream)
     if marker is None:
         raise AdoptionRequired(

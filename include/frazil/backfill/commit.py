@@ -203,7 +203,7 @@ class BackfillCommitter:
         return found.owned_by(self.backfill.epoch)
 
     def _settle(self) -> None:
-        """Commit the journals of interrupted epochs; discard those whose offsets have been staged again."""
+        """Commit the journals of interrupted epochs; discard a journal if its offsets have been staged again."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             if self.backfill.has_chunk(key):
                 continue
@@ -273,7 +273,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
     """End an open backfill: remove its branches and everything that it staged, and return its final marker. `by` is the
-    operator after whom no run starts it again; None if its own run drops it. Raises FrazilError, without any change, if
+    operator after whom no run starts it again; None if its own run drops it. Changes nothing and raises FrazilError if
     another backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
@@ -290,7 +290,7 @@ def _add_to_history(tables: StreamTables, sentence: str) -> None:
 
 
 def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
-    """Return the backfill or replay that is open or whose dead letters are not published yet; else None."""
+    """Return the backfill or replay that is open or has unpublished dead letters, or None."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return backfill

@@ -20,7 +20,7 @@ from frazil.spec.model import StreamSpec
 
 
 def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker, which bounds the offsets of a backfill. Raises AdoptionRequired without one."""
+    """Return the marker, which bounds the offsets of a backfill. Raises AdoptionRequired if it is None."""
     if marker is None:
         raise AdoptionRequired(
             f"stream {spec.name!r} has no marker in table {spec.table.identifier}, and a backfill reads only offsets "

@@ -106,7 +106,7 @@ class Backfill:
     opened: OpenStream
     source: KafkaSource | FileSource
     route: BackfillRoute | None = None
-    """The stream's route; None without one, and if opened read-only, where plans ignore it."""
+    """The stream's route; None if it has no route, or if opened read-only, because plans ignore routes."""
     epoch: int = 0
     """The last epoch that this run began; 0 if none."""
     backfill_id: str = ""
@@ -212,7 +212,7 @@ class Backfill:
         raise AssertionError
 
     def begin(self, last: BackfillMarker | None) -> BackfillCommitter:
-        """Begin the next epoch of the backfill, or a new backfill. Raises as `BackfillCommitter.begin` does."""
+        """Begin the next epoch of the backfill, or a new backfill. Raises the errors of `BackfillCommitter.begin`."""
         continuing_id = last.id if last and last.is_open else None
         self.backfill_id = continuing_id or self.backfill_id
         committer = BackfillCommitter.begin(self.opened.tables, self.request, continuing_id=continuing_id)
@@ -220,7 +220,7 @@ class Backfill:
         return committer
 
     def drop(self) -> None:
-        """Drop the staged records, because they have become unusable. Raises as `check_not_abandoned` does."""
+        """Drop the staged records, because they have become unusable. Raises the errors of `check_not_abandoned`."""
         if (last := self.last()) and last.is_open:
             abandon(self.opened.tables, last)
         self.check_run_not_abandoned()

@@ -27,7 +27,7 @@ from frazil.table.spark_catalog import needed_jar_sets
 @click.option("--for", "reader", type=click.Choice(get_args(Reader)), required=True, help="The engine.")
 @json_option
 def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
-    """Print the configuration with which a query engine reads the tables of catalog NAME.
+    """Print a query engine's configuration for the tables of catalog NAME.
 
     NAME defaults to the default catalog. Prints Python code for Spark, DuckDB and PyIceberg, and a properties file
     for Trino. Secrets are not printed: references to environment variables replace them.

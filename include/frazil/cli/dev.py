@@ -113,7 +113,7 @@ def up(  # noqa: PLR0913 - a command's options
 
 
 def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, output: CommandOutput) -> None:
-    """Print the settings with which streams use these servers, unless they are the defaults."""
+    """Print the settings that streams need for these servers, unless they are the defaults."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         output.say(f"\nBy default, streams connect to Kafka on port {DEFAULT_KAFKA_PORT}. To change this:\n")
         output.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")

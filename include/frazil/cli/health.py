@@ -128,7 +128,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _add_missing_tables(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Return the reports, also of missing tables, and the error of each route whose tables could not be checked."""
+    """Return the reports including missing tables, and the error of each route whose tables could not be checked."""
 
     def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
         try:

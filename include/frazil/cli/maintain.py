@@ -57,7 +57,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
     """Compact TABLE, rewrite its manifests, and expire its snapshots, each only if worthwhile.
 
     A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is the table of a declared
-    stream, a table that a route has created, one of their dead-letter tables, or frazil.signals.
+    stream, a table that a route has created, a dead-letter table, or frazil.signals.
 
     Exits with 0 even if nothing was due or another commit won.
 

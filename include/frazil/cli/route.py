@@ -110,7 +110,7 @@ class _RouteDifferences:
         return {*(each.target for each in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
-        """Return the rows that wait for a table; with `backfilled`, also those of a backfill."""
+        """Return the rows that wait for a table; with `backfilled`, a backfill's rows too."""
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
     def backfill_for(self, table: str) -> LaggingTable | None:

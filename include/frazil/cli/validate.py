@@ -92,7 +92,7 @@ def _find_stream_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
-    """Return the valid streams by file, and all errors, also those of valid streams, such as conflicts."""
+    """Return the valid streams by file, and all errors, including conflicts of valid streams."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in files:

@@ -1,4 +1,4 @@
-"""A driver to submit, and the command, environment and properties with which spark-submit submits it to YARN."""
+"""A driver to submit, and spark-submit's command, environment and properties for YARN."""
 
 from __future__ import annotations
 

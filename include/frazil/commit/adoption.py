@@ -74,7 +74,7 @@ def other_readers(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return the name of a forgotten stream that had this name or has read topics of this source; None without one."""
+    """Return the name of a forgotten stream that had this name or has read topics of this source, or None."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     for name in sorted(properties):

@@ -76,7 +76,7 @@ def record_path(journals: JournalStore, backfill_id: str) -> str:
 
 
 def load_record(journals: JournalStore, backfill: BackfillMarker) -> BackfillRecord:
-    """Return the record of a published replay. Raises FrazilError without one."""
+    """Return the record of a published replay. Raises FrazilError if it is missing."""
     path = record_path(journals, backfill.id)
     data = journals.store.get(path)
     if data is None:

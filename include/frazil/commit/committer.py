@@ -185,7 +185,7 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of a batch's dead letters, which also checks that staging knew all earlier ones."""
+        """Return the commit of a batch's dead letters. It checks that staging knew all earlier dead letters."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -241,7 +241,7 @@ class Committer:
         }
 
     def newest_dead_letters(self) -> BatchKey:
-        """Return the batch that last added dead letters; `NO_DEAD_LETTERS` without one."""
+        """Return the batch that last added dead letters, or `NO_DEAD_LETTERS`."""
         marker = self._dead_letter_marker()
         return (marker and marker.settled) or NO_DEAD_LETTERS
 

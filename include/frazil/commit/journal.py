@@ -232,7 +232,7 @@ class JournalStore:
         return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest key of all records. `keys` are those that are not folded."""
+        """Return the oldest key of all records. `keys` are the keys of unfolded journals."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:

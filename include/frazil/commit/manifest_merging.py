@@ -30,7 +30,7 @@ class MergedManifest:
     replaces: frozenset[str]
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
-        """Return the manifests with this one in place of those that it replaces; None if one of them is gone."""
+        """Return the manifests with this one in place of the ones that it replaces; None if one of them is gone."""
         others = [one for one in manifests if one.manifest_path not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
@@ -49,7 +49,7 @@ def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEn
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Write and return a manifest that replaces the `mergeable` ones; None without any, or if merging is off."""
+    """Write and return a manifest that replaces the `mergeable` ones; None if none are, or if merging is off."""
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
     found = mergeable(manifests)

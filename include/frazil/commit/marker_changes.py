@@ -124,7 +124,7 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 def forget(tables: StreamTables, *, state: str) -> int:
     """Remove the stream's markers from all tables, which fences writers on any host, then its objects under `state`.
-    Rows are kept; those of open windows move to main. Raises TableLost, before any change, if another table has the
+    Rows are kept; rows of open windows move to main. Raises TableLost, before any change, if another table has the
     same folder, unless the catalog knows that it was the stream's. Returns the number of objects.
     """
     main = tables.main.refresh()

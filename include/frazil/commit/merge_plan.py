@@ -279,7 +279,7 @@ class PartitionKeys:
         )
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
-        """Return the values of identity partitions by field id, without those of columns that the file has."""
+        """Return the values of identity partitions by field id, except for columns that the file has."""
         fields = self._table.metadata.specs()[file.spec_id].fields
         return tuple(
             (field.source_id, value)

@@ -59,7 +59,7 @@ def open_with_table(spec: StreamSpec, table: Table) -> OpenStream:
 
 
 def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
-    """Open the dead-letter table of a stream whose own table no longer exists; None without one."""
+    """Open the dead-letter table of a stream whose own table no longer exists, or None."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         try:

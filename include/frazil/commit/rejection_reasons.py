@@ -31,7 +31,7 @@ Reasons = Mapping[str, Reason]
 
 
 def count_reasons(rejects: Rejects) -> Reasons:
-    """Return a batch's dead letters by error class, without those that an operator accepted."""
+    """Return a batch's dead letters by error class, except accepted ones."""
     places: dict[str, list[str]] = {}
     for reject in rejects.samples:
         places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")

@@ -169,7 +169,7 @@ def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity)
 
 
 def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
-    """Return the offsets to which Kafka assigns a second record after a truncation."""
+    """Return the offsets that Kafka assigns to a second record after a truncation."""
     same = keep_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
     return _add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
@@ -192,6 +192,6 @@ def _given_up_spans(seen: StateBeforeReset, before: Marker, target: Offsets, sou
 
 
 def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
-    """Merge both sets of spans, without those of recreated topics."""
+    """Merge both sets of spans, except spans of recreated topics."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
     return merge_spans((*kept, *new.items()))

@@ -89,7 +89,7 @@ def newest_remaining_metadata(tables: StreamTables, member: RoutedTableRecord) -
 def find_renamed_table(
     tables: StreamTables, member: RoutedTableRecord, named: Collection[Target] = ()
 ) -> Target | None:
-    """Return the current name of a renamed table, among those that the route has had or that `named` declares."""
+    """Return the current name of a renamed table, among the route's recorded tables and `named`."""
     if member.uuid is None:
         return None
     known = list_recorded_tables(tables)

@@ -148,7 +148,7 @@ class _SweptTable:
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
-    """Return whether a summary is this batch's, or that of the backfill that stages under the name `stream`."""
+    """Return whether a summary is of this batch, or of the backfill that stages under the name `stream`."""
     found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream

@@ -159,7 +159,7 @@ def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> No
 
 
 def drop_discarded(journals: Iterable[Journal], note: MissingTableNote | None) -> list[Journal]:
-    """Return the batches whose rows still wait for a table, without those that an operator discarded."""
+    """Return the batches whose rows still wait for a table, except batches that an operator discarded."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 

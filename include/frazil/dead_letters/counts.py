@@ -87,7 +87,7 @@ def _first_rows(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
 
 
 def _coordinates_filter(coordinates: pa.Table) -> str:
-    """Return a row filter around these coordinates, with which the scan skips other files."""
+    """Return a row filter around these coordinates, so that the scan skips other files."""
     partitions = ", ".join(map(str, sorted({*coordinates["kafka_partition"].to_pylist()})))
     offsets = coordinates["kafka_offset"].to_pylist()
     return (

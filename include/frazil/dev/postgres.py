@@ -150,7 +150,7 @@ def _find_other_user() -> str:
 
 
 def _setpriv_prefix() -> list[str]:
-    """Return the command prefix with which root runs a program as another user; empty for other users."""
+    """Return root's command prefix for running a program as another user; empty for other users."""
     if os.geteuid() != 0:
         return []
     user = pwd.getpwnam(_find_other_user())

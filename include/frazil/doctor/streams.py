@@ -73,7 +73,7 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Compare this machine's clock with those of registries, REST catalogs, object stores and PostgreSQL."""
+    """Compare this machine's clock with the clocks of registries, REST catalogs, object stores and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # PyIceberg is slow to load
 
     addresses: set[str] = set()

@@ -46,7 +46,7 @@ class Stall:
     held_back_by: str | None
     """The topic-partition that stalls the writer, such as `flights-3`, or None."""
     reason: str
-    """A sentence that says what stalls, where, since when, and what to do."""
+    """A sentence that says what stalls, where, how long, and what to do."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Stall:

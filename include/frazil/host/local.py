@@ -1,8 +1,8 @@
 """Runs writers as detached processes on this host. Each writer's state is in its run folder.
 
 A small parent process starts each writer: `python -m frazil.host.local --folder F ... -- COMMAND...`. It takes the
-writer's lock, leaves the caller's session, forwards SIGTERM, waits, and records how the writer ended. Its exit code is
-0 if the command runs, that of WriterBusy if another writer holds the lock, and 1 if the command cannot be started. If
+writer's lock, leaves the caller's session, forwards SIGTERM, waits, and records how the writer ended. It exits with 0
+if the command runs, with WriterBusy's code if another writer holds the lock, and with 1 if the command cannot start. If
 the parent is killed, the writer continues, and holds the lock by the inherited file descriptor.
 """
 

@@ -122,7 +122,7 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
 
 
 def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
-    """Yield each line with its `logging` level. Lines without one have the previous line's, at first `level`."""
+    """Yield each line with its `logging` level. Lines without a level have the previous line's, at first `level`."""
     for line in lines:
         if found := _LEVEL_PATTERN.match(line):
             level = _LEVELS[found[1]]

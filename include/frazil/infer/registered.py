@@ -30,7 +30,7 @@ from frazil.spec.formats import Registry
 FRAME_BYTES = 5
 """Bytes in front of a value: a zero byte, and the schema id."""
 MAX_SCHEMA_IDS = 50
-"""The most frequent schema ids are requested: the first bytes of records without one look like many ids."""
+"""Only the most frequent ids are requested: the first bytes of records without a schema id look like many ids."""
 _MAX_PARTS = 10_000
 """Parts read from a JSON Schema: nested references can multiply them exponentially."""
 _TIMES = ("timestamp", "timestamptz")

@@ -22,9 +22,9 @@ class Chunk:
     range_index: NDArray[np.int32]
     offsets: NDArray[np.int64]
     timestamps_ms: NDArray[np.int64]
-    """Milliseconds since the epoch; -1 for a record without one."""
+    """Milliseconds since 1970; -1 if the record has no timestamp."""
     headers: BinaryColumn | None = field(default=None, kw_only=True)
-    """Packed headers (`frazil.ingest.headers`); null for a record without any. None if no record has headers."""
+    """Packed headers (`frazil.ingest.headers`); null for a record without headers. None if no record has headers."""
     target: str = field(default="main", kw_only=True)
     """The table whose schema is used to decode the records."""
 

@@ -131,7 +131,7 @@ class RoutedWriters:
         return [file for writer in self._writers.values() for file in writer.finish()]
 
     def abort(self) -> None:
-        """Remove the files of all writers. `frazil.commit.sweep` removes those that cannot be removed now."""
+        """Remove the files of all writers. `frazil.commit.sweep` removes files that cannot be removed now."""
         for writer in self._writers.values():
             writer.abort()
 

@@ -262,7 +262,7 @@ class _Stage:
         return join_results(parts)
 
     def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
-        """Split a chunk by the columns with which its records are decoded."""
+        """Split a chunk by the columns that decode its records."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = DecodedChunk(pa.table({}), np.arange(len(chunk)))

@@ -175,7 +175,7 @@ class TableWriter:
         return self._staged
 
     def abort(self) -> None:
-        """Remove every file of this writer. `frazil.commit.sweep` removes those that cannot be removed now."""
+        """Remove every file of this writer. `frazil.commit.sweep` removes files that cannot be removed now."""
         for gathered in self._gathered.values():
             if gathered.file is not None:
                 with contextlib.suppress(Exception):

@@ -92,7 +92,7 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
 
 
 def _first_pass_context(context: StageContext) -> StageContext:
-    """Keep only the columns that select the table: for an upsert stream, also its key and its envelope's columns."""
+    """Keep only the columns that select the table, and an upsert stream's key and envelope columns."""
     assert context.destinations is not None
     envelope, changes = envelope_of(parse_format(context.record_format)), context.changes
     names = {context.destinations.name, *(changes.key if changes else ()), *(envelope.metadata if envelope else ())}

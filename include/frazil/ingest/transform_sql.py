@@ -321,7 +321,7 @@ class _Checker:
         return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
 
     def _collect_may_fail(self, part: Any) -> None:
-        """Collect conditions that are true for records for which a cast or division here may fail."""
+        """Collect the conditions under which a cast or division here may fail."""
         if isinstance(part, list):
             for inner in part:
                 self._collect_may_fail(inner)

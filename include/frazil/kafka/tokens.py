@@ -40,8 +40,8 @@ def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], Tok
 
 
 def create_client(client: Callable[[dict[str, Any]], Client], properties: Mapping[str, Any]) -> Client:
-    """Create a client of confluent-kafka, after its first token: a constructor that gets none leaves an error behind
-    that ends the process later. Raises KafkaUnavailable with the function's error, and the errors of
+    """Create a client of confluent-kafka, after its first token: without a token, its constructor leaves an error
+    behind that ends the process later. Raises KafkaUnavailable with the function's error, and the errors of
     `split_properties`.
     """
     settings, make_token = split_properties(properties)

@@ -44,7 +44,7 @@ class StreamLineage:
         topics: Iterable[str],
         connect: Callable[[], Sender],
     ) -> None:
-        """Prepare the run. `topics` are the declared ones; the marker adds those that match a pattern."""
+        """Prepare the run. `topics` are the declared topics; the marker adds topics that match a pattern."""
         self._stream, self._settings, self._bootstrap, self._connect = stream, settings, bootstrap, connect
         self._lock = threading.Lock()
         self._topics = frozenset(topics)

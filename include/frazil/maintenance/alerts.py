@@ -57,7 +57,7 @@ class AlertState:
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """One subject's states by rule; none while a value is fine."""
+    """One subject's states by rule. A rule whose value is fine has none."""
 
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 

@@ -98,10 +98,10 @@ def plan_compaction(
     spec_id: int,
     busy: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
-    """Choose the partitions that one run rewrites, from a deep measurement. Those that end by `complete_before_us`
-    (since 1970) get no more rows. Those of other specs than `spec_id` are left, but Iceberg also rewrites their small
-    files that overlap a chosen partition, which count against the budget. Rewrites of `busy` ones come last, few and
-    small: each may force a batch to merge again.
+    """Choose the partitions that one run rewrites, from a deep measurement. Partitions that end by `complete_before_us`
+    (since 1970) get no more rows. Partitions of other specs than `spec_id` are not chosen, but Iceberg also rewrites
+    their small files that overlap a chosen partition; these count against the budget.
+    Rewrites of `busy` partitions come last, few and small: each may force a batch to merge again.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []

@@ -47,7 +47,7 @@ FULL_CHECK_INTERVAL = timedelta(days=1)
 
 
 class Action(StrEnum):
-    """Actions in the order in which they run: each leaves less work for the next."""
+    """Actions in the order of their runs: each leaves less work for the next."""
 
     COMPACTION = "compaction"
     MANIFESTS = "manifests"

@@ -185,7 +185,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Return the snapshots outside main's kept history to which something refers, with reasons."""
+    """Return the referenced snapshots outside main's kept history, with reasons."""
     ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
     reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)

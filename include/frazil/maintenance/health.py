@@ -23,9 +23,9 @@ class Deletes:
     rows: int = 0
     """Deleted rows in live data files. All rows of a shared delete file count."""
     shared: int = 0
-    """Those that apply to several data files, or delete by column values."""
+    """Delete files that apply to several data files, or delete by column values."""
     dangling: tuple[str, ...] = ()
-    """Those whose only data file is gone."""
+    """Delete files whose only data file is gone."""
     due_files: int = 0
     """Data files with at least `maintenance.compaction.deleted-rows` percent of deleted rows."""
     due_bytes: int = 0
@@ -87,7 +87,7 @@ class StreamHealth:
     """Time of the newest batch, or of the marker's snapshot."""
     watermark_ms: int | None
     longest_interval_ms: int = 0
-    """Between two commits, even if throttled."""
+    """The longest time between two commits, even if throttled."""
     lag_problem: str | None = None
     """Why the lag could not be read, if requested."""
     caught_up_at_ms: int | None = None
@@ -116,7 +116,7 @@ class TableHealth:
     last_compaction_at_ms: int | None
     """If None, the next two fields count from the history's start."""
     files_since_compaction: int
-    """Growth in data files. Those that replace others, as in merges, do not count."""
+    """Growth in data files. Files that replace others, as in merges, do not count."""
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]
@@ -127,7 +127,7 @@ class TableHealth:
     """Snapshots in main's history, without those that only a marker or tag keeps."""
     main_oldest_at_ms: int | None = None
     deleted_rows: int = 0
-    """Those still in data files, according to the summary."""
+    """Deleted rows that are still in data files, according to the summary."""
     merged: bool = False
     """Whether a stream merges into the table, which adds delete files."""
 

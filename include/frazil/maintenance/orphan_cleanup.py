@@ -51,7 +51,7 @@ from frazil.table.tables import may_delete_files, state_location
 log = logging.getLogger(__name__)
 
 FILES_PER_DELETION = 1_000
-"""After which the table's metadata is loaded again."""
+"""Deletions until the table's metadata is loaded again."""
 MAX_READ_ATTEMPTS = 3
 """Attempts to read metadata, whose files an expiry may delete at the same time."""
 MAX_EXAMPLES = 20

@@ -40,7 +40,7 @@ class OrphanRun:
 
     at_ms: int
     standing: Progress
-    """After the run's listing."""
+    """Progress at the end of the run's listing."""
     paths: tuple[str, ...]
 
 
@@ -70,7 +70,7 @@ class OrphanMemory:
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """Return the memory with the files that one more run found first, without those that it did not find."""
+        """Return the memory after one more run: with files that it found first, without files that it did not find."""
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))

@@ -3,7 +3,7 @@ ensure that no snapshot will ever reference a deleted file:
 
 1. The table is loaded after the listing, and again before each batch of deletions.
 2. Staged files (`<stream>/<epoch>/<batch>/`, `<stream>/waited/<epoch>/<batch>/`) are kept until the marker's `settled`
-   has passed their batch, also those of undeclared streams; a backfill's while its branch is open. A forgotten stream
+   has passed their batch, even if the stream is undeclared; a backfill's while its branch is open. A forgotten stream
    can commit nothing.
 3. A manifest is kept while a file in it is: a retried commit reuses the manifest.
 4. Another commit has succeeded since the file was first found, so a commit in progress then is refused.
@@ -74,7 +74,7 @@ def _clean_path(path: str) -> str:
 
 
 MIN_RUN_DISTANCE_MS = 3_600_000
-"""Between the run that finds a file and the run that deletes it."""
+"""Time between the run that finds a file and the run that deletes it."""
 MAX_LISTED = 3
 """Files in a message."""
 

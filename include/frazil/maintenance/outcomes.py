@@ -59,7 +59,7 @@ FORMAT_VERSION = 1
 MAX_PER_KIND = 12
 """Stored results per action and ending, so that failures do not hide earlier work."""
 MAX_AGE_MS = 90 * 24 * 3_600_000
-"""After which an outcome is removed from the history."""
+"""Age at which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHAN_CLEANUP = "orphans"
 """Name in stored outcomes; not one of the `Action` values."""

@@ -25,9 +25,9 @@ from frazil.table.catalogs import translate_catalog_errors
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""After which an ended partition is complete, if its times come from this host's clock."""
+"""Time until an ended partition is complete, if its times come from this host's clock."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""After which an ended partition is complete, if no watermark is known."""
+"""Time until an ended partition is complete, if no watermark is known."""
 
 
 @dataclass(frozen=True, slots=True)

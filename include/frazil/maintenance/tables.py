@@ -64,7 +64,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """Return the tables, once each and without those of routes, that one Spark session maintains."""
+    """Return the tables that each Spark session maintains, each table once. Routed tables are left out."""
     tables = maintained_tables(specs)
     together = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
     fed = {spec.name: table.name for table in tables if table.kind is TableKind.MAIN for spec in table.streams}

@@ -50,7 +50,7 @@ class NewestChanges:
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def delete_coordinates(self, rows: Numbers) -> pa.Table | None:
-        """Return the coordinates of the deletes in `deleted_by`; null for a row without one."""
+        """Return the coordinates of the deletes in `deleted_by`; null for a row that none deleted."""
         if self.deleted_by is None or self.coordinates is None:
             return None
         numbers = self.deleted_by[rows]
@@ -94,7 +94,7 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return the order values, raised so that a partition's newer log comes after the one before."""
+    """Return the order values, raised so that a partition's newer log comes after the previous log."""
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]

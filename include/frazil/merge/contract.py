@@ -33,7 +33,7 @@ class MergeRules:
     """
     by_position: bool = False
     """Whether `order_by` is a position in a source's log (`frazil.ingest.source_log`). Changes of a log that began
-    again are not stale: see `newer_log_mask`. An upsert without a position has the highest one before it in Kafka.
+    again are not stale: see `newer_log_mask`. An upsert without a position has the highest position before it in Kafka.
     """
     replays: bool = False
     """Whether the changes are dead letters, merged after later records. With equal values and without an order column,
@@ -92,7 +92,7 @@ class MergeTask:
     matched: bytes = b""
     """The changes that other tasks matched (`BitMap64`), if this task inserts the others."""
     share: tuple[str, ...] = ()
-    """Those of `changes` that this task of a dedupe rewrites."""
+    """The files of `changes` that this task of a dedupe rewrites."""
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "matched": base64.b64encode(self.matched).decode()}

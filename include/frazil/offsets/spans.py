@@ -17,7 +17,7 @@ Spans = Mapping[TopicPartition, tuple[Span, ...]]
 def count_unread(
     position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> int:
-    """Return the number of offsets from the position, or from `first` without one, up to the ends."""
+    """Return the number of offsets from the position, or from `first` if it is missing, up to the ends."""
     starts = {**first, **position}
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
 

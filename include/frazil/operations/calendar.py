@@ -114,7 +114,7 @@ def build_partition_calendar(
 
 
 def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
-    """Group partitions by window, without those in the future, which come from wrong clocks."""
+    """Group partitions by window. Skips partitions in the future, which come from wrong clocks."""
     found: dict[Window, list[PartitionFiles]] = {}
     for one in partitions:
         window = _window_of(one)

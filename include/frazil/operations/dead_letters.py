@@ -95,7 +95,7 @@ def _replay_sentence(summary: Mapping[str, str] | None) -> str:
 def count_rejected(
     main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int
 ) -> list[RejectedRecords]:
-    """Count the last day's rejected records by error class, highest first, and those that are still dead letters.
+    """Count the last day's rejected records, and how many still are dead letters, by error class, highest first.
 
     The count begins later if older snapshots have expired or the stream was reset. Replays and discards record their
     changes per span of hours, so the remaining number may be too high by those of the first span.

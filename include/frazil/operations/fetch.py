@@ -167,7 +167,7 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 
 def fetch_signal_cursor(spec: StreamSpec) -> Cursor | None:
-    """Read the time up to which windows are signalled, and the held windows; None before the first signal."""
+    """Read the end of the signalled windows, and the held windows; None before the first signal."""
     return TableSignals.load(open_existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 

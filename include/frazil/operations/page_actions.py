@@ -116,7 +116,7 @@ class PreparedAction:
 
 
 def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
-    """Describe the effects of an action. The caller of a prepared action adds those that depend on the table."""
+    """Describe the effects of an action. The caller of a prepared action adds effects that depend on the table."""
     says = {
         PageAction.PAUSE: _pause,
         PageAction.RESUME: _resume,

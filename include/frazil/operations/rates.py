@@ -26,7 +26,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Recent records per second that came to Kafka and that were written."""
+    """Recent records per second: arrived in Kafka, and written."""
 
     arrived_per_s: float
     records_per_s: float

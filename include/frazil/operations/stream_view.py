@@ -229,7 +229,7 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the sentences about unreadable parts, without one about Kafka that the status already has."""
+    """Return the sentences about unreadable parts, except one about Kafka if the status already has it."""
     reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 

@@ -150,7 +150,7 @@ def evaluate(
 
 
 def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tuple[int, ValidationResult | None]:
-    """Return the number of rows, and the suite's result, which is None without rows."""
+    """Return the number of rows, and the suite's result (None if there are no rows)."""
     frame = window.to_pandas(suite.columns) if session is None else window.to_spark(suite.columns, session).persist()
     try:
         rows = len(frame) if session is None else frame.count()

@@ -99,7 +99,7 @@ def to_plain(value: Any) -> Any:
 
 
 def escape(value: Any) -> Any:
-    """Escape strings from the data for HTML. Great Expectations only escapes those of the suite."""
+    """Escape strings from the data for HTML. Great Expectations only escapes the suite's texts."""
     match value:
         case str():
             return html.escape(value)

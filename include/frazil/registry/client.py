@@ -122,7 +122,7 @@ class SchemaRegistry:
         return found
 
     def id_of(self, guid: bytes) -> int:
-        """Return an id with which `get` returns the schema of this GUID. The oldest of `MAX_GUIDS` ids is forgotten."""
+        """Return an id for which `get` returns the schema of this GUID. The oldest of `MAX_GUIDS` ids is forgotten."""
         with self._lock:
             made = self._guids.get(guid, 0)
             while made == 0 or self._guid_of.setdefault(made, guid) != guid:
@@ -135,7 +135,7 @@ class SchemaRegistry:
             return made
 
     def newest(self, subject: str) -> SchemaText | None:
-        """Fetch the newest version of a subject, if it exists, without the cache. Raises as `get`."""
+        """Fetch the newest version of a subject, if it exists, without the cache. Raises the errors of `get`."""
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if answer is None else self._parse_schema(answer)
 
@@ -186,8 +186,8 @@ class SchemaRegistry:
         inside: tuple[tuple[str, int], ...],
         until_s: float,
     ) -> None:
-        """Add each schema to which `answer` refers to `found`, after its own references. `inside` has those whose
-        references are being fetched. `until_s` is a time of the monotonic clock.
+        """Add the schemas that `answer` references to `found`, each after its own references. `inside` has the
+        schemas whose references are being fetched. `until_s` is a time of the monotonic clock.
         """
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))

@@ -46,9 +46,9 @@ class DriverObservation:
     order: Order | None
     report: DriverReport | None
     report_age_s: float
-    """Since this agent last received a new report."""
+    """Time since this agent last received a new report."""
     ordered_since_s: float
-    """Since this agent ordered the driver or, if another agent did, since this agent started."""
+    """Time since this agent ordered the driver or, if another agent did, since this agent started."""
     status: DriverStatus
     """The ordered driver's status; UNKNOWN while its name is unknown."""
     found: str | None

@@ -122,7 +122,7 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
 def assess_group(
     catalog: Catalog, spec: RoutedStream, *, limit: int = MAX_WINDOWS, reopened: bool = True
 ) -> list[Assessment]:
-    """Assess the tables that a route's template created, except those that the declaration names. Without `reopened`,
+    """Assess the tables that a route's template created, unless the declaration names them. Without `reopened`,
     late rows are not searched, and only tables that may have a complete window are loaded. A table that cannot be read
     is logged and left out; if none can be read, its error is raised.
     """

@@ -39,12 +39,12 @@ class Application:
 
     @property
     def connections(self) -> frozenset[str]:
-        """Ids of the Airflow connections to which the streams refer."""
+        """Ids of the Airflow connections that the streams reference."""
         return frozenset().union(*map(find_connections, self.streams))
 
     @property
     def environment(self) -> frozenset[str]:
-        """Names of the environment variables to which the streams refer."""
+        """Names of the environment variables that the streams reference."""
         return frozenset().union(*map(find_environment_names, self.streams))
 
     def fingerprint(self) -> str:

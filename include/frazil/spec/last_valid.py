@@ -151,7 +151,7 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 
 
 def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
-    """Return all streams of a folder by name, also the last valid ones of broken files, and these files' problems.
+    """Return all streams of a folder by name, including a broken file's last valid one, and these files' problems.
 
     Valid declarations are recorded. Raises SpecError if there are neither streams nor problems.
     """
@@ -220,7 +220,7 @@ class DeclarationMemory:
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Return since when a file has been missing (ms since 1970): since the first call for it."""
+        """Return the time (ms since 1970) of the first call for a missing file."""
         record = self._read(path)
         since_ms = record.get("missing-since-ms")
         if isinstance(since_ms, int) and since_ms <= now_ms:

@@ -306,7 +306,7 @@ class StreamSpec(Model):
 
     @property
     def event_time_partitions(self) -> tuple[str, ...]:
-        """Names of the transforms with which the table is partitioned by event time."""
+        """Names of the transforms that partition the table by event time."""
         terms = [layout.parse_term(text) for text in self.partition_by]
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 

@@ -91,7 +91,7 @@ def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
-    """Yield the key and value of each setting of the schema registry in which references are allowed."""
+    """Yield the key and value of each registry setting that may contain references."""
     registry = registry_of(spec.source.format)
     if registry is not None:
         parts = {"url": registry.url, "username": registry.username, "password": registry.password}

@@ -72,7 +72,7 @@ def executor_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) 
 
 
 def find_connections(spec: StreamSpec) -> frozenset[str]:
-    """Return the ids of the Airflow connections to which a stream refers."""
+    """Return the ids of the Airflow connections that a stream references."""
     found = set()
     for text in _find_texts(spec.model_dump()):
         for reference in _REFERENCE.findall(text):
@@ -82,7 +82,7 @@ def find_connections(spec: StreamSpec) -> frozenset[str]:
 
 
 def find_environment_names(spec: StreamSpec) -> frozenset[str]:
-    """Return the names of the environment variables to which a stream refers."""
+    """Return the names of the environment variables that a stream references."""
     found = set()
     for text in _find_texts(spec.model_dump()):
         for reference in _REFERENCE.findall(text):

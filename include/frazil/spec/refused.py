@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """A feature, and the values of another setting with which it cannot be combined."""
+    """A feature, and the values of another setting that exclude it."""
 
     feature: str
     place: str

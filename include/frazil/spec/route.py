@@ -94,7 +94,7 @@ class Route(Model):
         if not self.tables and self.template is None:
             raise ValueError("has neither tables nor a template; add one")
         if self.template is None and {"allow", "limit"} & self.model_fields_set:
-            raise ValueError("has allow or limit, which are only used with a template; leave them out")
+            raise ValueError("has allow or limit, which only apply to a template; leave them out")
         return self
 
     def derive_table_name(self, value: str) -> str:
@@ -134,7 +134,7 @@ def derive_name_part(value: str) -> str:
 
 
 def value_property(stream: str) -> str:
-    """Return the property in which a table that the template created stores its routing value."""
+    """Return the property for the routing value of a table that the template created."""
     return f"frazil.route.{stream}"
 
 

@@ -87,7 +87,7 @@ _SQL_NAMES = {
 }
 """Iceberg's names of SQL types with several words. The patterns match tokens separated by one space."""
 MAX_SQL_TOKENS = 8
-"""One more than `timestamp ( 6 ) without time zone` has."""
+"""One more token than in `timestamp ( 6 ) without time zone`."""
 MAX_NESTING = 50
 
 

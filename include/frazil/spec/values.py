@@ -103,7 +103,7 @@ class IntegerBounds:
 Count = Annotated[int, IntegerBounds()]
 CountFromTwo = Annotated[int, IntegerBounds(minimum=2)]
 Records = Annotated[int, IntegerBounds(maximum=2**63 - 1)]
-"""Up to the largest number of offsets in a Kafka partition."""
+"""A number of records, up to the largest number of offsets in a Kafka partition."""
 Percentage = Annotated[int, IntegerBounds(maximum=100)]
 """A plain number from 1 to 100. `Percent` also accepts a percent sign."""
 

@@ -109,7 +109,7 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
-    """Return the stream's commits since `since_ms`, newest first, and the one before, if its snapshot exists."""
+    """Return the stream's commits since `since_ms`, newest first, and the next older one, if it has a snapshot."""
     found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary

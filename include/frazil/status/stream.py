@@ -153,7 +153,7 @@ def _fenced_sentence(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
 
 
 def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the problems, without those whose error is part of the first problem."""
+    """Return the problems, except problems whose error is part of the first one."""
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:

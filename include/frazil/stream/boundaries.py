@@ -31,7 +31,7 @@ class _RecordRun:
 
 @dataclass(slots=True)
 class _OpenTransactions:
-    """Open transactions in order of their begin. One without a position never counts as the earlier one."""
+    """Open transactions, oldest first. A transaction without a position never counts as earlier than another."""
 
     positions: dict[str, str | None] = field(default_factory=dict)
     _at: dict[str, dict[str, None]] = field(default_factory=dict)

@@ -147,7 +147,7 @@ class Heartbeats:
             self._sent_s[one] = float("-inf")
 
     def remove(self, one: HeartbeatSender) -> None:
-        """Stop sending a writer's heartbeat, after the one that is being sent."""
+        """Stop sending a writer's heartbeat, after any heartbeat that is being sent."""
         with self._lock:
             self._sent_s.pop(one, None)
 

@@ -41,7 +41,7 @@ class PlannerReport:
     """The planner's last observation."""
 
     ends: Mapping[TopicPartition, int]
-    """Up to these offsets, records may be read."""
+    """The offsets up to which records may be read."""
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of new partitions that are not in a marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)

@@ -36,9 +36,9 @@ from frazil.stream.whole_transactions import WholeTransactions
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
-"""Between two polls of Kafka, by default."""
+"""Default time between two polls of Kafka."""
 DESCRIBE_INTERVAL_S = 10.0
-"""Between two fetches of the topics' partitions."""
+"""Time between two fetches of the topics' partitions."""
 MAX_ABSENT_POLLS = 3
 """Polls in a row that must miss a topic of a pattern before it counts as deleted."""
 QUEUE_DECAY = 0.8
@@ -71,7 +71,7 @@ class BatchPlanner:
     position: Position
     report: Callable[[PlannerReport], None] = field(default=lambda _: None)
     reported: PlannerReport = field(default_factory=lambda: PlannerReport({}))
-    """After the last poll that Kafka answered."""
+    """The report after the last poll that Kafka answered."""
     clock: Callable[[], float] = time.monotonic
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)

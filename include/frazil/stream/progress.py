@@ -30,7 +30,7 @@ def cluster_period_s(tasks: int) -> float:
 class RecordCounts:
     read: int = 0
     written: int = 0
-    """After a shuffle, whose writers start when all records are read; otherwise 0."""
+    """Records written after a shuffle, whose writers start when all records are read; otherwise 0."""
     delay_s: float = 0.0
     """The longest time (s) by which a quota of Kafka's brokers delays each fetch of a task."""
 
@@ -42,7 +42,7 @@ class ProgressFolder:
     location: str
     io: IoProperties
     period_s: float = 0.0
-    """Before a task's first write and between two writes; 0 writes each report."""
+    """Time before a task's first write, and between two writes; 0 writes each report."""
     attempt: int = 0
     """The batch's attempt, to tell files of late tasks apart; for a merge, its start (ms since 1970)."""
 

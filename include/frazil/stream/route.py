@@ -98,7 +98,7 @@ class StreamRoute:
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
     def add_targets(self, context: StageContext, key: BatchKey, default_marker: Marker) -> StageContext:
-        """Return the context with the routed tables. First retries those that could not be loaded."""
+        """Return the context with the routed tables. First retries tables that could not be loaded."""
         if self.routed is None:
             return context
         self.routed.retry_absent(default_marker)

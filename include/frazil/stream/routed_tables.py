@@ -143,7 +143,7 @@ def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class RoutedTables:
-    """The tables of one stream's route, as known to its writer. Rows of those in `absent` wait."""
+    """The tables of one stream's route, as known to its writer. Rows of tables in `absent` wait."""
 
     spec: StreamSpec
     route: Route

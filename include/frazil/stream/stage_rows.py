@@ -138,7 +138,7 @@ class StageRows:
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[ShuffleItem]) -> Iterator[str]:
-        """Write the rows that a shuffle sent to one writer. Returns its answer and those of its readers."""
+        """Write the rows that a shuffle sent to one writer. Returns its answer and its readers' answers."""
         answers = []
 
         def parcels() -> Iterator[Parcel]:

@@ -25,7 +25,7 @@ STALL_INTERVALS = 3
 MIN_STALL_MS = 20_000
 """Minimum time of a stall. Spark on a busy host needs 10 s to start a Python worker."""
 MAX_SAMPLE_GAP_MS = 30_000
-"""After a longer gap the machine slept, so the history begins again."""
+"""Longest gap between samples. After a longer one the machine slept, so the history begins again."""
 FIRST_ANSWER_TIMEOUT_MS = 60_000
 """Timeout of a planner that has never had an answer. Starting brokers answer late."""
 
@@ -117,7 +117,7 @@ class SampleHistory:
     """When each committed offset last changed."""
     waits: Mapping[TopicPartition, UnreadRecords] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """The end of each partition's readable part, with open transactions, and since when it is there (ms)."""
+    """The readable end of each partition with open transactions, and when the stream reached it (ms)."""
 
 
 def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:

@@ -59,7 +59,7 @@ class MetadataBounds:
     snapshots: int | None
     manifests: int | None
     every: timedelta
-    """Between two runs of maintenance."""
+    """Time between two runs of maintenance."""
     interval: timedelta
     longest: timedelta
     """The maximum stretched commit interval; `interval` if stretching is off."""

@@ -29,7 +29,7 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 MAX_EVENTS_PER_READ = 100_000
-"""After each step, the events of complete transactions are forgotten."""
+"""Offsets in one step. After each step, the events of complete transactions are forgotten."""
 MAX_ENDS_PER_READ = 20_000
 """Ends that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
@@ -69,7 +69,7 @@ class WholeTransactions:
     _reported: bool = False
     """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
-    """The begin of an unfinished transaction, and since when it is open (`clock`)."""
+    """The offset of an unfinished transaction, and when it was first seen (`clock`)."""
     _warned: float = 0.0
 
     @property

@@ -275,7 +275,7 @@ class Epoch:
     after: int | None = None
     """This process's previous epoch."""
     number: int | None = None
-    """Before the take-over, the previous epoch's."""
+    """The epoch's number; before the take-over, the previous epoch's."""
     commits: int = 0
 
     def __post_init__(self) -> None:

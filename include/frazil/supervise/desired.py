@@ -99,7 +99,7 @@ class DesiredStore:
 class _DesiredStateFolder:
     """A folder with the desired state: the current object, and a chain of objects, each named after its predecessor.
 
-    A write first creates its object in the chain, unless it exists, which decides which of several writes came first.
+    A write first creates its object in the chain, unless it exists: this decides which of several writes came first.
     Then it replaces the current object, which may be outdated, so reads follow the chain from there.
     """
 

@@ -53,7 +53,7 @@ class Program:
         generation: int,
         streams: tuple[str, ...],
     ) -> LaunchRequest:
-        """Build the request to launch the program. `variables` are those that the declarations reference."""
+        """Build the request to launch the program. `variables` are the variables that the declarations reference."""
         python = sys.executable
         environment = build_writer_environment(
             variables, os.environ, connections=connections, python=python, home=str(home())
@@ -118,7 +118,7 @@ class SupervisedProgram(ABC):
         """Called after a launch: the writer may create a missing table."""
 
     def history(self) -> HistoryStore | None:
-        """Open the history, which is stored with the table; None without one. Raises the catalog's errors."""
+        """Open the history, which is stored with the table; None if none exists. Raises the catalog's errors."""
         return None
 
     @abstractmethod
@@ -297,7 +297,7 @@ class TableReader:
         return known
 
     def store(self, spec: StreamSpec) -> DesiredStore:
-        """Return the store in which a user's pause is written. Raises as `open_desired_store` does."""
+        """Return the store for a user's pauses. Raises the errors of `open_desired_store`."""
         if self._store is None or not self._store.is_with_table:
             self._store = open_desired_store(spec)
         return self._store

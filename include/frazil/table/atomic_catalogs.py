@@ -23,7 +23,7 @@ COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function that commits to several tables in one step. Raises SpecError without one."""
+    """Return the function that commits to several tables in one step. Raises SpecError if the catalog has none."""
     if reason := atomic_commit_problem(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":

@@ -1,4 +1,4 @@
-"""Translates errors of catalog clients to frazil's errors, each with one sentence. Those of Glue (botocore) and Hive
+"""Translates errors of catalog clients to frazil's errors, each with one sentence. Errors of Glue (botocore) and Hive
 (thrift) are recognised only if these optional packages were imported.
 """
 

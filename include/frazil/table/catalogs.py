@@ -65,7 +65,7 @@ MAX_OPEN_ATTEMPTS = 3
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
 """SQL engines by URI, if catalogs share them. An engine that no catalog uses is closed."""
 CATALOG_CACHE_S = 10.0
-"""After which `keep_catalogs` opens a catalog again with current credentials."""
+"""Age at which `keep_catalogs` opens a catalog again with current credentials."""
 _kept_catalogs: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 """Catalogs by name, with the time of opening; None outside of `keep_catalogs`."""
 MAX_ERROR_CHARACTERS = 300
@@ -80,7 +80,7 @@ _UNREACHABLE_ERRORS = (
     requests.ConnectionError,
     requests.Timeout,
 )
-"""After which a retry may succeed."""
+"""Errors after which a retry may succeed."""
 _ERRNO_PATTERN = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
 _FULL_DISK_TEXTS = ("disk I/O error", "disk is full")
 _DATABASE_REFUSAL_TEXTS = ("authentication failed", "permission denied", "readonly database", "no password supplied")

@@ -119,7 +119,7 @@ def _reserved_name_problem(path: Path) -> str | None:
 
 
 def walk_fields(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
-    """Yield a type's fields with their paths, except those in map keys."""
+    """Yield a type's fields with their paths, except fields in map keys."""
     match kind:
         case StructType():
             fields = [(field.name, field) for field in kind.fields]

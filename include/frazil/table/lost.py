@@ -132,7 +132,7 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
 
 
 def explain_dropped_table(spec: StreamSpec, catalog: str) -> str:
-    """Return the error text for a missing table to which this host's writer has committed."""
+    """Return the error text for a missing table that this host's writer has committed to."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
         "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "

@@ -1,4 +1,4 @@
-"""Generates the configuration, ready to paste, with which an engine reads a catalog's tables. Pure. Values not known to
+"""Generates an engine's configuration, ready to paste, for reading a catalog's tables. Pure. Values not known to
 be harmless become references to PyIceberg's environment variables.
 """
 

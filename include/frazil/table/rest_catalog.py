@@ -20,7 +20,7 @@ TIMEOUT_S = (10.0, 60.0)
 OVERLOADED_STATUSES = (429, 503)
 MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
-"""Between two attempts of a read; commits may wait longer."""
+"""Longest wait between two attempts of a read. Commits may wait longer."""
 NESTED_PREFIXES = ("auth", "ssl")
 """Properties that PyIceberg's client expects in nested mappings begin with these."""
 

@@ -72,7 +72,7 @@ def needed_jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def catalog_type(properties: Mapping[str, str]) -> str:
-    """Return a catalog's declared type, or that which PyIceberg infers from the URI."""
+    """Return a catalog's declared type, or the type that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)

@@ -50,7 +50,7 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's dead-letter table, created if missing. Raises as `ensure_table`."""
+    """Return the stream's dead-letter table, created if missing. Raises the errors of `ensure_table`."""
     return ensure_declared(catalog, declared_dead_letters(spec), spec.name)
 
 
@@ -96,7 +96,7 @@ def may_delete_files(properties: Mapping[str, str]) -> bool:
 
 
 def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
-    """Return a declared table of a stream, created if missing. Raises as `ensure_table`."""
+    """Return a declared table of a stream, created if missing. Raises the errors of `ensure_table`."""
     with translate_catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)

@@ -54,7 +54,7 @@ class OtlpExporter:
 
 
 def _register_callback(meter: Meter, meters: MetricValues, metric: Metric) -> None:
-    """Register a callback with which each export reads a counter or gauge."""
+    """Register the callback by which each export reads a counter or gauge."""
 
     def read(_: CallbackOptions) -> Iterable[Observation]:
         return [Observation(value, _attributes(metric, labels)) for labels, value in meters.series(metric).items()]

@@ -1,4 +1,4 @@
-"""Chooses the tables that a run checks, without those that an earlier run still works on."""
+"""Chooses the tables that a run checks. Skips tables that an earlier run still works on."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why tables were not measured. Return those that failed; raise FrazilError if all of several did."""
+        """Log why tables were not measured. Return the tables that failed; raise FrazilError if all of several did."""
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
             log.info("%s did not create %s, so they are not maintained", self.name, ", ".join(others[:MAX_TABLES]))

@@ -35,7 +35,7 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Delete the orphan files of a table with its dead letters, or of a route. Raises as `clean_tables`."""
+    """Delete the orphan files of a table and its dead letters, or of a route. Raises the errors of `clean_tables`."""
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
     return clean_tables(find_maintained_with(name, streams), streams, store, dry_run=dry_run)

@@ -87,7 +87,7 @@ def _parse_audited(value: Any) -> dict[str, str] | None:
 
 
 def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
-    """Return whether each of these DAGs is paused, without those that Airflow does not have."""
+    """Return whether each of these DAGs is paused. Skips DAGs that Airflow does not have."""
     with create_session() as session:
         rows = session.execute(
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)

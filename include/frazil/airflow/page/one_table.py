@@ -104,7 +104,7 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
 
 
 def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
-    """Read the runs that windows of a table have started since the begin of the calendar, by the window's key."""
+    """Read the runs that windows of a table have started since the calendar begins, by the window's key."""
     signals, since = spec.signal_name, datetime.now(UTC) - SHOWN_PERIODS[Grain(spec.window or "")]
     found = read_window_runs(signals, since=since)
     if signals == spec.table.identifier:

@@ -97,7 +97,7 @@ def _assess(
 def signal_complete_windows(
     table: str, streams: Path, context: Context, *, expectations: Path | None = None
 ) -> list[str]:
-    """Signal complete windows; return the tasks with work. Raises as `find_gate`, `assess`, `signal_windows`."""
+    """Signal complete windows; return the tasks with work. Raises errors of `find_gate`, `assess`, `signal_windows`."""
     specs = streams_feeding(streams, table)
     catalog = open_stream_catalog(specs[0])
     gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])

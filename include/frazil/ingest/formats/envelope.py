@@ -216,7 +216,7 @@ class EnvelopeDecoder:
         return rows.append_column(KEPT_COLUMNS, kept)
 
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
-        """Return a mask of the updates whose `before` has a complete key other than that of `after`."""
+        """Return a mask of the updates that have different complete keys in `before` and `after`."""
         found = np.zeros(len(op), np.bool_)
         whole = to_mask(pc.equal(op, "u")) & parts.is_present("before")
         for names in self._key if whole.any() else ():

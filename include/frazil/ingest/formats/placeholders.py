@@ -1,4 +1,4 @@
-"""Finds Debezium's placeholder for a value that an update left unchanged and that the source's log omits. Its form
+"""Finds Debezium's placeholder for an unchanged value that the source's log omits. Its form
 depends on the type (`UnchangedToastedPlaceholder`, `binary.handling.mode`); some types get null.
 """
 

@@ -1,5 +1,5 @@
-"""Decodes JSON messages to Arrow with a compiled loop (`rows`). `record`, the reference, reads those that the loop
-cannot decode with certainty.
+"""Decodes JSON messages to Arrow with a compiled loop (`rows`). Module `record`, the reference,
+reads records that the loop cannot decode with certainty.
 """
 
 from __future__ import annotations

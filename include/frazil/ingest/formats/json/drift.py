@@ -72,7 +72,7 @@ class DriftFinder:
                 yield found
 
     def _find_widening(self, value: bytes) -> SchemaDrift:
-        """Return the changes of columns with which a rejected record becomes a row; empty if no changes suffice."""
+        """Return the column changes after which a rejected record becomes a row; empty if none suffice."""
         record = _parse(value)
         if not any(True for _ in self._examined_parts(record)):
             return SchemaDrift()

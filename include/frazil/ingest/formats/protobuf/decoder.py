@@ -168,7 +168,7 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the changes with which the table's schema holds all records of this message."""
+    """Return the changes after which the table's schema holds all records of this message."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
