@@ -16,10 +16,10 @@ import pytest
 from demo.run import DAY_DAGS, STREAM, WRITER_DAG
 from frazil.airflow.writers.log_lines import HOUR_S, MAX_OTHERS_PER_HOUR, MAX_WARNINGS_PER_HOUR, LineSelector
 from frazil.home import run_folder
-from frazil.host.claim import Claim, read_claim, write_claim
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import read_notes
+from frazil.host.supervising_run import SupervisingRun, read_supervising_run, write_supervising_run
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
 from frazil.supervise.supervisor import SupervisionStep
@@ -220,7 +220,7 @@ def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
         monkeypatch.setattr(trigger, "_preload", nothing)
         monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", nothing)
         assert asyncio.run(first_event(trigger)).payload["subject"] == "l1"
-        assert read_claim("s") == Claim(run_id, 3)
+        assert read_supervising_run("s") == SupervisingRun(run_id, 3)
         given_up = read_notes(run_folder("s")).given_up
         assert (given_up and given_up.subject) == known
 
@@ -237,13 +237,13 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
     trigger = _trigger_of("run", 1)
 
     async def fetch_task() -> Any:
-        claim = read_claim("s")
-        number = claim.try_number if claim is not None else None
+        run = read_supervising_run("s")
+        number = run.try_number if run is not None else None
         return task_actions.DeferredTask(1, "deferred", exists_now=True, try_number_now=number)
 
     async def meanwhile(_seconds: float) -> None:
         if claimed is not None:
-            write_claim("s", Claim(*claimed))
+            write_supervising_run("s", SupervisingRun(*claimed))
 
     monkeypatch.setattr(trigger, "_fetch_task", fetch_task)
     monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", meanwhile)

@@ -1,4 +1,4 @@
-"""Reads claims from a stream's commit records: offset ranges and record counts, of all time or of a period."""
+"""Reads a stream's claims: offset ranges and record counts from commit records, of all time or of a period."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_CLOCK_STEP_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a stream's commit records claim to have stored."""
+    """What a stream's commit records say its batches stored."""
 
     ranges: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
     records: int = 0
@@ -44,7 +44,7 @@ class Claims:
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before they were read, according to the period's snapshots."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
-    """Offsets of dead letters that became rows, in ranges that the original batches claim."""
+    """Offsets of dead letters that became rows, in ranges of the original batches."""
     repeats: int | None = 0
     """Records dropped as repeats, without accepted losses; None if unknown, or with backfills or replays."""
 

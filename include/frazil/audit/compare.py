@@ -179,7 +179,7 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _TableClaims:
-    """A table of rows or dead letters, and how many of its records the commit records claim."""
+    """A table of rows or dead letters, and the number of records in it according to commit records."""
 
     name: str
     tally: OffsetTally
@@ -192,7 +192,7 @@ class _TableClaims:
     """Offsets in no table whose loss an operator accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
-        """Return the minimum of missing records in a group, and the number of those beyond the claims."""
+        """Return the minimum of missing records in a group, and the number of records beyond its claims."""
         accepted = self.accepted
 
         def count(r: CommittedRange) -> int:

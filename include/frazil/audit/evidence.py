@@ -125,7 +125,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
 
 
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence, with the claims of all other times. `own` are the period's."""
+    """Return a period's evidence, with the claims of all other times. `own` are the period's claims."""
     elsewhere, replayed = every.without(own), every.replayed
     return tuple(
         replace(e, elsewhere=elsewhere.get(e.topic_partition, ()), replayed=replayed.get(e.topic_partition, {}))

@@ -19,7 +19,7 @@ ByTopicId = Mapping[str, BitMap64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """One commit record's claim: the records in `[start, end)` became rows or dead letters, or were dropped."""
+    """A claim of one commit record: the records in `[start, end)` became rows or dead letters, or were dropped."""
 
     start: int
     end: int

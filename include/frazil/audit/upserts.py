@@ -205,7 +205,7 @@ def _report_missing_in_kafka(
     *,
     by_records: bool,
 ) -> Iterator[Finding]:
-    """Report committed records that Kafka no longer has, given the claimed ranges and offsets to read."""
+    """Report committed records that Kafka no longer has. `read` has the claimed ranges and the offsets to read."""
     gone = 0
     for tp, (ranges, offsets) in sorted(read.items()):
         before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))

@@ -46,8 +46,8 @@ def infer(  # noqa: PLR0913 - one for each option
     """Read a sample of TOPIC, and print a declaration to edit.
 
     The sample is from the beginning and the end of each partition. Columns get types; a column that every record has is
-    required, if 100 records or more were read. With a schema registry, the columns come from the newest version of
-    TOPIC-value and from the Avro or JSON schemas whose ids are in the sample. Comments give the evidence: how
+    required, if 100 records or more were read. With a schema registry, the columns come from TOPIC-value's
+    newest version, and from Avro or JSON schemas with ids in the sample. Comments give the evidence: how
     many records do not fit, which other columns may be the event time, how much data comes in a day. Security settings
     come from source.properties and source.format.registry of _defaults.yaml.
 

@@ -1,7 +1,7 @@
 """`frazil run`: runs one stream's writer in the foreground, with the same code that Airflow launches.
 
 The writer is a child in its own session. Ctrl-C therefore reaches only this process, which asks the writer to end after
-the current batch: it would kill Spark's Python workers in the middle of a batch.
+the current batch. Otherwise, Ctrl-C would kill Spark's Python workers in the middle of a batch.
 """
 
 from __future__ import annotations

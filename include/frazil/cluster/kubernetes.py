@@ -33,8 +33,8 @@ class DriverPod:
     def create(self, pod: Mapping[str, Any]) -> None:
         """Create the pod, unless it exists.
 
-        Raises AccessDenied, EnvironmentUnusable if the API refuses the pod, and ApiUnavailable if it is unknown whether
-        the pod exists, or if it would exceed the namespace's quota now.
+        Raises AccessDenied, and EnvironmentUnusable if the API refuses the pod. Raises ApiUnavailable if it is unknown
+        whether the pod exists, or if it would exceed the namespace's quota now.
         """
         response = self._request("POST", json=pod)
         if response.status_code in {200, 201, 202}:

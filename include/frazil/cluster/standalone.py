@@ -59,7 +59,7 @@ def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
     """Ask the masters, one after another, to run a driver. Return its id, such as `driver-20251122013000-0000`.
 
     The next master is asked only if the previous one refused or could not be reached, so that no driver runs twice.
-    Raises EnvironmentUnusable if all refuse, ApiUnreachable if none accepted and one could not be reached, and
+    Raises EnvironmentUnusable if all refuse. Raises ApiUnreachable if none accepted and one could not be reached, and
     ApiUnavailable if a master received the request but did not respond.
     """
     refused, unreached = [], None

@@ -44,8 +44,8 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
     """Raise RolledBack unless the marker's snapshot is an ancestor of main's head. The table was rolled back if the
-    chain reaches the marker's sequence number without its snapshot, or begins with a snapshot that replaced the whole
-    table. Any other end means that the history expired.
+    ancestors reach the marker's sequence number without its snapshot. It was also rolled back if they begin with a
+    snapshot that replaced the whole table. Otherwise, the history expired.
     """
     current = head_of(metadata)
     if current is not None and current.snapshot_id == marker.snapshot_id:

@@ -307,8 +307,8 @@ class _Rounds(Generic[T]):
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
     """Commit the change that `propose` returns for the current table, until one has landed. Each attempt calls it with
     new metadata, unless an earlier attempt turns out to have landed. Raises `CommitUnavailable` if no attempt decides
-    the swap within `retry_policy.total_s` or before the writer is asked to end, `CommitRefused` if the change is
-    refused or cannot be prepared, and `AccessDenied`.
+    the swap within `retry_policy.total_s` or before the writer is asked to end. Raises `CommitRefused` if the change
+    is refused or cannot be prepared, and `AccessDenied`.
     """
     return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
 

@@ -1,6 +1,6 @@
 """Plans a merge: selects the table's files that may contain keys of a batch's changes, and divides them into tasks.
 Changes and files are grouped by the partition fields that depend only on the key. A group far larger than a task's
-share is split: each task gets all changes and some files, and a last task inserts what none matched.
+share is split: each task gets all changes and some files. A last task inserts the changes that none matched.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class PartitionKeys:
         self._table = table
         self._types: dict[int, list[PrimitiveType]] = {}
         self._identities: dict[int, dict[int, int]] = {}
-        """By spec id: the source columns of identity partitions, by place in the spec."""
+        """Source columns of identity partitions, by spec id and place in the spec."""
 
     def for_file(self, file: DataFile) -> PartitionKey:
         if file.spec_id not in self._types:

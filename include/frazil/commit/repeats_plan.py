@@ -1,6 +1,6 @@
 """Plans the search for repeats (`dedupe`) among the table's files with rows near the batch in event time. Each task of
-the first phase looks up the batch's keys in some of these files; each of the second rewrites some of the batch's own
-files without their repeats.
+the first phase looks up the batch's keys in some of these files. Each task of the second phase rewrites some of the
+batch's own files without their repeats.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class BaseManifests:
 @dataclass(slots=True)
 class SnapshotWriter:
     """Writes a commit's manifests once, and a manifest list for each attempt. A new branch's first snapshot has no
-    parent. All attempts have the snapshot id that the manifests contain; without files, each has its own, so that one
-    that landed unnoticed does not block the next.
+    parent. All attempts have the snapshot id that the manifests contain. Without files, each attempt has its own id, so
+    that one that landed unnoticed does not block the next.
     """
 
     files: Sequence[StagedFile]

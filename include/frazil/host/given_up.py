@@ -1,7 +1,7 @@
 """Records that the supervisor gave up, so that it gives up only once for each cause, and other processes can show this.
 
-The task that fails may run on another host, so the supervisor first announces in the run folder that it gives up, and
-then informs Airflow. The announcement is confirmed when a later Airflow run supervises the stream.
+The task that fails may run on another host. So the supervisor first announces this in the run folder, and then informs
+Airflow. The announcement is confirmed when a later Airflow run supervises the stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decodes in a child process, a new interpreter, and bisects a chunk down to the record that crashes the decoder. A
-child can also die because of its host: a record is rejected only if it kills a child that has just decoded a harmless
-record of the same length.
+child can also die because of its host. So a record is rejected only if it kills a child that has just decoded a
+harmless record of the same length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code. Asking librdkafka for
-headers takes a third of the time, so it is asked only if the byte after the value, their number in record format 2, is
-not zero. One in `_CHECK_INTERVAL` offsets is checked, in case librdkafka stores values elsewhere.
+headers takes a third of the time. So it is asked only if the byte after the value is not zero: in record format 2, this
+is the number of headers. In case librdkafka stores values elsewhere, one in `_CHECK_INTERVAL` offsets is checked.
 """
 
 from __future__ import annotations

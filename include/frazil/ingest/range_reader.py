@@ -134,8 +134,9 @@ class RangeReader(ABC):
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks of at most about `MAX_CHUNK_RECORDS` records and `MAX_CHUNK_BYTES`.
 
-        Raises OffsetGap if a range begins before Kafka's first offset, AccessDenied, TopicMissing, SpecError for a
-        batch beyond `receive.message.max.bytes`, and KafkaUnavailable if no open range advances within the time limit.
+        Raises OffsetGap if a range begins before Kafka's first offset, and SpecError for a batch beyond
+        `receive.message.max.bytes`. Raises KafkaUnavailable if no open range advances within the time limit. Also
+        raises AccessDenied and TopicMissing.
         """
         self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
         advanced_at = self._monotonic()

@@ -60,8 +60,8 @@ class DriftScope(NamedTuple):
     """A struct of the records that is searched for new fields. The fields' paths are relative to the struct."""
 
     path: Path = ()
-    beside: str = ""
-    """Field next to the struct: only records in which it has one of the `values` are searched; empty for all."""
+    selector: str = ""
+    """Field next to the struct. Only records in which it has one of `values` are searched; all if empty."""
     values: frozenset[str] = frozenset()
 
 

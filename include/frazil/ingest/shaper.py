@@ -164,8 +164,8 @@ def range_error_text(moment: OutOfRangeValue, record: bytes | None, *, quote: Qu
 
 
 def find_lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
-    """Yield each partition field that truncates numbers, with the lowest number that it can truncate: the result of a
-    lower one is outside the type's range.
+    """Yield each partition field that truncates numbers, with the lowest number that it can truncate. A lower number's
+    result is outside the type's range.
     """
     for field in spec.fields:
         kind = schema.find_type(field.source_id)

@@ -279,8 +279,8 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
 
 def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
     """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number. Iceberg rewrites all files
-    below a size, and at most `bytes / below` are as large (Markov's inequality): an even number below half the target
-    is halved.
+    below a size. At most `bytes / below` are as large (Markov's inequality), so an even number below half the target is
+    halved.
     """
     if rewrite.deleted_percent is not None:
         return _plan_due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))

@@ -1,5 +1,5 @@
 """Measures a table's health from metadata, the newest manifest list, each stream's newest 12 commit records, and this
-host's heartbeats: the cost does not grow with rows or files. Opens only manifests of an upsert stream's newest 12
+host's heartbeats. The cost does not grow with rows or files. Opens only manifests of an upsert stream's newest 12
 merges, unless the measurement is deep (`frazil.maintenance.deep`).
 """
 

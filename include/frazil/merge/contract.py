@@ -1,5 +1,5 @@
 """Immutable values that the driver and the tasks of a merge exchange, as pickles or JSON. A stream with `mode: upsert`
-stages *change files* (`frazil.ingest.changes`), which never become part of a table: a merge turns them into data files
+stages *change files* (`frazil.ingest.changes`), which never become part of a table. A merge turns them into data files
 and position-delete files.
 """
 

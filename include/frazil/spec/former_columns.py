@@ -1,4 +1,4 @@
-"""Former names of a table's columns, and the table property that stores them: rows staged for the default table may
+"""Former names of a table's columns, and the table property that stores them. Rows staged for the default table may
 have older names of a routed table's columns.
 """
 

@@ -234,8 +234,8 @@ TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1
 
 
 def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
-    """Return the smallest and largest value of a number or time type: of decimals as integers without the decimal
-    point, of dates in days, of timestamps in microseconds since 1970.
+    """Return the smallest and largest value of a number or time type. Decimals are integers without the decimal point,
+    dates are days and timestamps microseconds since 1970.
     """
     match kind:
         case iceberg.IntegerType():

@@ -211,7 +211,7 @@ def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-_STREAMS = FileCache(_load_stream, beside=(DEFAULTS_FILE,))
+_STREAMS = FileCache(_load_stream, other_files=(DEFAULTS_FILE,))
 
 
 MAX_LISTING_AGE_S = 1.0

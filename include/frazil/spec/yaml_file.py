@@ -189,14 +189,14 @@ class _Entry(Generic[T]):
 class FileCache(Generic[T]):
     """Caches a reader's results by path, also a SpecError, unless a (perhaps temporary) OSError caused it."""
 
-    def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
-        """`beside` names other files of the folder that the reader also reads, if they exist."""
-        self._read, self._beside = read, beside
+    def __init__(self, read: Callable[[Path], T], *, other_files: tuple[str, ...] = ()) -> None:
+        """`other_files` are names of files in the folder that the reader also reads, if they exist."""
+        self._read, self._other_files = read, other_files
         self._entries: dict[Path, _Entry[T]] = {}
 
     def get(self, path: Path) -> T:
         """Return the reader's result, or raise its exception. The value is shared and must not be changed."""
-        files = (path, *(path.parent / name for name in self._beside))
+        files = (path, *(path.parent / name for name in self._other_files))
         now_ns, seen = time.time_ns(), tuple(map(read_signature, files))
         entry = self._entries.get(path)
         if entry is None or entry.signatures != seen:

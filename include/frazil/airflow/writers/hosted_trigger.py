@@ -97,13 +97,13 @@ class HostedStreamTrigger(UserActionTrigger):
             await run_in_thread(self._restart)
 
     def _begin(self) -> None:
-        """Claim the stream, and resume it if a user cleared the task after a mark or after the application gave up."""
-        from frazil.host.claim import Claim, write_claim  # needed by a running trigger only
+        """Record the run. Resume the stream if a user cleared the task after marking it or after a failure."""
         from frazil.host.given_up import read_announcement
+        from frazil.host.supervising_run import SupervisingRun, write_supervising_run  # needed by a triggerer only
 
         if (instance := self.task_instance) is None:
             return
-        write_claim(self.stream, Claim(instance.run_id, instance.try_number))
+        write_supervising_run(self.stream, SupervisingRun(instance.run_id, instance.try_number))
         if not self.resume:
             return
         given_up, announced = self._observe().given_up, read_announcement(self.stream, run_id=instance.run_id)

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse, GetTaskStates, TaskStatesResult
 
-from frazil.host.claim import read_claim
+from frazil.host.supervising_run import read_supervising_run
 
 if TYPE_CHECKING:
     from frazil.supervise.supervisor import SupervisionStep, Supervisor
@@ -55,15 +55,15 @@ def find_task_action(task: DeferredTask) -> TaskAction:
 
 
 async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
-    """Read the task's state from Airflow, and the supervising try from its claim. Raises the task SDK's errors."""
+    """Read the task's state from Airflow, and the supervising try from the run folder. Raises the task SDK's errors."""
     request = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
     answer = await task_runner.SUPERVISOR_COMMS.asend(request)
     if not isinstance(answer, TaskStatesResult):
         raise AirflowRuntimeError(answer) if isinstance(answer, ErrorResponse) else TypeError(f"{answer!r}")
     tasks = answer.task_states.get(run_id, {})
-    claim = read_claim(stream)
-    number = claim.try_number if claim is not None and claim.run_id == run_id else None
+    run = read_supervising_run(stream)
+    number = run.try_number if run is not None and run.run_id == run_id else None
     return DeferredTask(try_number, tasks.get(task_id), task_id in tasks, number)
 
 

@@ -33,8 +33,8 @@ LOG_INTERVAL_S = 3_600.0
 """Seconds between two log lines of an unchanged state: long, because Airflow never rotates a deferred task's log."""
 REMOVAL_DELAY_S = 60.0
 """Seconds before the task of a removed stream ends: its DAG may still have a schedule, or its file may return."""
-CLAIM_TIMEOUT_S = 3.0
-"""Seconds within which the next try of a cleared task writes its claim, if its trigger runs on this host."""
+NEXT_TRY_TIMEOUT_S = 3.0
+"""Seconds within which the next try of a cleared task records itself, if its trigger runs on this host."""
 KILL_TIMEOUT_S = 28.0
 """Less than the 30 s that Airflow allows a trigger for a kill."""
 
@@ -75,9 +75,9 @@ class UserActionTrigger(BaseTrigger):
             self.log.warning("Cannot read the task's state from Airflow.", exc_info=True)
             return TaskAction.UNKNOWN
         if action is TaskAction.TAKEN_OVER:
-            await asyncio.sleep(CLAIM_TIMEOUT_S)
+            await asyncio.sleep(NEXT_TRY_TIMEOUT_S)
             with suppress(Exception):  # then the first result is used, and the writer continues
-                action = find_task_action(await asyncio.wait_for(self._fetch_task(), CLAIM_TIMEOUT_S))
+                action = find_task_action(await asyncio.wait_for(self._fetch_task(), NEXT_TRY_TIMEOUT_S))
         return action
 
     async def _fetch_task(self) -> DeferredTask:
@@ -188,14 +188,14 @@ class WriterTrigger(UserActionTrigger):
 
     def _begin(self) -> None:
         """Record on this host, which may not be the worker's, which run supervises."""
-        from frazil.host.claim import Claim, write_claim  # needed by a triggerer only
         from frazil.host.given_up import settle_given_up
+        from frazil.host.supervising_run import SupervisingRun, write_supervising_run  # needed by a triggerer only
 
         if (instance := self.task_instance) is None:
             return
         try:
             settle_given_up(self.stream, run_id=instance.run_id)
-            write_claim(self.stream, Claim(instance.run_id, instance.try_number))
+            write_supervising_run(self.stream, SupervisingRun(instance.run_id, instance.try_number))
         except OSError as error:  # a full disk must not end the supervision of a running writer
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 

@@ -1,5 +1,5 @@
 """Decodes Debezium's change events (envelopes) to rows of a change file. A create, update or snapshot read takes the
-row from `after`, a delete its key from `before`; an update of the key becomes a delete and an upsert. In JSON, the
+row from `after`, a delete its key from `before`. An update of the key becomes a delete and an upsert. In JSON, the
 event may be the `payload` of an object with its schema.
 """
 
@@ -55,7 +55,7 @@ _SKIPPED_OPERATIONS = ("m",)
 """Operations that do not change a row: `m` is a message that an application wrote to the log."""
 _ROW_OPERATIONS = ("c", "u", "r")
 _DRIFT_SCOPE = tuple(
-    DriftScope(path, beside="op", values=frozenset(_ROW_OPERATIONS)) for path in (("after",), ("payload", "after"))
+    DriftScope(path, selector="op", values=frozenset(_ROW_OPERATIONS)) for path in (("after",), ("payload", "after"))
 )
 
 

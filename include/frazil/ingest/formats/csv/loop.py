@@ -209,9 +209,9 @@ def write_objects(
 ) -> tuple[int, int]:
     """Write records as JSON objects, from index `first` on, until `to` is full.
 
-    Returns the index of the first record that was not written, and, if an empty `to` is too small for it, the size that
-    it needs. `places` receives the start and length of each JSON object, and `outcomes` the outcome code of each
-    record.
+    Returns the index of the first record that was not written. If an empty `to` is too small for it, also returns the
+    size that it needs. `places` receives the start and length of each JSON object, and `outcomes` the outcome code of
+    each record.
     """
     at, record = 0, first
     while record < len(starts):

@@ -68,7 +68,7 @@ class DriftFinder:
             around, found = None, record
             for name in part.path:
                 around, found = found, found.get(name) if isinstance(found, dict) else None
-            if not part.beside or (isinstance(around, dict) and around.get(part.beside) in part.values):
+            if not part.selector or (isinstance(around, dict) and around.get(part.selector) in part.values):
                 yield found
 
     def _find_widening(self, value: bytes) -> SchemaDrift:

@@ -1,5 +1,5 @@
-"""Samples the records that have keys outside the schema, in compiled code: the first ones in which a key (its container
-and its bytes) has a value. Only these are examined again.
+"""Samples the records that have keys outside the schema, in compiled code: the first records with a value for a key
+(its container and its bytes). Only these are examined again.
 """
 
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs
