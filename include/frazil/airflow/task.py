@@ -24,7 +24,7 @@ class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
 
 
 def run_name(context: Any) -> str:
-    """Return a run's name outside Airflow, the same for all tries; with the date, because ids may be used again."""
+    """Return a run's name outside Airflow, the same for all tries. It has the date, because ids may be used again."""
     return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
 
 

@@ -388,7 +388,7 @@ def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> 
 
 
 def is_counted_once(e: Evidence) -> bool:
-    """Return whether each audited offset was committed once and is one record's, so that counting rows suffices."""
+    """Return whether each audited offset was committed once and is one record's, so counting rows suffices."""
     once = all(group.is_single for group in e.groups)
     return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 

@@ -52,7 +52,7 @@ class Evidence:
     tables: str = "the table"
     """How findings refer to the tables of `rows`."""
     drops_repeats: bool = False
-    """Whether the stream drops repeats, so that rows may be fewer than records."""
+    """Whether the stream drops repeats, so rows may be fewer than records."""
     former_dead_letters: int = 0
     """Dead letters of earlier topics with the same name, which `dead_letters` leaves out."""
     groups: list[Group] = field(init=False, repr=False, compare=False)

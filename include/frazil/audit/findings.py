@@ -66,7 +66,7 @@ class PartitionAudit:
     gaps: int | None
     """Records that Kafka has but no table has, if compared with Kafka."""
     dead_letters: int
-    """Includes those of earlier topics with the same name."""
+    """Includes dead letters of earlier topics with the same name."""
     dropped: int = 0
     """Records that the transform dropped, according to the commit records."""
 
@@ -80,7 +80,7 @@ class Audit:
     window: Period | None = None
     """The audited period; None for all commits."""
     by_key: bool = False
-    """Whether records change rows by key, so that `rows` counts changes."""
+    """Whether records change rows by key, so `rows` counts changes."""
     complete: bool = field(init=False)
     """Whether all committed records were compared."""
     clean: bool = field(init=False)

@@ -27,7 +27,7 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether a backfill read only certain event times, so that other records are not missing."""
+    """Whether a backfill read only certain event times, so other records are not missing."""
     dropped: int = 0
     """Records that the stream's transform dropped."""
     epoch: int | None = field(default=None, compare=False)
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def is_single(self) -> bool:
-        """Whether the group is one range, so that its counts are exact."""
+        """Whether the group is one range, so its counts are exact."""
         return len(self.audited) + len(self.others) == 1
 
     @property

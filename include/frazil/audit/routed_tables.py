@@ -50,7 +50,7 @@ MAX_READ_ATTEMPTS = 3
 class RoutedRows:
     target: Target
     rows: Tallies
-    """The table's rows, and those that wait for it. A renamed table's own rows count under its new name."""
+    """Rows in the table, or waiting for it. A renamed table's own rows count under its new name."""
     waiting: int = 0
     problem: str | None = None
     """Why the table, or a file of waiting rows, could not be read."""

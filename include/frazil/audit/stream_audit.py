@@ -126,7 +126,7 @@ class _Run:
         return find_misplaced_rows(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
-        """Tally the dead letters as after the last publication; count those of earlier topics by partition."""
+        """Tally the dead letters as after the last publication; count dead letters of earlier topics by partition."""
         ids = self.marker.source.topic_ids
         wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         former = Counter[TopicPartition]()
@@ -253,7 +253,7 @@ def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[F
 
 
 def _has_new_replay(run: _Run) -> bool:
-    """Return whether a replay was published during the audit, so that rows may seem to be missing."""
+    """Return whether a replay was published during the audit, so rows may seem to be missing."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)

@@ -122,7 +122,7 @@ class Backfill:
         return last if last and last.digest == self.request.digest else None
 
     def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
-        """Find the missing records, except those that the open backfill `last` has staged. Changes nothing."""
+        """Find the missing records that the open backfill `last` has not staged. Changes nothing."""
         table, marker = self._load_table_and_marker()
         identity = self.source.identity(marker.source)
         check_same_source(marker.source, identity, stream=self.spec.name)

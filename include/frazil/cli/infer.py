@@ -26,7 +26,7 @@ NOTHING_INFERRED = "Nothing was inferred: fix that, or give another registry wit
 @click.command()
 @click.argument("topic")
 @streams_option
-@click.option("--bootstrap-servers", help="The brokers. Default: those of _defaults.yaml in the folder of streams.")
+@click.option("--bootstrap-servers", help="The brokers. Default: as in _defaults.yaml of the folder of streams.")
 @click.option("--registry", "registry_url", help="A schema registry. Default: that of _defaults.yaml, if it has one.")
 @click.option("--name", help="The stream's name. Default: the topic's.")
 @click.option("--table", help="namespace.table. Default: default.<name>.")

@@ -191,8 +191,8 @@ def _describe_earlier_readers(
     if forgotten:
         which = "It" if forgotten == stream else f"Stream {forgotten}, which has read the same topics,"
         yield (
-            f"{which} was forgotten, and its rows are still in the table. Those that Kafka still has will be written a "
-            f"second time, unless `frazil reset {stream}` chooses another position before the first start."
+            f"{which} was forgotten, and its rows are still in the table. Records that Kafka still has will be written "
+            f"a second time, unless `frazil reset {stream}` chooses another position before the first start."
         )
 
 

@@ -29,7 +29,7 @@ class KubernetesAccess:
     token_file: Path | None = None
     """Read for each session, because Kubernetes replaces the token about every hour."""
     authority: Path | str | None = None
-    """The certificate authority, as a file or as PEM text; None for those that this host trusts."""
+    """The certificate authority, as a file or as PEM text; None for the authorities that this host trusts."""
     certificate: tuple[Path, Path] | None = None
     """The files with the client's certificate and its key."""
 

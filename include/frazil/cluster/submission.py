@@ -41,7 +41,7 @@ def build_submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[
 
 
 def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties; `resources.spark` overrides those that do not identify the driver. Raises SpecError."""
+    """Return the properties. `resources.spark` overrides all but the driver's identity. Raises SpecError."""
     resources = driver.resources
     common = {
         "spark.app.name": f"frazil {driver.application}",

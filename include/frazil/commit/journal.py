@@ -252,7 +252,7 @@ class JournalStore:
     def records(
         self, *, newest_first: bool = False, below: BatchKey | None = None, table_uuid: object = None
     ) -> Iterator[Journal]:
-        """Yield the readable journals and folded records in key order; with `table_uuid`, only those of this table."""
+        """Yield the readable journals and folded records in key order; if `table_uuid` is set, only of this table."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)

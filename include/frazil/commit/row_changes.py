@@ -87,7 +87,7 @@ class RowChange:
 class _Attempt:
     writer: SnapshotWriter
     paths: tuple[str, ...]
-    """Files that the attempt wrote besides those of its writer."""
+    """Files that the attempt wrote in addition to its writer's files."""
     head: Snapshot | None
     summary: Mapping[str, str]
 

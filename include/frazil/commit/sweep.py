@@ -295,7 +295,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether a batch's files for the table are merged, so that the table has few of them."""
+    """Return whether a batch's files for the table are merged, so the table has few of them."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 

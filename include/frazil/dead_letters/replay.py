@@ -52,7 +52,7 @@ COPY_RETENTION_MS = 86_400_000
 class ReplayResult:
     backfill: str
     landed: int
-    """Dead letters that became rows or were merged, including changes without effect."""
+    """Dead letters that became rows or were merged, including changes that had no effect."""
     failed: int
     """Dead letters that the current declaration rejects too."""
     interrupted: bool = False

@@ -42,7 +42,7 @@ class Observation:
     """The latest launch; None exactly if `process` is NEVER_LAUNCHED."""
     heartbeat: Heartbeat | None
     exits: tuple[ExitRecord, ...]
-    """The exits, oldest first, including those of foreground launches."""
+    """The exits, oldest first, including exits of foreground launches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class CapturedTable:
     """The columns and key of a source database's table, derived from its change events."""
 
     columns: tuple[ProposedColumn, ...]
-    """A column for each field of `after`, then those that the envelope fills. Key columns are required."""
+    """A column for each field of `after`, then the columns that the envelope fills. Key columns are required."""
     key: tuple[str, ...]
     is_guess: bool
     """Whether `key` is a guess, because the record keys cannot be used."""

@@ -57,7 +57,7 @@ def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Return a mask of the positions in `new` that belong to a newer log than those in `old`.
+    """Return a mask of the positions in `new` that are in a newer log than the positions in `old`.
 
     A newer log has a much later time, or a later time with another server or binlog name.
     """

@@ -494,7 +494,7 @@ def _is_small(argument: _Node) -> bool:
 
 
 def _max_length(part: Any) -> int:
-    """Return the product of the constants in nested calls of functions in `_LENGTH_ARGUMENTS`; at least 1."""
+    """Return the product (at least 1) of the constants in nested calls of functions in `_LENGTH_ARGUMENTS`."""
     if isinstance(part, list):
         return max(map(_max_length, part), default=1)
     if not isinstance(part, dict):

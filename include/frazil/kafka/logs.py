@@ -15,7 +15,7 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 MIN_SHORT_POLLS = 3
-"""Consecutive polls with a log end before the position that prove a truncation, without leader epochs."""
+"""Consecutive polls that prove a truncation without leader epochs: the log ends before the position."""
 MAX_OUTDATED_POLLS = 60
 """Consecutive outdated responses, from a replaced broker, after which reading fails."""
 

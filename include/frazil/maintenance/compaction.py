@@ -30,7 +30,7 @@ class Rewrite:
     """Expected decrease in the partition's files."""
     reason: str
     applies_deletes: bool = False
-    """Whether all files are rewritten, so that no delete file is left."""
+    """Whether all files are rewritten, so no delete file is left."""
     below_bytes: int | None = None
     """If set, only files below this size are rewritten."""
     old_spec_files: int = 0
@@ -221,9 +221,9 @@ def _select_within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[LeftPartition]]:
     """Return the best rewrites within the budget, and what is left. The first that does not fit is taken in part, and
-    ends the run, so that no partition waits forever. One with shared delete files is taken whole, even if it alone
-    exceeds the budget. One that exceeds it with files of `old` specs, or without a part that is surely halved, is
-    skipped.
+    ends the run, so that no partition waits forever. A rewrite with shared delete files is taken whole, even if it
+    alone exceeds the budget. A rewrite is skipped if it exceeds the budget with files of `old` specs, or has no part
+    that is surely halved.
     """
     taken: list[Rewrite] = []
     left: list[LeftPartition] = []

@@ -124,7 +124,7 @@ class TableHealth:
     partitions: Sequence[PartitionFiles] | None = None
     """The partitions' files, if the measurement is deep."""
     main_snapshots: int = 0
-    """Snapshots in main's history, without those that only a marker or tag keeps."""
+    """Snapshots in main's history, except snapshots that only a marker or tag keeps."""
     main_oldest_at_ms: int | None = None
     deleted_rows: int = 0
     """Deleted rows that are still in data files, according to the summary."""

@@ -65,7 +65,7 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 
 
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
-    """Return all files that the table references; `live` are those of the newest snapshot of `before`."""
+    """Return all files that the table references; `live` are the files in the newest snapshot of `before`."""
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
     manifests = {manifest.manifest_path: manifest for found in lists for manifest in found}

@@ -177,7 +177,7 @@ class Evaluation:
 def select_own_files(
     listing: Iterable[ListedFile], *, roots: Iterable[Place], others: Iterable[TableFolders]
 ) -> list[ListedFile]:
-    """Return the listed files without hidden ones (as below `_frazil`) and those in other tables' folders."""
+    """Return the listed files. Skips hidden files (as below `_frazil`) and files in other tables' folders."""
     starts = [root.path for root in roots]
     inside = [p.path for other in others for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]

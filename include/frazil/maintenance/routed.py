@@ -1,4 +1,4 @@
-"""Finds the tables of routes in the catalog: those that a route lists, and those that its template created."""
+"""Finds the tables of routes in the catalog: tables that a route lists, or that its template created."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class MaintainedTable:
     kind: TableKind
     settings: Maintenance
     streams: tuple[StreamSpec, ...]
-    """Its writers, sorted by name; for a signals table, those whose windows are signalled."""
+    """Its writers, sorted by name; for a signals table, the writers whose windows are signalled."""
 
     @property
     def full_check_at(self) -> timedelta:

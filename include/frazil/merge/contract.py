@@ -64,7 +64,7 @@ class DeleteFile:
     path: str
     records: int
     alone: bool
-    """Whether it concerns one data file, so that a new delete file can replace it."""
+    """Whether it concerns one data file, so a new delete file can replace it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class MergeResult:
     replaced: tuple[str, ...]
     """Data files that were rewritten; for repeats: files of its `share`."""
     dropped_deletes: tuple[str, ...]
-    """Delete files without effect, or replaced by one of `files`."""
+    """Delete files that delete nothing, or that one of `files` replaces."""
     counts: MergeCounts
     matched: bytes = b""
     """The changes whose keys are in the task's files, unless it inserts."""

@@ -70,7 +70,7 @@ def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTall
 
 
 def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield the first runs of consecutive offsets as `(first, last)`, both inclusive; at most `limit` runs."""
+    """Yield the first `limit` runs of consecutive offsets as `(first, last)`, both inclusive."""
     if offsets:
         for start, end in islice(iter_runs(offsets.copy(), (offsets.min(), offsets.max() + 1)), limit):
             yield start, end - 1

@@ -143,7 +143,7 @@ class Message:
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())])
 
     def each(self) -> tuple[Message, ...]:
-        """Return a message for each alert; beyond `MAX_SEPARATE`, alerts share one until no alert is active."""
+        """Return a message for each alert. Alerts beyond `MAX_SEPARATE` share one, until no alert is active."""
         alone = [one for one in self.troubles if one.alone][: None if self.is_over else MAX_SEPARATE]
         made = [replace(self, troubles=(one,), key=one.key) for one in alone]
         rest = self.troubles if self.is_over else tuple(one for one in self.troubles if one not in alone)

@@ -127,7 +127,7 @@ class Overview:
     at_ms: int
     lines: tuple[OverviewLine, ...]
     pending: bool = False
-    """Whether some streams are still being read, so that the page should refresh soon."""
+    """Whether some streams are still being read, so the page should refresh soon."""
     notes: tuple[str, ...] = ()
     needs: tuple[OpenProblem, ...] = ()
     airflow: tuple[str, ...] = ()

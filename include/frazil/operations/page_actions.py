@@ -239,7 +239,7 @@ def _abandon(now: ActionContext) -> tuple[str, ...]:
 
 def _replay(now: ActionContext) -> tuple[str, ...]:
     effect = (
-        f"The dead letters of {now.subject} are decoded again with the current declaration. Those that succeed "
+        f"The dead letters of {now.subject} are decoded again with the current declaration. Dead letters that succeed "
         "are written or merged, each exactly once; the others stay."
     )
     return (effect, "A dry run shows which of them would fail again, and why. Its run fails if all would.")

@@ -179,7 +179,7 @@ class StreamView:
     log: str | None = None
     topics: tuple[Topic, ...] = ()
     routes: bool = False
-    """Whether the stream has a route. The rows and commits are those of its default table."""
+    """Whether the stream has a route. Rows and commits are the default table's."""
     routed: RoutedTables | None = None
     period: Period | None = None
     trend: Trend | None = None

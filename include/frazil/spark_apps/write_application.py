@@ -1,6 +1,6 @@
 """The writers of several streams in one process: `python write_application.py NAME --streams DIR [--until-caught-up]`.
 
-Locks, SIGTERM and exit codes are those of `write_stream.py`.
+Locks, SIGTERM and exit codes are as in `write_stream.py`.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _describe_mode(spec: StreamSpec) -> str:
 
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Each stream is compared with the first one; its topics with those of all streams before it."""
+    """Each stream is compared with the first one, but its topics with all streams before it."""
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         beside = f"the stream in {first_path}, which also writes to {spec.table.identifier},"

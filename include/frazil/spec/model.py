@@ -176,7 +176,7 @@ class StreamSpec(Model):
     )
     cast: Literal["strict", "lenient"] = Field(
         default="strict",
-        description="The default for `cast` of columns with primitive types, also of those that `evolution` adds.",
+        description="The default for `cast` of columns with primitive types, including columns that `evolution` adds.",
     )
     transform: str | None = Field(
         default=None,
@@ -355,7 +355,7 @@ class StreamSpec(Model):
 
     @property
     def record_columns(self) -> tuple[Column, ...]:
-        """The fields of a record: those of `source.schema` if declared, otherwise the table's columns."""
+        """The fields of a record: `source.schema` if declared, otherwise the table's columns."""
         return self.source.columns or self.columns
 
     @property

@@ -106,7 +106,7 @@ class Resources(Model):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether all masters of a standalone cluster listen on loopback, so that its workers run on this host."""
+        """Whether all masters of a standalone cluster listen on loopback, so its workers run on this host."""
         if not self.master.startswith("spark://"):
             return False
         hosts = [address.rpartition(":")[0] for address in self.master.removeprefix("spark://").split(",")]

@@ -26,7 +26,7 @@ class Mode:
     merges: bool = True
     """Whether a commit compares staged records with the table's rows."""
     replaces_rows: bool = False
-    """Whether a record may change or delete rows, so that not every committed record is a row."""
+    """Whether a record may change or delete rows, so not every committed record is a row."""
     drops_repeats: bool = False
 
 
@@ -61,7 +61,7 @@ class Sinks:
 
     @property
     def can_follow(self) -> bool:
-        """Whether the stream has a route, so that tables may follow the default table."""
+        """Whether the stream has a route, so tables may follow the default table."""
         return self.route is not None
 
     @property

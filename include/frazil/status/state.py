@@ -91,7 +91,7 @@ class WriterProcess:
     fenced: bool = False
     epoch: int | None = None
     foreground: bool = False
-    """Whether a user ran the writer, so that no supervisor starts the next one."""
+    """Whether a user ran the writer, so no supervisor starts the next one."""
 
     @property
     def has_ended(self) -> bool:
@@ -150,7 +150,7 @@ class StreamState:
     waiting_batches: int | None = 0
     """Batches that are journaled but not committed, counted only if the last commit is old."""
     rolled_back: bool = False
-    """Whether the table was rolled back to before the marker, so that the lag is unknown."""
+    """Whether the table was rolled back to before the marker, so the lag is unknown."""
     reset_at_ms: int | None = None
     """The time of the last reset or adoption, if no writer has taken over since."""
     rows: int | None = None

@@ -73,7 +73,7 @@ def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of a shuffled batch, and join those of reader and writer i. Raises a task's error,
+    """Parse the answers of a shuffled batch, and join the answers of reader and writer i. Raises a task's error,
     RecordSuspected, and StaleBatch unless each writer received exactly the rows sent: a reader that Spark ran again may
     have sent others.
     """

@@ -72,7 +72,7 @@ def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 def evolve_table(
     table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None
 ) -> EvolutionResult:
-    """Change the table as far as `evolution` allows. Columns of a routed table are named as those of `main`."""
+    """Change the table as far as `evolution` allows. Columns of a routed table are named as in `main`."""
     wanted, refused = requested_changes(join_drift(drift))
     wanted, dropped = refuse_sensitive_fields(wanted, _sensitive_paths(main or table, spec))
     refused = (*refused, *dropped)

@@ -1,4 +1,4 @@
-"""Reads the newest records of a stream's topics, and shows what each would become. Writes nothing."""
+"""Reads the newest records of a stream's topics, and shows each one's row or error. Writes nothing."""
 
 from __future__ import annotations
 

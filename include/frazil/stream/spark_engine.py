@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from frazil.stream.stage_rows import StageRows
 
 MAX_MERGE_ROUNDS = 4
-"""Spark tasks in a merge job, as a multiple of those that run at the same time."""
+"""Spark tasks in a merge job, as a multiple of the tasks that run at the same time."""
 log = logging.getLogger(__name__)
 
 STOP_CHECK_INTERVAL_S = 0.2

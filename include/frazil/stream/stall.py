@@ -123,7 +123,7 @@ class SampleHistory:
 
 
 def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
-    """Return the history with one more sample; after a gap it begins again."""
+    """Return the history with one more sample. After a gap the history begins again."""
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = SampleHistory(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING_PHASES:
@@ -201,7 +201,7 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
 def _find_silent_planner(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find a planner without an answer while the writer waits, so that the unread records are unknown."""
+    """Find a planner without an answer while the writer waits, so the unread records are unknown."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None

@@ -81,7 +81,7 @@ def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
 
 
 def data_location(table: Table) -> str:
-    """Return the folder of a table's data files, without trailing slash."""
+    """Return the folder of a table's data files, without a trailing slash."""
     return (table.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data").rstrip("/")
 
 

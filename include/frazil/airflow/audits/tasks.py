@@ -36,7 +36,7 @@ compared everything, `not-compared` what it skipped; `findings` is their number,
 
 class AuditResults(NamedTuple):
     wrong: list[str]
-    """The streams with findings, and those whose audit failed."""
+    """The streams with findings or a failed audit."""
     audits: list[AuditJson]
 
 

@@ -11,7 +11,7 @@ MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 TaskStates = Mapping[str, Mapping[str, Any]]
-"""Task states by run id and task; None before scheduling. A mapped one has the key `<task>_<map index>`."""
+"""Task states by run id and task; None before scheduling. A mapped task has the key `<task>_<map index>`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def writer_dag_of(one: DeclaredStream) -> str:
 @dataclass(frozen=True, slots=True)
 class HealthByStream:
     standing: Mapping[str, Sequence[ActiveAlert]]
-    """Active alerts by stream; the empty name has those that do not belong to one stream."""
+    """Active alerts by stream. The empty name has alerts that do not belong to one stream."""
     tables: Mapping[str, Collection[str]]
     due: Mapping[str, Sequence[str]] | None
     names: Mapping[str, Mapping[str, str]]

@@ -48,7 +48,7 @@ class ColumnSource:
     """The field's path; None if it has the column's name."""
     is_lenient: bool = False
     rounding: str | None = None
-    """The rounding of decimals; None rejects those with more digits than the column's scale."""
+    """The rounding of decimals; None rejects decimals with more digits than the column's scale."""
     nulls: tuple[Any, ...] = ()
     default: Any = None
     """The value that replaces a missing or null field, in the form that records have."""

@@ -160,7 +160,7 @@ _LONGS = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
-    """The columns that need another Iceberg type (path, type), and those that must become optional."""
+    """The columns that need another Iceberg type (path, type), and the columns that must become optional."""
 
     wider: frozenset[tuple[Path, str]] = frozenset()
     optional: frozenset[Path] = frozenset()

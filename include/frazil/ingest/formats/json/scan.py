@@ -1,5 +1,5 @@
 """Scans JSON tokens as strictly as `record` does, in compiled code. Functions return `NO` if the bytes do not match.
-They stop at the newline after a record; those that skip white space need the record's end.
+They stop at the newline after a record; functions that skip white space need the record's end.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
