@@ -62,7 +62,7 @@ commit: {{interval: {interval}, max-records: {most}}}
 
 
 def event(number: int, key: int, op: str) -> bytes:
-    """The change with this number, of which five are a transaction."""
+    """The change with this number; five are a transaction."""
     now_ms, transaction = time.time_ns() // 1_000_000, number // CHANGES
     order, lsn, before = number % CHANGES + 1, 100 * number + 50, 100 * CHANGES * transaction
     source = {"version": "3.6.3.Final", "connector": "postgresql", "name": "shop", "ts_ms": now_ms, "snapshot": "false",
@@ -227,7 +227,7 @@ def saturate(bootstrap: str, streams: Path, options: argparse.Namespace) -> None
         wall_s, used = time.monotonic() - began, tree.cpu_s()
     rest, rest_cpu_s = options.keys + options.backlog - first, (used - after_first).total()
     rest_s = (max(commits.seen.values()) - commits.seen[first]) / 1000
-    print(f"load beside it: {os.getloadavg()[0]:.1f} in the last minute, this writer included")
+    print(f"load: {os.getloadavg()[0]:.1f} in the last minute, this writer included")
     print(f"{options.backlog:,} changes to {options.keys:,} rows, interval {options.interval}, start included: "
           f"{wall_s:.1f} s, {options.backlog / wall_s:,.0f} a second; {used.total():.1f} core-s, "
           f"{options.backlog / used.total():,.0f} a second and core")  # fmt: skip

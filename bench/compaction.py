@@ -4,7 +4,7 @@ Makes one table of ticks by hour, in files of about 3 MB as a busy stream commit
 maintain` does, with pages of v1 and of v2, and as Iceberg's procedure does by its defaults (`CALL
 rewrite_data_files(table)`), each in a Spark of its own on the same files: main is put back in between. Prints MB of
 input a second and a core-second: of CPU time, user and system, of the whole process tree during the action, the JVM's
-compilers and collectors included. `--regular` makes rows of which most columns are the same or count upwards.
+compilers and collectors included. `--regular` makes rows whose columns are mostly the same or count upwards.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     .venv/bin/python -m bench.decode [--records 100000] [--kinds "type mismatch,..."]
 
 First records of ten columns and 170 bytes, ticks of 127 bytes, records of 1 KB with 40 columns, two of them nested, and
-ticks of which a share is broken in five ways. Then each kind of bad record among those of ten columns. Least CPU
+ticks with a share that is broken in five ways. Then each kind of bad record among those of ten columns. Least CPU
 (user + system) of three runs, in core-seconds per million records, and how many times the cost of a chunk of equally
 long records without a bad one that is.
 

@@ -65,7 +65,7 @@ def main() -> None:
         reported = timed("counting and signalling it", lambda: signal_windows(catalog, found, clock_ms=NOW_MS))
         assert len(reported) == 1
         timed(
-            "what Airflow lacks (1 signal)",
+            "what Airflow does not have (1 signal)",
             lambda: TableSignals.load(catalog, "demo.made").after(chosen.windows),
         )
         day = timed(

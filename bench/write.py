@@ -41,8 +41,7 @@ DEFAULTS = {
     "dictionary_pagesize_limit": 2 * 2**20,
     "store_schema": False,
 }
-"""Iceberg's defaults, with which `frazil.ingest.parquet` writes."""
-ROW_GROUP_ROWS = 1_048_576
+"""The settings of a table without properties, as `frazil.ingest.parquet` writes it."""
 CHOICES: dict[str, dict[str, Any]] = {
     "dictionaries for every column": {"encodings": None},
     "v1: as chosen": {"encodings": "v1"},
@@ -102,7 +101,7 @@ def _runs(each: int) -> Iterator[tuple[int, int, int]]:
 
 def write(path: Path, rows: pa.Table, choice: dict[str, Any]) -> None:
     options = {**DEFAULTS, **choice}
-    version, group = options.pop("encodings", "v2"), options.pop("row_group_rows", ROW_GROUP_ROWS)
+    version, group = options.pop("encodings", "v2"), options.pop("row_group_rows", 1_048_576)
     rows = rows.drop_columns([*options.pop("without", ())])
     if (column := options.pop("sorted_by", None)) is not None:
         rows = rows.take(np.argsort(rows[column].to_numpy(), kind="stable"))
