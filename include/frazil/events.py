@@ -53,7 +53,7 @@ class BatchCommitted:
     files: int
     stage_s: float
     commit_s: float
-    """Including the journal and the merge."""
+    """Time of the commit, including the journal and the merge."""
     bytes: int = 0
     """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)

@@ -59,5 +59,5 @@ def make_folder(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be recreated and that checkouts share."""
+    """Return the folder for files that checkouts share and that can be recreated."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "frazil"

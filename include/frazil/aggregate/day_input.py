@@ -103,31 +103,31 @@ def encode_revisions(signals: Sequence[Signal]) -> str:
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 
-def input_summary(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
+def input_summary(spec: AggregationSpec, day: date, day_input: DayInput) -> dict[str, str]:
     """Return what a run adds to the target's snapshot summary to describe its input."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
         "frazil.input-table": spec.source,
-        "frazil.input-snapshot-id": str(given.snapshot_id),
-        "frazil.input-sequence-number": str(given.sequence_number),
-        "frazil.input-revisions": given.revisions,
+        "frazil.input-snapshot-id": str(day_input.snapshot_id),
+        "frazil.input-sequence-number": str(day_input.sequence_number),
+        "frazil.input-revisions": day_input.revisions,
     }
 
 
 def find_newer_input(
-    spec: AggregationSpec, day: date, given: DayInput, *, target: TableMetadata, source: TableMetadata
+    spec: AggregationSpec, day: date, day_input: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
-    """Return the input summary of the target's newest run for the day, if its input is newer than `given`.
+    """Return the input summary of the target's newest run for the day, if its input is newer than `day_input`.
 
     An input that is no longer in the source's history, because the source was rolled back or recreated, is not newer.
     """
-    keys = input_summary(spec, day, given)
+    keys = input_summary(spec, day, day_input)
     for snapshot in ancestors(target):
         last = {key: str(snapshot.summary[key] or "") for key in keys} if snapshot.summary else {}
         if (last.get("frazil.aggregation"), last.get("frazil.day")) == (spec.name, str(day)):
             number = int(last["frazil.input-sequence-number"])
-            is_newer = number > given.sequence_number
+            is_newer = number > day_input.sequence_number
             return last if is_newer and is_in_history(source, int(last["frazil.input-snapshot-id"]), number) else None
     return None
 

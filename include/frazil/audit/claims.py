@@ -38,7 +38,7 @@ class Claims:
     rejected: int = 0
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
-    """These records in each routed table."""
+    """Number of these records in each routed table."""
     gone: tuple[str, ...] = ()
     """Commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()

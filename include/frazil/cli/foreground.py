@@ -79,7 +79,7 @@ class WriterPipe(logging.Handler):
 
 
 def omitted_text(count: int) -> str:
-    """Return the line that replaces `count` lines that the terminal did not accept in time."""
+    """Return the line that replaces `count` lines, because the terminal did not accept them in time."""
     return f"... {format_count(count, 'line')} not shown, because the terminal was blocked; the log has them"
 
 

@@ -92,7 +92,7 @@ def other_streams(properties: Mapping[str, str], *, stream: str) -> set[str]:
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """Return the table property that records that the stream was forgotten. Topics of an earlier note are kept."""
+    """Return the table property for a forgotten stream. Topics of an earlier note are kept."""
     marker = try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")

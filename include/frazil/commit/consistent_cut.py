@@ -177,14 +177,14 @@ def _choose_snapshots(
         end = min(out_of_order)
 
 
-def _batches_after(history: _MainHistory, stream: str, later: Collection[str]) -> list[BatchKey]:
-    first = max((index for index, s in enumerate(history.snapshots) if _backfill_id(s) in later), default=0)
+def _batches_after(history: _MainHistory, stream: str, later_backfills: Collection[str]) -> list[BatchKey]:
+    first = max((index for index, s in enumerate(history.snapshots) if _backfill_id(s) in later_backfills), default=0)
     return [key for _, s in history.commits(stream, 0, first) if (key := _batch_of(s))]
 
 
-def _is_left_out(stream: str, end: BatchKey | None, later: Collection[str], snapshot: Snapshot) -> bool:
+def _is_left_out(stream: str, end: BatchKey | None, later_backfills: Collection[str], snapshot: Snapshot) -> bool:
     is_own = _summary_entry(snapshot, "frazil.stream") == stream
-    return (is_own and _has_batch_from(end, snapshot)) or _backfill_id(snapshot) in later
+    return (is_own and _has_batch_from(end, snapshot)) or _backfill_id(snapshot) in later_backfills
 
 
 def _has_batch_from(end: BatchKey | None, snapshot: Snapshot) -> bool:

@@ -70,7 +70,7 @@ class TableAbsence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaggingTable:
-    """A routed table that is missing rows of batches that the default table has."""
+    """A routed table that is missing rows of the default table's batches."""
 
     target: Target
     since_ms: int

@@ -47,7 +47,7 @@ class LastTransaction(NamedTuple):
 
     id: str = ""
     position: str | None = None
-    """Its position in the source's log; see `frazil.ingest.source_log`."""
+    """The position in the source's log; see `frazil.ingest.source_log`."""
 
 
 NO_TRANSACTION = LastTransaction()

@@ -38,7 +38,7 @@ class BranchChange:
     """The branch's head, or an older snapshot after a reset."""
     stays: tuple[ManifestFile, ...] = ()
     leaving_files: tuple[DataFile, ...] = ()
-    """They move to main, unless `drops` is set."""
+    """Files that move to main, unless `drops` is set."""
     joining_files: tuple[StagedFile, ...] = ()
     to_main: tuple[StagedFile, ...] = ()
     drops: bool = False

@@ -102,7 +102,7 @@ def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) ->
 
 
 def check_api_servers() -> Iterator[Finding]:
-    """Check that the processes that serve the operations page started with the current version of frazil."""
+    """Check that processes of the operations page started with the current version of frazil."""
     found = list_running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:

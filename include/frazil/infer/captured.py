@@ -115,5 +115,5 @@ def _parse_key(key: bytes | None) -> Mapping[str, Any] | None:
     return unwrap_event(found) if isinstance(found, dict) else None
 
 
-def _unused_name(name: str, taken: set[str]) -> str:
-    return _unused_name(f"source_{name}", taken) if name in taken else name
+def _unused_name(name: str, used: set[str]) -> str:
+    return _unused_name(f"source_{name}", used) if name in used else name

@@ -63,10 +63,10 @@ class DecodedChunk:
             rejections=[*self.rejections, *rejections],
         )
 
-    def remove_records(self, taken: NDArray[np.bool_]) -> DecodedChunk:
-        stays = ~taken[self.kept]
-        rejections = [r for r in self.rejections if not taken[r.index]]
-        dropped = self.dropped[~taken[self.dropped]]
+    def remove_records(self, mask: NDArray[np.bool_]) -> DecodedChunk:
+        stays = ~mask[self.kept]
+        rejections = [r for r in self.rejections if not mask[r.index]]
+        dropped = self.dropped[~mask[self.dropped]]
         return DecodedChunk(self.rows.filter(pa.array(stays)), self.kept[stays], rejections, dropped=dropped)
 
 
@@ -88,7 +88,7 @@ class EventDecoder(Protocol):
 
 @runtime_checkable
 class RestDecoder(Protocol):
-    """A decoder that can fill a `rest` column with the fields that fill no other column."""
+    """A decoder that can fill a `rest` column with the fields that have no other column."""
 
     def withhold(self, hidden: Collection[Path]) -> None:
         """Omit the fields at these lower-case paths from the `rest` column. Call this before `report_drift`."""

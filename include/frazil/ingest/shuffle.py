@@ -1,4 +1,4 @@
-"""Chooses the shuffle writer of each row by its table partition and Kafka coordinates, so that a task that runs again
+"""Chooses the shuffle writer of each row by its table partition and Kafka coordinates, so that a repeated task
 sends each row to the same writer.
 """
 

@@ -314,8 +314,8 @@ def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
     )
 
 
-def _describe_plan(taken: Iterable[Rewrite], left: Iterable[LeftPartition]) -> str:
-    done, reasons = list(taken), Counter(each.why for each in left)
+def _describe_plan(rewrites: Iterable[Rewrite], left_partitions: Iterable[LeftPartition]) -> str:
+    done, reasons = list(rewrites), Counter(each.why for each in left_partitions)
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
         where = format_count(len(done), "partition")

@@ -44,7 +44,7 @@ AUDIT_RETENTION = timedelta(hours=6)
 MAX_RECENT_SIGNALS = 500
 """Number of signals whose snapshots are kept."""
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
-"""They limit the versions of `metadata.json`."""
+"""Properties that limit the versions of `metadata.json`."""
 
 
 @dataclass(frozen=True, slots=True)

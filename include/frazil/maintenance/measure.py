@@ -45,7 +45,7 @@ from frazil.table.tables import state_location
 logger = logging.getLogger(__name__)
 
 MAX_COMMIT_RECORDS = 12
-"""Read per stream."""
+"""Commit records read per stream."""
 
 
 class NotMadeByRoute(SpecError):

@@ -116,7 +116,7 @@ def read_new_references(table: Table, known: References, place: Callable[[str], 
 
 
 def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, undecided: UndecidedFiles) -> set[str]:
-    """Return the candidates that are manifests with files that may still be committed."""
+    """Return the candidate manifests whose files may still be committed."""
     avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
 
     def names_undecided(path: str) -> bool:

@@ -43,7 +43,7 @@ class IncompleteWindow:
 
     window: str
     due_ms: int
-    """Its end plus the largest lateness of the table's streams."""
+    """The window's end plus the largest lateness of the table's streams."""
     waits_for: str
     """What the window waits for, as text; "" if the window is not due yet."""
     is_history: bool = False

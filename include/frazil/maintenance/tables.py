@@ -35,7 +35,7 @@ class MaintainedTable:
     kind: TableKind
     settings: Maintenance
     streams: tuple[StreamSpec, ...]
-    """Its writers, sorted by name; for a signals table, the writers whose windows are signalled."""
+    """The table's writers, sorted by name; for a signals table, the writers whose windows are signalled."""
 
     @property
     def full_check_at(self) -> timedelta:
@@ -66,12 +66,12 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
     """Return the tables that each Spark session maintains, each table once. Routed tables are left out."""
     tables = maintained_tables(specs)
-    together = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
+    sessions = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
     fed = {spec.name: table.name for table in tables if table.kind is TableKind.MAIN for spec in table.streams}
     for table in tables:
         if table.kind is TableKind.DEAD_LETTERS:
-            together[fed[table.streams[0].name]].append(table)
-    return {name: tuple(found) for name, found in together.items()}
+            sessions[fed[table.streams[0].name]].append(table)
+    return {name: tuple(found) for name, found in sessions.items()}
 
 
 def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:

@@ -183,7 +183,7 @@ MIN_FILE_BYTES = 64 * 2**10
 SMALL_FILE_BYTES = 2**20
 """Below it, the allowed share of deleted rows shrinks: rewriting costs little, a delete file costs readers."""
 DEFAULT_ROW_BYTES = 50
-"""If no file shows the actual size."""
+"""Assumed size of a row, if no file shows the actual size."""
 
 
 def files_to_rewrite(

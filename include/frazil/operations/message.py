@@ -43,7 +43,7 @@ class ReportedProblem:
     since_ms: int | None
     runbook: str
     page: str
-    """Its URL on the operations page; empty if Airflow does not know its own URL."""
+    """The subject's URL on the operations page; empty if Airflow does not know its own URL."""
     key: str
     log: str = ""
     alone: bool = True

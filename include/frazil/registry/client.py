@@ -29,7 +29,7 @@ MAX_GUIDS = 100_000
 UNKNOWN_ID_CACHE_S = 60.0
 """Seconds for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
-"""Other schemas to which a schema refers, directly or not."""
+"""Schemas that one schema references, directly or indirectly."""
 REFERENCES_TIMEOUT_FACTOR = 5
 """Timeout for all references of a schema, in multiples of the registry's timeout."""
 RECORDS_WAIT = "Records wait until the registry returns their schemas"

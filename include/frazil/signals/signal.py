@@ -1,4 +1,4 @@
-"""Defines a signal, which means that a window of a table is complete at one revision, and its table row."""
+"""Defines a signal (a window of a table is complete at one revision) and its row in the signals table."""
 
 from __future__ import annotations
 

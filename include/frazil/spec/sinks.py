@@ -22,7 +22,7 @@ class Mode:
     """What a commit does with staged records."""
 
     noun: str
-    """What a staged record is."""
+    """The noun for a staged record in messages."""
     repeats: RepeatHandling
     merges: bool = True
     """Whether a commit compares staged records with the table's rows."""

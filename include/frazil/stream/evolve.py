@@ -24,7 +24,7 @@ MAX_NAMED = 5
 @dataclass(frozen=True, slots=True)
 class EvolutionResult:
     changes: tuple[str, ...]
-    """Their descriptions. If empty, the staged batch can be committed."""
+    """Descriptions of the changes. If empty, the staged batch can be committed."""
     refused: tuple[RefusedField, ...]
 
 

@@ -1,4 +1,4 @@
-"""Decides which schema changes that records request a table accepts, and why it refuses others. Pure."""
+"""Decides which schema changes of records a table accepts, and why it refuses others. Pure."""
 
 from __future__ import annotations
 

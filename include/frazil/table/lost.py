@@ -1,4 +1,4 @@
-"""Distinguishes a table that its catalog has lost from one that was never created."""
+"""Distinguishes tables that their catalog has lost from tables that were never created."""
 
 from __future__ import annotations
 

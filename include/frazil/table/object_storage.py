@@ -31,7 +31,7 @@ MAX_KEYS_PER_REQUEST = 1_000
 """S3's limit for deletions."""
 _MAX_PUT_ATTEMPTS = 5
 MAX_S3FS_ATTEMPTS = 2
-"""Its client tries up to five times in each: s3fs's default would take a minute."""
+"""The client tries up to five times per attempt: s3fs's default would take a minute."""
 MAX_CACHED_FILE_IOS = 4
 """Maximum number of FileIOs, cached by properties. Spark executors open a store for each write."""
 

@@ -137,7 +137,7 @@ class MetricValues:
     times: dict[Metric, dict[Labels, HistogramValues]] = field(default_factory=lambda: {m: {} for m in METRICS})
     """Histograms."""
     observers: list[Callable[[Metric, Labels, float], None]] = field(default_factory=list)
-    """Called with each observed time. They must return quickly and not raise."""
+    """Functions called with each observed time. They must return quickly and not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, metric: Metric, labels: Labels, more: float = 1) -> None:

@@ -1,4 +1,4 @@
-"""What benchmarks import from frazil exists. No type checker reads them, and nobody runs all of them."""
+"""What benchmarks import from frazil exists. No type checker reads them, and no test runs all of them."""
 
 from __future__ import annotations
 

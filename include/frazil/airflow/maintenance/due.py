@@ -55,19 +55,19 @@ def due_tables(
     Raises FrazilError if there are several tables and none could be measured.
     """
     declared = valid_specs(streams)
-    together, routed = group_by_session(declared), routes_by_name(declared)
+    by_session, routed = group_by_session(declared), routes_by_name(declared)
     wanted = [name for name in names if not run.chosen or name in run.chosen]
     stored = stored_mapping(store, CHECKS_KEY).items()
     tables = {name: table for name, value in stored if name in names and (table := CheckState.from_json(value))}
     busy = _find_busy(tables, run, states_of)
     every = {
-        name: ALWAYS if run.is_manual else _interval(name, together, routed) for name in wanted if name not in busy
+        name: ALWAYS if run.is_manual else _interval(name, by_session, routed) for name in wanted if name not in busy
     }
     chosen = tables_to_check(every, tables, moment_ms=run.moment_ms)
     if run.dry_run:
         return chosen[:MAX_TABLES]
     routes_due = [RouteTables(name, spec, declared) for name, spec in routed.items()]
-    due = _find_due_tables(chosen, together, routes_due, run, store)
+    due = _find_due_tables(chosen, by_session, routes_due, run, store)
     due, left = due[:MAX_TABLES], due[MAX_TABLES:]
     tables = {name: table if name in busy else CheckState(table.at_ms) for name, table in tables.items()}
     tables |= {name: CheckState(run.moment_ms) for name in chosen if name not in left}
@@ -90,17 +90,17 @@ def _find_busy(tables: Mapping[str, CheckState], run: MaintenanceRun, states_of:
 
 
 def _interval(
-    name: str, together: Mapping[str, Sequence[MaintainedTable]], routed: Mapping[str, StreamSpec]
+    name: str, by_session: Mapping[str, Sequence[MaintainedTable]], routed: Mapping[str, StreamSpec]
 ) -> timedelta:
     if name in routed:
         return routed[name].maintenance.every
     # An unknown table fails in its own task, which reports the reason.
-    return together[name][0].settings.every if name in together else ALWAYS
+    return by_session[name][0].settings.every if name in by_session else ALWAYS
 
 
 def _find_due_tables(
     chosen: Sequence[str],
-    together: Mapping[str, Sequence[MaintainedTable]],
+    by_session: Mapping[str, Sequence[MaintainedTable]],
     routed: Sequence[RouteTables],
     run: MaintenanceRun,
     store: AssetStore,
@@ -109,7 +109,7 @@ def _find_due_tables(
     orphaned = {
         table.name
         for name in chosen
-        for table in together.get(name, ())
+        for table in by_session.get(name, ())
         if "orphans" in run.actions and orphans_due(table, store)
     }
     by_name = {route.name: route for route in routed}
@@ -119,7 +119,7 @@ def _find_due_tables(
         if name in by_name:
             return bool(by_name[name].due(run.actions)) or name in orphaned
         needs = False
-        for table in together[name]:
+        for table in by_session[name]:
             catalog = open_existing_catalog(table.catalog)
             answers = due_actions(catalog, table, run.actions)
             log.info(

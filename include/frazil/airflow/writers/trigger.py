@@ -36,7 +36,7 @@ REMOVAL_DELAY_S = 60.0
 NEXT_TRY_TIMEOUT_S = 3.0
 """Seconds within which the next try of a cleared task records itself, if its trigger runs on this host."""
 KILL_TIMEOUT_S = 28.0
-"""Less than the 30 s that Airflow allows a trigger for a kill."""
+"""Airflow allows a trigger 30 s for a kill."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
 """Separate from the event loop's few threads, where one catalog that does not respond would delay every writer."""

@@ -40,7 +40,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
 """First bytes of a JSON object in UTF-16. UTF-32 can begin with the same bytes."""
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
-"""Its group matches only a surrogate without its other half."""
+"""Escapes. The group matches only a surrogate without its other half."""
 
 
 class RecordError(Exception):
