@@ -26,7 +26,7 @@ Declare = Callable[..., Path]
         ({"by": "header", "name": "x"}, "has neither tables nor a template"),
         (
             {"by": "header", "name": "x", "tables": {"a": "n.a"}, "limit": 3},
-            "has allow or limit, which are only used with a template",
+            "has allow or limit, which only apply to a template",
         ),
         ({"by": "header", "name": "x", "tables": {"a": "a"}}, "'a' for 'a', which is not an identifier"),
         ({"by": "header", "name": "x", "template": "n.a"}, "is not a template; write namespace.{value}"),
