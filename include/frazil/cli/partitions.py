@@ -12,6 +12,7 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
+from frazil.airflow.dag_ids import partitions_dag_of
 from frazil.cli.options import check_reason, current_user, table_options
 from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
@@ -116,7 +117,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     if as_json:
         echo_json(document)
     else:
-        _print_windows(document)
+        _print_windows(document, partitions_dag_of(specs[0]))
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
@@ -201,7 +202,7 @@ def _show_group(found: Sequence[TemplateTable], *, as_json: bool) -> None:
         echo("the template has created no table yet")
 
 
-def _print_windows(found: PartitionsDocument) -> None:
+def _print_windows(found: PartitionsDocument, dag: str) -> None:
     if found.signals:
         columns = ("partition", "revision", "state", "rows", "late", "dead letters", "snapshot", "note")
         rows = [
@@ -221,7 +222,7 @@ def _print_windows(found: PartitionsDocument) -> None:
     signalled = (
         f"from {found.signalled_from} to {found.signalled_to}"
         if found.signalled_from
-        else "nothing yet: the table's partition DAG has not run since its first watermark"
+        else f"No window is signalled: the DAG {dag} has not run."
     )
     echo_fields(
         {
