@@ -93,6 +93,13 @@ def test_a_promise_has_a_line_unless_the_values_were_flat_below_it_and_is_said_i
     expect(page.locator("h3")).to_have_text("It, limit 5 min")
 
 
+def test_the_values_of_a_delay_of_years_are_seen_whole(page: Page) -> None:
+    draw(page, *[250_000_000_000] * 30, say="duration")
+    expect(page.locator("output")).to_have_text("2893 d")
+    lefts = "all => all.map(one => one.getBoundingClientRect().left - one.closest('svg').getBoundingClientRect().left)"
+    assert min(page.locator("svg text").evaluate_all(lefts)) >= 0
+
+
 def test_nothing_but_zero_is_said_in_words(page: Page) -> None:
     draw(page, *[0] * 40, bars=True)
     expect(page.locator("figure")).to_contain_text("Always 0 since")
@@ -118,6 +125,15 @@ def test_each_hour_of_few_windows_has_room_for_its_name(page: Page, keys: list[s
     names = page.locator("thead th")
     expect(names).to_have_text(columns)
     assert {width >= 22 for width in names.evaluate_all("all => all.map(one => one.clientWidth)")} == {True}
+
+
+def test_windows_without_rows_are_in_the_legend(page: Page) -> None:
+    shown = cells("2026-11-24T15", "2026-11-24T16")
+    legend = page.locator(".legend span")
+    for rows, words in ((5, ["complete", "open"]), (0, ["complete", "open", "pale: no rows"])):
+        shown[0] |= {"state": "complete", "rows": rows}
+        page.evaluate(PART, {"name": "windows", "view": {"calendar": {"grain": "hour", "cells": shown}}})
+        expect(legend).to_have_text(words)
 
 
 def test_on_a_narrow_screen_a_day_of_hours_is_seen_whole_and_each_hour_has_its_name(page: Page) -> None:

@@ -68,14 +68,17 @@ def test_a_writer_in_the_foreground_keeps_others_out_until_ctrl_c_lets_its_batch
     assert running.returncode == 0, complaints.decode()[-3000:]
     # On a busy host there may be a stall to tell about; of the engines there is nothing.
     assert all(line.startswith("warning: ") for line in complaints.decode().splitlines()), complaints
-    check_what_is_shown(stream, shown.decode().splitlines())
+    lines = shown.decode().splitlines()
+    check_what_is_shown(stream, lines)
     assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
     ids = stream.ids()
     assert len(ids) == len(set(ids))
     assert set(range(1000)) <= set(ids) <= set(range(2000))
     after = status()["writer"]
     assert (after["state"], after["exit-code"], after["error"]) == ("ended", 0, None)
-    check_lag_without_a_writer(stream, status, waits=2000 - len(ids))
+    waits = 2000 - len(ids)
+    assert ("wait in Kafka" in lines[-1]) == (waits > 0)
+    check_lag_without_a_writer(stream, status, waits=waits)
 
 
 def check_what_is_shown(stream: Any, lines: list[str]) -> None:

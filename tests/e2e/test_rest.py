@@ -173,7 +173,7 @@ def test_a_messy_topic_becomes_a_clean_table_and_what_was_cast_is_counted(stream
     assert summary["frazil.rejected"] == str(len(drawn) - len(wanted))
     heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
     assert heartbeat is not None
-    (notice,) = [text for text in heartbeat.notices if "were cast to the types" in text]
+    (notice,) = [text for text in heartbeat.notices if "were cast to the column types" in text]
     assert "id " in notice
 
 

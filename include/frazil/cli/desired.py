@@ -19,6 +19,7 @@ from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
+from frazil.status.stream import read_stream_state
 from frazil.supervise.desired import DesiredStore, open_desired_store
 
 MAX_NAMED_PARTITIONS = 5
@@ -62,10 +63,12 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
     desired = open_desired_store(spec)
     desired.pause(by=current_user(), reason=reason)
-    stops = _foreground_hint(stream) or "its writer stops after the current batch"
+    stops = f": {_foreground_hint(stream) or 'its writer stops after the current batch'}"
     if spec.resources.driver_in_cluster:
-        stops = "its driver in the cluster notices within half a minute, and stops after its current batch"
-    output.say(f"{stream} is paused: {stops}. No supervisor starts one until `frazil resume {stream}`.")
+        stops = ": its driver in the cluster notices within half a minute, and stops after its current batch"
+    elif read_stream_state(spec, now_ms=clock.now_ms(), in_full=False).alive is False:
+        stops = "; no writer runs"
+    output.say(f"{stream} is paused{stops}. No supervisor starts one until `frazil resume {stream}`.")
     _report_scope(spec, desired, output)
     if problem:
         echo(problem, err=True)

@@ -262,17 +262,24 @@ class RunTotals:
         dropped += f", {format_count(filtered, 'record')} dropped by the transform" if filtered else ""
         return f"batch {batch.key}: {self._records_text(batch.records)}{rejected}{dropped}{where}, {took_s:.1f} s"
 
-    def end(self, *, stopped: bool, waiting: int = 0) -> str:
-        """Return the last line of a successful run. `waiting` rows wait for routed tables."""
+    def end(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
+        """Return the last line of a successful run. `waiting` rows wait for routed tables, `lag` records in Kafka."""
         how = "stopped" if stopped else "caught up"
+        more = f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
         if waiting:
             rows = format_count(waiting, "row", "waits for its table|wait for their tables")
-            return f"{self._end_text(how, 'for')}; {rows}: `frazil route {self._stream}` shows why"
-        return self._end_text(how, "into" if self._merges else "in")
+            return f"{self._end_text(how, 'for')}{more}; {rows}: `frazil route {self._stream}` shows why"
+        if stopped and lag != 0 and not self._has_records:
+            return f"{how}: no records were committed to {self._tables}{more}"
+        return self._end_text(how, "into" if self._merges else "in") + more
+
+    @property
+    def _has_records(self) -> bool:
+        return bool(self.records or self.rejected or self.filtered)
 
     def _end_text(self, how: str, into: str) -> str:
         """Return a line with the totals; `into` is the preposition before the table."""
-        if not self.records and not self.rejected and not self.filtered:
+        if not self._has_records:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._records_text(self.records)} {into} {self._tables}"
         if self._dropped is not None:
@@ -287,8 +294,8 @@ class RunTotals:
             )
         return f"{how}: {rows}"
 
-    def document(self, *, stopped: bool, waiting: int = 0) -> dict[str, object]:
-        waits = {"waiting": waiting} if waiting else {}
+    def document(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> dict[str, object]:
+        waits = {**({"waiting": waiting} if waiting else {}), **({"lag": lag} if lag is not None else {})}
         ended = "stopped" if stopped else "caught-up"
         repeated = {} if self._dropped is None else {"repeated": self._dropped}
         filtered = {"dropped": self.filtered} if self.filtered else {}

@@ -15,8 +15,8 @@ from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_tab
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
-from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
-from frazil.maintenance.measure import NotMadeByRoute, measure
+from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
+from frazil.maintenance.measure import AskKafka, NotMadeByRoute, measure
 from frazil.maintenance.routed import find_template_tables
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.maintenance.tables import (
@@ -74,7 +74,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     """Show the size and layout of tables, and what is wrong with streams.
 
     Without TABLE, prints a line for each table that streams write; with TABLE, all of its numbers. Reads metadata and
-    commit records. It reads manifests only with --deep, and never reads data or Kafka or starts a JVM.
+    commit records, and with TABLE the lag from Kafka if no writer reports it. It reads manifests only with --deep, and
+    never reads data or starts a JVM.
 
     Exits with 0 even if a value is beyond its threshold. Exits with 25 if a stream's table is missing from its catalog,
     and with 10 if a declaration cannot be read. Exits with 1 if a table cannot be measured.
@@ -87,7 +88,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
-        report = _measure_table(maintained, now_ms=now_ms, deep=deep)
+        report = _measure_table(maintained, now_ms=now_ms, deep=deep, ask_kafka=AskKafka.ALWAYS)
         measured = [(maintained, report)]
         reports, unknown = (
             ([report], {}) if report.health else _add_missing_tables(measured, maintained.streams, requests)
@@ -176,8 +177,11 @@ def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
     return None
 
 
-def _measure_table(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
-    found = measure(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
+def _measure_table(
+    maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: AskKafka = AskKafka.NEVER
+) -> TableReport:
+    catalog = open_existing_catalog(maintained.catalog)
+    found = measure(catalog, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
     ratios = {
@@ -300,11 +304,17 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
         "snapshots": f"{one.snapshots:,}, the oldest from {format_utc(one.oldest_snapshot_at_ms)}",
         "compacted": f"{_compacted_text(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
         **{
-            f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
+            f"stream {s.name}": f"lag {_lag_text(s)}, last commit "
             f"{_format_age(s.last_commit_at_ms, one.at_ms)}, watermark {format_utc(s.watermark_ms)}"
             for s in one.streams
         },
     }
+
+
+def _lag_text(stream: StreamHealth) -> str:
+    if stream.lag is not None:
+        return f"{stream.lag:,}"
+    return f"unknown ({stream.lag_problem.rstrip('.')})" if stream.lag_problem else "unknown"
 
 
 def _recent_files_text(recent: RecentFiles | None) -> str:

@@ -21,6 +21,7 @@ from frazil.signals.completion import Assessment, assess_group, assess_table, re
 from frazil.signals.signal import Signal
 from frazil.spec.load import find_streams_of, load_valid_streams
 from frazil.spec.model import StreamSpec
+from frazil.spec.route import VALUE
 from frazil.spec.routed_stream import is_group, never_complete_message
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import open_existing_catalog
@@ -116,7 +117,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     if as_json:
         echo_json(document)
     else:
-        _print_windows(document)
+        _print_windows(document, f"frazil_partitions_{specs[0].name if VALUE in specs[0].signal_name else table}")
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
@@ -201,7 +202,7 @@ def _show_group(found: Sequence[TemplateTable], *, as_json: bool) -> None:
         echo("the template has created no table yet")
 
 
-def _print_windows(found: PartitionsDocument) -> None:
+def _print_windows(found: PartitionsDocument, dag: str) -> None:
     if found.signals:
         columns = ("partition", "revision", "state", "rows", "late", "dead letters", "snapshot", "note")
         rows = [
@@ -221,7 +222,7 @@ def _print_windows(found: PartitionsDocument) -> None:
     signalled = (
         f"from {found.signalled_from} to {found.signalled_to}"
         if found.signalled_from
-        else "nothing yet: the table's partition DAG has not run since its first watermark"
+        else f"No window is signalled: the DAG {dag} has not run."
     )
     echo_fields(
         {

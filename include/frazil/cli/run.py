@@ -267,25 +267,26 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
                 pipe.report({"stream": spec.name, **batch_document(batch)})
 
     stopped = write(spec, say, until_caught_up=until_caught_up)
-    waiting = _count_waiting_rows(spec) if stopped else 0
-    pipe.say(totals.end(stopped=stopped, waiting=waiting))
-    pipe.report({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting)})
+    waiting, lag = _count_waiting(spec) if stopped else (0, None)
+    pipe.say(totals.end(stopped=stopped, waiting=waiting, lag=lag))
+    pipe.report({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting, lag=lag)})
 
 
-def _count_waiting_rows(spec: StreamSpec) -> int:
-    """Return the number of rows that wait for routed tables; 0 if none do, or if unknown."""
-    if not spec.sinks.can_follow:
-        return 0
+def _count_waiting(spec: StreamSpec) -> tuple[int, int | None]:
+    """Return how many rows wait for routed tables, and how many records wait in Kafka; (0, None) if unknown."""
     from frazil.commit.missing_rows import find_lagging_tables  # once the writer has loaded PyIceberg
     from frazil.commit.open_streams import open_read_only
+    from frazil.status.stream import fetch_lag
 
+    waiting, lag = 0, None
     try:
         tables = open_read_only(spec).tables
-        marker = tables.marker()
-        return sum(each.rows for each in find_lagging_tables(tables, marker)) if marker else 0
+        if marker := tables.marker():
+            lag, _ = fetch_lag(spec, marker)
+            waiting = sum(each.rows for each in find_lagging_tables(tables, marker)) if spec.sinks.can_follow else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
-        log.info("cannot determine rows pending for routed tables: %r", error)
-        return 0
+        log.info("cannot determine what waits for the next writer: %r", error)
+    return waiting, lag
 
 
 def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
@@ -320,6 +321,7 @@ def _write_application(application: Application, folder: Path, pipe: WriterPipe,
     log_file = run_folder(application.name) / LOG_FILE
     pipe.say(f"{application.name}: {format_count(len(application.streams), 'stream')}; log: {log_file}")
     from frazil.application.main import write_application  # only the writer needs it
+    from frazil.table.parallel import run_in_parallel
 
     logging.getLogger("frazil").addHandler(pipe)
     totals = {spec.name: RunTotals(spec) for spec in application.streams}
@@ -332,9 +334,13 @@ def _write_application(application: Application, folder: Path, pipe: WriterPipe,
             pipe.report({"stream": event.stream, **batch_document(event.what)})
 
     codes = write_application(application.name, folder, say_batch, until_caught_up=until_caught_up)
+    specs = () if until_caught_up else application.streams
+    waits = dict(zip([spec.name for spec in specs], run_in_parallel(_count_waiting, specs), strict=True))
     for name, total in totals.items():
         code, stopped = codes.get(name, 0), not until_caught_up
-        pipe.say(f"{name}: {f'ended with exit code {code}' if code else total.end(stopped=stopped)}")
-        pipe.report({"stream": name, **total.document(stopped=stopped), "exit-code": code})
+        waiting, lag = waits.get(name, (0, None))
+        ended = total.end(stopped=stopped, waiting=waiting, lag=lag)
+        pipe.say(f"{name}: {f'ended with exit code {code}' if code else ended}")
+        pipe.report({"stream": name, **total.document(stopped=stopped, waiting=waiting, lag=lag), "exit-code": code})
     if code := next((code for _, code in sorted(codes.items()) if code), 0):
         sys.exit(code)

@@ -39,7 +39,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
 
     With --connect, the command also lists the topics, tries to read each topic, calls the schema registry, and opens
     the catalog. It creates a table and an object and removes them again, to check whether catalog and storage can hold
-    the stream and allow a writer's operations.
+    the stream and allow a writer's operations. It compares tables that exist with the declarations.
 
     \b
     Example:

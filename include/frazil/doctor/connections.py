@@ -17,6 +17,7 @@ from frazil.errors import (
     KafkaUnavailable,
     MissingExtra,
     RegistryUnavailable,
+    SchemaIncompatible,
     SpecError,
     TableLost,
     TopicMissing,
@@ -72,6 +73,9 @@ class Connections:
                 self._checked[key] = _check_catalog(copy)
             where = f"{path}: table: " + (f"namespace {_namespace(copy)}: " if number else "")
             self.faults += [replace(fault, problem=where + fault.problem) for fault in self._checked[key]]
+        if len(self.faults) == before:
+            misfits = _check_existing_tables(spec)
+            self.faults += [replace(fault, problem=f"{path}: table: {fault.problem}") for fault in misfits]
         if len(self.faults) == before:
             others = ", ".join(map(_namespace, namespaces[1:]))
             more = f", and tables in {others}" if others else ""
@@ -186,6 +190,17 @@ def _check_catalog(spec: StreamSpec) -> list[Fault]:
     return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
 
 
+def _check_existing_tables(spec: StreamSpec) -> list[Fault]:
+    """Return why a writer's start would refuse the stream's tables; empty if they fit or do not exist."""
+    from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
+
+    try:
+        check_existing_tables(spec)
+    except FrazilError as error:
+        return [Fault(_message(error), suggest_fix(Service.TABLE, error))]
+    return []
+
+
 def _message(error: FrazilError) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -231,6 +246,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
             AccessDenied,
             "correct the credentials in .pyiceberg.yaml, or grant permission to create, write, list and delete there",
         ),
+        (SchemaIncompatible, "change the declaration, or write to a new table"),
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
     ),
 }

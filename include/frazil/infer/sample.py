@@ -43,7 +43,7 @@ UNREACHABLE_TIMEOUT_S = 10.0
 
 def read_sample(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:
     """Read a sample of about `records` records of a topic. Raises TopicMissing, AccessDenied and KafkaUnavailable."""
-    with KafkaAdmin(properties, [topic]) as kafka:
+    with KafkaAdmin({"log_level": "2", **properties}, [topic]) as kafka:
         partitions = kafka.describe().partitions
         earliest, ends = kafka.earliest(partitions), kafka.ends(partitions)
     spans = {place: (earliest[place], ends[place]) for place in partitions if earliest[place] < ends[place]}

@@ -105,7 +105,9 @@ class AdminClient(confluent_admin.AdminClient):
     def __init__(self, properties: Mapping[str, str | int]) -> None:
         _destroy_unused_clients()
         self._connection_errors = _ConnectionErrors()
-        tokens.create_client(super().__init__, {**properties, "error_cb": self._connection_errors.add})
+        # Level 6, librdkafka's default, includes lines about its own queues when a client is destroyed.
+        defaults = {"log_level": "5", **properties}
+        tokens.create_client(super().__init__, {**defaults, "error_cb": self._connection_errors.add})
 
     def connection_errors(self) -> list[KafkaError]:
         """Return the recent connection errors since the last response, oldest first."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from enum import Enum, auto
 from itertools import islice
 
 from confluent_kafka import KafkaException
@@ -66,11 +67,23 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
     )
 
 
+class AskKafka(Enum):
+    NEVER = auto()
+    FOR_ALERTS = auto()
+    """Only if an alert needs the lag."""
+    ALWAYS = auto()
+
+
 def measure(
-    catalog: Catalog, maintained: MaintainedTable, *, now_ms: int, deep: bool = False, ask_kafka: bool = False
+    catalog: Catalog,
+    maintained: MaintainedTable,
+    *,
+    now_ms: int,
+    deep: bool = False,
+    ask_kafka: AskKafka = AskKafka.NEVER,
 ) -> TableHealth | None:
-    """Return the table's health, if it exists; with `deep`, also the files of each partition. With `ask_kafka`, asks
-    Kafka for the lag of streams without a writer here, if an alert needs it. Raises AccessDenied, CommitUnavailable,
+    """Return the table's health, if it exists; with `deep`, also the files of each partition. `ask_kafka` says
+    whether Kafka is asked for the lag of streams without a writer here. Raises AccessDenied, CommitUnavailable,
     NotMadeByRoute, and any error of the storage.
     """
     with translate_catalog_errors(catalog.name):
@@ -82,7 +95,7 @@ def measure(
 
 
 def _measure_table(
-    table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: bool
+    table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: AskKafka
 ) -> TableHealth:
     metadata = table.metadata
     head = head_of(metadata)
@@ -205,7 +218,7 @@ def _files_added_by(snapshot: Snapshot, table: Table) -> list[_AddedFile]:
     ]
 
 
-def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
+def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: AskKafka) -> StreamHealth:
     marker, problem = None, None
     try:
         marker = read_marker(metadata.properties, spec.name)
@@ -227,7 +240,8 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
             caught_up_at_ms=heartbeat.caught_up_at_ms if heartbeat and not overtaken else None,
         )
     stale = (freshness_ms(found, now_ms=now_ms) or 0) > freshness_limit_ms(spec)
-    if found.lag is None and ask_kafka and marker and (stale or spec.maintenance.alerts.lag is not None):
+    needed = ask_kafka is AskKafka.FOR_ALERTS and (stale or spec.maintenance.alerts.lag is not None)
+    if found.lag is None and marker and (needed or ask_kafka is AskKafka.ALWAYS):
         answer = kafka_lag(spec, marker)
         return replace(found, lag_problem=answer) if isinstance(answer, str) else replace(found, lag=answer)
     return replace(found, lag_problem=problem if found.lag is None else None)

@@ -110,10 +110,15 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     )
     shown = f"{format_count(waiting, 'batch', 'waits for its|wait for their')} commit"
     yield Reading("waiting-batches", state.waiting_batches, alerts.waiting_batches, shown, sentence)
+    replayed = format_count(seen.replayed, "dead letter", "was|were")
+    remedy = (
+        f"Within this time, {replayed} replayed into the table: `frazil dlq list {name}` counts those that are left"
+        if seen.replayed
+        else "The dead-letter table has each reason in error_class. Correct the producer, or the declared schema"
+    )
     sentence = (
-        f"{seen.rejected:,} of the {seen.records:,} records that stream {name} committed within the last {within} are "
-        "dead letters. The dead-letter table has each reason in error_class. Correct the producer, or the declared "
-        "schema"
+        f"{seen.rejected:,} of the {seen.records:,} records that stream {name} committed within the last {within} "
+        f"{'became' if seen.replayed else 'are'} dead letters. {remedy}"
     )
     shown = _share_text(seen.rejected, seen.records)
     yield Reading(

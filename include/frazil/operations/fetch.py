@@ -35,6 +35,7 @@ from frazil.operations.calendar import (
     Calendar,
     build_calendar,
     build_partition_calendar,
+    describe_signal_delay,
     find_complete_end_us,
     find_delay_reasons,
 )
@@ -66,8 +67,11 @@ def fetch_stream(spec: StreamSpec) -> StreamState:
     return read_stream_state(spec, now_ms=clock.now_ms())
 
 
-def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
-    """Read the completeness of a table's windows from the streams that feed it; None if the table does not exist."""
+def fetch_windows(specs: Sequence[StreamSpec], *, dag: str) -> Windows | None:
+    """Read the completeness of a table's windows from the streams that feed it; None if the table does not exist.
+
+    `dag` signals these windows.
+    """
     seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
@@ -79,7 +83,11 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     through_us = seen.decision.through_us
     following = None if through_us is None else Window.containing(through_us, seen.grain)
     holders = find_delay_reasons(seen.feeds, following, held, now_us=clock.now_ms() * 1000)
-    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders)
+    unsignalled = ""
+    if bound is not None:
+        through_us = cursor.through_us if cursor else None
+        unsignalled = describe_signal_delay(seen.decision.complete, bound, through_us, dag=dag)
+    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders, unsignalled)
 
 
 def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:

@@ -66,6 +66,8 @@ class Windows:
     waits_for: str
     held: tuple[str, ...] = ()
     holders: tuple[DelayReason, ...] = ()
+    unsignalled: str = ""
+    """Why complete windows are not signalled yet; "" if they are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def _add_writer_report(
         writer, lag = replace(writer, fenced=True), None
         problems.insert(0, _fenced_sentence(spec.name, heartbeat, marker))
     if lag is None and marker is not None and view.in_full:
-        lag, silent = (None, ROLLED_BACK) if known.rolled_back else _fetch_lag(spec, marker)
+        lag, silent = (None, ROLLED_BACK) if known.rolled_back else fetch_lag(spec, marker)
         problems += [silent] if silent else []
     is_waiting = bool(outage or silent or (stall and stall.kind in {StallKind.KAFKA, StallKind.OFFSETS}))
     known = replace(
@@ -191,7 +191,7 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
     return (f"{failed}: {shorten_error(cause)}",)
 
 
-def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
+def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
     """Return the number of records after the marker, or None and why it is unknown."""
     from frazil.kafka.admin import KafkaAdmin  # librdkafka, which few calls need
     from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations

@@ -54,7 +54,7 @@ def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
     columns = sorted(counted_so_far.cast.items(), key=lambda one: (-one[1], one[0]))
     named = ", ".join(f"{name} {count:,}" for name, count in columns[:MAX_NAMED])
     more = f" and {format_count(len(columns) - MAX_NAMED, 'more column')}" if len(columns) > MAX_NAMED else ""
-    return f"values of {table} were cast to the types of their columns, as `cast: lenient` allows: {named}{more}"
+    return f"fields of the records were cast to the column types of {table}, as `cast: lenient` allows: {named}{more}"
 
 
 def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:

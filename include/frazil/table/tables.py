@@ -59,6 +59,19 @@ def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
     find_evolutions(table, declared_table(spec), spec.name)
 
 
+def check_existing_tables(spec: StreamSpec) -> None:
+    """Raise SchemaIncompatible if a writer's start would refuse the stream's existing tables. Changes nothing."""
+    catalog = open_existing_catalog(spec.table.catalog)
+    for declared in (declared_table(spec), declared_dead_letters(spec)):
+        with translate_catalog_errors(catalog.name):
+            try:
+                table = catalog.load_table(declared.identifier)
+            except NoSuchTableError:
+                continue
+            _check_evolvable(table)
+            find_evolutions(table, declared, spec.name)
+
+
 def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
     """Raise SchemaIncompatible if rows of the declared schema no longer fit both tables."""
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
@@ -107,12 +120,16 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
 
 def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) -> Table:
     """Evolve a loaded table to its declaration, if safe. Raises SchemaIncompatible."""
+    _check_evolvable(table)
+    return evolve_to(table, declared, stream)
+
+
+def _check_evolvable(table: Table) -> None:
     _check_format_version(table)
     folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
     for name, folder in folders.items():
         if problem := find_path_problem(folder):
             raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
-    return evolve_to(table, declared, stream)
 
 
 def _check_format_version(table: Table) -> None:

@@ -151,7 +151,7 @@ def test_a_stream_whose_file_broke_can_be_paused_and_its_table_is_shown(run: Run
     run("status", streams)
     (streams / "rides.yaml").write_text(VALID.replace("complete:", "complet:"))
     code, said = run("pause rides", streams)
-    assert (code, "rides is paused: " in said, "complet: is an unknown key" in said) == (0, True, True)
+    assert (code, "rides is paused; " in said, "complet: is an unknown key" in said) == (0, True, True)
     code, said = run("health", streams)
     assert (code, "city.rides " in said, "complet: is an unknown key" in said) == (10, True, True)
     for command in ("resume rides", "restart rides"):
@@ -165,7 +165,7 @@ def test_a_writer_in_the_foreground_is_not_said_to_be_stopped(run: Run, streams:
             assert (code, f"in the foreground and continues until it is ended there (Ctrl-C, or `kill {os.getpid()}`"
                     in said) == (0, True)  # fmt: skip
         assert "it runs in the foreground" in run("resume rides", streams)[1]
-    assert "its writer stops after the current batch" in run("pause rides", streams)[1]
+    assert "rides is paused; no writer runs. No supervisor starts one" in run("pause rides", streams)[1]
 
 
 @pytest.mark.parametrize("command", OF_A_STREAM)

@@ -92,11 +92,11 @@ def test_the_error_of_the_last_writer_is_shown_once_and_until_the_stream_is_rese
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = f"{status_stream.LAG_UNKNOWN_PREFIX}: TopicRecreated: {WORDS}"
-    monkeypatch.setattr(status_stream, "_fetch_lag", lambda *_: (None, unknown))
+    monkeypatch.setattr(status_stream, "fetch_lag", lambda *_: (None, unknown))
     ends(TopicRecreated.exit_code, f"TopicRecreated: {WORDS}")
     assert state(tmp_path) == "stopped"
     assert " ".join(call(tmp_path, "status", "made").split()).count("it was made again") == 1
-    monkeypatch.setattr(status_stream, "_fetch_lag", lambda *_: (4, None))
+    monkeypatch.setattr(status_stream, "fetch_lag", lambda *_: (4, None))
     made.now_ms = now() + 1_000
     reset(made.tables, target={("made", 0): 0}, source=made.source, seen=read_state_before_reset(made.tables))
     assert state(tmp_path) == "no writer"

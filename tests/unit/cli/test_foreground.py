@@ -53,7 +53,7 @@ def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
     ("batches", "stopped", "line"),
     [
         ([], False, "caught up: no new records for city.rides"),
-        ([landed(0)], True, "stopped: no new records for city.rides"),
+        ([landed(0)], True, "stopped: no records were committed to city.rides"),
         ([landed(1), landed(1)], False, "caught up: 2 rows in city.rides"),
         (
             [landed(2, 1)],
@@ -67,6 +67,16 @@ def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], s
     for batch in batches:
         totals.add(batch)
     assert totals.end(stopped=stopped) == line
+
+
+def test_a_stopped_run_reports_the_records_that_wait_in_kafka():
+    totals = RunTotals(SPEC)
+    assert totals.end(stopped=True, lag=0) == "stopped: no new records for city.rides"
+    waits = "stopped: no records were committed to city.rides; 50 records wait in Kafka"
+    assert totals.end(stopped=True, lag=50) == waits
+    totals.add(landed(2))
+    assert totals.end(stopped=True, lag=1) == "stopped: 2 rows in city.rides; 1 record waits in Kafka"
+    assert totals.document(stopped=True, lag=1)["lag"] == 1
 
 
 def test_rows_that_wait_for_tables_of_the_route_are_distinguished():

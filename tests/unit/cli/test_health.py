@@ -18,6 +18,7 @@ from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.lock import WriterLock
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
+from frazil.maintenance import measure
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
@@ -72,6 +73,18 @@ def test_a_table_in_full_has_its_numbers_and_ratios(made: MadeStream, tmp_path: 
     shown = call(tmp_path, "demo.made").stdout
     assert "data files     6, 1.3 KiB on average (target 4.0 KiB)" in shown
     assert "at_day=" not in shown
+
+
+def test_a_table_in_full_has_the_lag_that_no_writer_reports(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measure, "kafka_lag", lambda *_: 48_000)
+    assert f"stream {made.spec.name}" in call(tmp_path, "demo.made").stdout
+    assert "lag 48,000, last commit" in call(tmp_path, "demo.made").stdout
+    monkeypatch.setattr(measure, "kafka_lag", lambda *_: "the brokers do not respond.")
+    assert "lag unknown (the brokers do not respond)" in call(tmp_path, "demo.made").stdout
+    monkeypatch.setattr(measure, "kafka_lag", lambda *_: pytest.fail("the list shows no lag"))
+    assert call(tmp_path).exit_code == 0
 
 
 def test_deep_shows_partitions_the_worst_first(made: MadeStream, tmp_path: Path):

@@ -59,7 +59,9 @@ def found(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_before_the_first_check_it_says_so(made: MadeStream, tmp_path: Path) -> None:  # noqa: ARG001
-    assert "nothing yet: the table's partition DAG has not run" in call(tmp_path, "demo.made").stdout
+    assert (
+        "No window is signalled: the DAG frazil_partitions_demo.made has not run." in call(tmp_path, "demo.made").stdout
+    )
 
 
 def test_it_says_what_is_complete_and_what_the_next_window_waits_for(made: MadeStream, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from frazil.operations.prepared_actions import plan_abandon
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.upsert import Dedupe
+from frazil.status.flow import compute_flow
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore
 from frazil.table.tables import ensure_table
@@ -164,6 +165,9 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     check_settled(live)
     head = live.table().current_snapshot()
     assert head.summary[WINDOWS_KEY] == '{"1704067200000000":5}', "complete windows reopen"
+    for hours, counted in ((0, len(GOOD)), (25, 0)):
+        now_ms = head.timestamp_ms + hours * 3_600_000
+        assert compute_flow(live.table().metadata, live.spec, now_ms=now_ms).measured.replayed == counted
     reported = live.table("_dead_letters").current_snapshot().summary.additional_properties
     (((name, _), more),) = dead_letter_counts.parse_dead_letter_summary(reported).by.items()
     assert (name, more) == ("MissingField", -len(GOOD))

@@ -30,6 +30,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.made_registry import made_registry
 
 
@@ -67,6 +68,28 @@ def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch
     ]
     assert load_catalog("lake").list_namespaces() == []
     assert not (tmp_path / "warehouse").exists()
+
+
+def test_an_existing_table_that_the_writer_would_refuse_is_an_error_and_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    file = declare(tmp_path)
+    declared = file.read_text()
+    file.write_text(declared.replace("at: timestamptz not null", "at: timestamptz not null, n: long"))
+    spec, catalog = load_stream(file), load_catalog("lake")
+    tables = [ensure_table(catalog, spec), ensure_dead_letters(catalog, spec)]
+    assert validate(str(file)).exit_code == 0
+    file.write_text(declared.replace("at: timestamptz not null", "at: timestamptz not null, more: string"))
+    assert validate(str(file)).exit_code == 0, "the writer's start adds the column"
+    file.write_text(declared.replace("at: timestamptz not null", "at: timestamptz not null, n: string"))
+    result = validate(str(file))
+    assert result.exit_code == 10
+    assert "rides.yaml: table: SchemaIncompatible: stream rides: the declared schema does not fit" in result.stderr
+    assert "can hold" not in result.stdout
+    (fault,) = Connections.check({file: load_stream(file)}).faults
+    assert fault.fix == "change the declaration, or write to a new table"
+    assert [catalog.load_table(t.name()).metadata_location for t in tables] == [t.metadata_location for t in tables]
 
 
 def test_each_namespace_that_the_stream_writes_to_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

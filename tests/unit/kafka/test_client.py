@@ -68,6 +68,14 @@ def test_a_refusal_is_distinguished_from_trouble_that_may_pass(code: int, text: 
         assert (text in said, f" Check {check}" in said) == (True, True)
 
 
+def test_librdkafka_logs_no_informational_lines_unless_they_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[str] = []
+    monkeypatch.setattr(client_module.tokens, "create_client", lambda _, made: levels.append(made["log_level"]))
+    AdminClient({})
+    AdminClient({"log_level": "7"})
+    assert levels == ["5", "7"]
+
+
 def test_a_trouble_of_long_ago_explains_no_later_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers share clients, and one that did not ask for an hour finds what was wrong then."""
     now_s = time.monotonic()

@@ -53,7 +53,8 @@ def beyond(state: StreamState) -> dict[str, str]:
 
 
 def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
-    landed = {name: changes.pop(name, of) for name, of in (("records", 1_000), ("rejected", 0), ("stale", 0))}
+    usual = {"records": 1_000, "rejected": 0, "stale": 0, "replayed": 0}
+    landed = {name: changes.pop(name, of) for name, of in usual.items()}
     process = WriterProcess(ProcessState.NEVER_LAUNCHED if ended_at_ms is None else "ended", ended_at_ms=ended_at_ms)
     return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=CommitSums(**landed)), **changes)
 
@@ -87,6 +88,7 @@ def landed(state: StreamState) -> tuple[int, int]:
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
+        ({"rejected": 51, "replayed": 51}, "dead-letters", "Within this time, 51 dead letters were replayed into the"),
         ({"records": 99, "rejected": 99}, "dead-letters", "99 of the 99 records"),
         ({"records": 19, "rejected": 10}, "dead-letters", "10 of the 19 records"),
         ({"records": 19, "stale": 10}, "stale-changes", "10 of the 19 records"),

@@ -88,7 +88,7 @@ def test_casts_are_a_notice_again_for_a_new_column_or_for_twice_as_many():
     for cast in ({}, {"x": 2}, {"x": 1}, {"x": 2}, {"y": 1}):
         drift = SchemaDrift(cast=cast)
         BatchRunner._publish_drift_notices(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
-    told = "values of a.b were cast to the types of their columns, as `cast: lenient` allows: "
+    told = "fields of the records were cast to the column types of a.b, as `cast: lenient` allows: "
     assert [notice.sentence.removeprefix(told) for notice in emitted] == ["x 2", "x 5", "x 5, y 1"]
     assert [notice.replaces for notice in emitted] == ["", emitted[0].sentence, emitted[1].sentence]
 

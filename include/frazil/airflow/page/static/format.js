@@ -33,7 +33,8 @@ export function duration(ms) {
   if (s < 60) return `${Math.round(s)} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min`;
   if (s < 86400) return both(Math.floor(s / 3600), "h", Math.floor((s % 3600) / 60), "min");
-  return both(Math.floor(s / 86400), "d", Math.floor((s % 86400) / 3600), "h");
+  const days = Math.floor(s / 86400);
+  return both(days, "d", days < 100 ? Math.floor((s % 86400) / 3600) : 0, "h");
 }
 
 function both(n, unit, rest, smaller) {

@@ -46,6 +46,7 @@ export function heldBy(windows) {
   const shown = others.slice(0, 2).map(({ kind, name, why }) => `${kind === "stream" ? "stream " : ""}${name}${why ? `, which ${why}` : ""}`);
   const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
   const said = [
+    windows.unsignalled,
     time ? time.name : shown.length && `next window waits for ${shown.join(" and ")}${more}`,
     gates.length && `${gates.length} held (${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""})`,
   ].filter(Boolean);

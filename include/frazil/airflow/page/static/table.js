@@ -107,6 +107,7 @@ export function windows(view, page) {
   const chosen = calendar.cells.find((cell) => cell.key === asked);
   const said = h("output", { class: "soft read" }, chosen ? wordsOf(chosen) : next);
   const used = Object.keys(STATES).filter((state) => calendar.cells.some((cell) => cell.state === state));
+  const bare = Object.keys(STATES).find((state) => state !== "empty" && calendar.cells.some((cell) => cell.state === state && cell.rows === 0));
   const marks = Object.keys(MARKS).filter((mark) => calendar.cells.some((cell) => cell[mark]));
   const rows = new Map();
   for (const cell of calendar.cells) {
@@ -125,6 +126,7 @@ export function windows(view, page) {
       "div",
       { class: "legend" },
       used.map((state) => h("span", {}, h("i", { class: `cell ${state}`, "aria-hidden": "true" }, SIGNS[state] || ""), STATES[state])),
+      bare && h("span", {}, h("i", { class: `cell ${bare} bare`, "aria-hidden": "true" }), "pale: no rows"),
       marks.map((mark) => h("span", {}, h("i", { class: `cell open ${mark}`, "aria-hidden": "true" }), MARKS[mark])),
     ),
     h(
