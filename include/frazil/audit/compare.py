@@ -77,6 +77,17 @@ def count_duplicates(evidence: Evidence) -> int:
     return max(at_least, evidence.rows.copies - sum(len(repeated & offsets) for offsets in again))
 
 
+def count_dropped(e: Evidence) -> int:
+    """Return the records that the transform dropped, each once, also if a backfill or a reset read them again."""
+    return sum(_dropped_in(e, group) for group in e.groups)
+
+
+def _dropped_in(e: Evidence, group: Group) -> int:
+    bounds = group.bounds(lambda r: r.dropped)
+    lowest = sum(lowest for lowest, _ in bounds.values())
+    return lowest if group.is_single or len(bounds) > 1 else min(lowest, len(group.offsets - e.seen))
+
+
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
     """Return the offsets that may have a second row, then those that may have a third, and so on."""
     layers: list[BitMap64] = []

@@ -16,6 +16,7 @@ from frazil.audit.compare import (
     compare_dead_letters,
     compare_partition,
     compare_repeats,
+    count_dropped,
     count_duplicates,
     find_missing_offsets,
     is_counted_once,
@@ -309,7 +310,7 @@ def _count_partition(e: Evidence) -> PartitionAudit:
         duplicates=surplus,
         gaps=len(find_missing_offsets(e)) if e.kafka is not None else None,
         dead_letters=len(e.dead_letters.seen) + e.former_dead_letters,
-        dropped=sum(r.dropped for r in e.ranges),
+        dropped=count_dropped(e),
     )
 
 
