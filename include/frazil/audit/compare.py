@@ -13,7 +13,14 @@ from pyroaring import BitMap64
 
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, Group, claimed_offsets, find_accepted_loss, merge_ranges
+from frazil.audit.ranges import (
+    CommittedRange,
+    Group,
+    claimed_offsets,
+    find_accepted_loss,
+    group_by_topic_id,
+    merge_ranges,
+)
 from frazil.offsets.spans import covered_offsets, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 from frazil.spec.units import format_count
@@ -86,6 +93,30 @@ def _dropped_in(e: Evidence, group: Group) -> int:
     bounds = group.bounds(lambda r: r.dropped)
     lowest = sum(lowest for lowest, _ in bounds.values())
     return lowest if group.is_single or len(bounds) > 1 else min(lowest, len(group.offsets - e.seen))
+
+
+def count_rows_of_former_topics(e: Evidence) -> int:
+    """Return how many rows earlier topics of this name have in the audited commits; 0 if that is unknown."""
+    former = [
+        bounds
+        for group in e.groups
+        for topic_id, bounds in group.bounds(_row_claims(e).claimed).items()
+        if topic_id != e.topic_id and topic_id in group_by_topic_id(group.audited)
+    ]
+    return sum(lowest for lowest, _ in former) if all(lowest == highest for lowest, highest in former) else 0
+
+
+def count_rows(e: Evidence) -> int:
+    """Return the rows of the audited commits, without those that a topic of another period has at their offsets."""
+    own, others = 0, list[int]()
+    for group in e.groups:
+        audited = group_by_topic_id(group.audited)
+        for topic_id, (lowest, highest) in group.bounds(_row_claims(e).claimed).items():
+            if topic_id in audited:
+                own += highest
+            else:
+                others.append(lowest)
+    return max(0, min(e.rows.rows - sum(others), own + count_duplicates(e))) if others else e.rows.rows
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:

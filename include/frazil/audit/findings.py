@@ -69,6 +69,8 @@ class PartitionAudit:
     """Includes those of earlier topics with the same name."""
     dropped: int = 0
     """Records that the transform dropped, according to the commit records."""
+    of_former_topics: int = 0
+    """The rows that are of earlier topics with the same name; 0 if their number is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,12 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     if not targets:
         return ()
     waiting = Followers.load(tables, marker).waiting
-    spans: OffsetRanges = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
-    step = partial(_read_with_retries, _RowSearch(tables, waiting, spans, replays, named))
+    if within is None:  # rows of a former topic may be past the marker
+        ends = {tp: max((r.end for r in of), default=0) for tp, of in claimed.ranges.items()}
+        within = {
+            tp: ((0, max(ends.get(tp, 0), marker.offsets.get(tp, 0))),) for tp in ends.keys() | marker.offsets.keys()
+        }
+    step = partial(_read_with_retries, _RowSearch(tables, waiting, within, replays, named))
     found = run_in_parallel(step, targets)
     more = sorted({one.renamed for one in found if one.renamed} - {*targets})
     return (*found, *(run_in_parallel(step, more) if more else ()))
@@ -206,8 +210,8 @@ def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
 def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
     """Report that the rows of each table were not counted."""
     sentence = (
-        "some offsets were committed more than once, for example by a backfill, so the rows of each table were not "
-        "counted; --source compares the table of each row"
+        "some offsets were committed more than once, for example by a backfill, or because the topic was recreated, so "
+        "the rows of each table were not counted; --source compares the table of each row"
     )
     yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
 

@@ -18,6 +18,8 @@ from frazil.audit.compare import (
     compare_repeats,
     count_dropped,
     count_duplicates,
+    count_rows,
+    count_rows_of_former_topics,
     find_missing_offsets,
     is_counted_once,
 )
@@ -73,8 +75,12 @@ class _Run:
     signals: bool = True
     """Whether frazil signals complete windows of the table."""
 
-    def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Return the evidence, and findings about tables and ranges that cannot be compared."""
+    def evidence(
+        self, claimed: Claims, every: Claims | None = None
+    ) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
+        """Return the evidence, and findings about tables and ranges that cannot be compared. If a period's offsets may
+        also be those of a former topic, `every` are the claims of all times.
+        """
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         default = tally_rows(
@@ -86,7 +92,9 @@ class _Run:
             PublishedReplays.load(self.tables, self.table) if self.marker.routed is not None else PublishedReplays()
         )
         dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
-        routed = read_routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
+        routed = read_routed_rows(
+            self.tables, self.marker, every or claimed, within=within, replays=replays, named=self.named
+        )
         found = gather_evidence(
             self.marker,
             claimed,
@@ -98,6 +106,8 @@ class _Run:
             drops_repeats=self.drops_repeats,
             former_dead_letters=former_dead_letters,
         )
+        if every:
+            found = with_other_claims(found, every, claimed)
         if not routed:
             return found, notes
         own = self.tables.main.identifier, default
@@ -182,7 +192,9 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
             return _build_audit(
                 run, claimed, (), (*before, *_compare_without_coordinates(run, claimed, declared=coordinates))
             )
-        evidence, notes = run.evidence(claimed)
+        recreated = window is not None and _has_recreated_topic(run, claimed)
+        every = load_all_claims(tables.journals, marker, table.metadata) if recreated else None
+        evidence, notes = run.evidence(claimed, every)
         if not _has_new_replay(run):
             break
     evidence = _add_other_claims(run, claimed, evidence, compare_partition)
@@ -274,9 +286,7 @@ def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
     """Return the evidence, with the claims of all other times if these may explain the period's errors."""
-    if run.window is None or not (
-        any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
-    ):
+    if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compared(e)):
         return evidence
     return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
 
@@ -299,18 +309,19 @@ def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], fin
 
 
 def _count_partition(e: Evidence) -> PartitionAudit:
-    surplus = count_duplicates(e)
+    rows, surplus = count_rows(e), count_duplicates(e)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
         start=min((r.start for r in e.ranges), default=None),
         end=e.marker if e.whole else max(r.end for r in e.ranges),
-        rows=e.rows.rows,
-        distinct=e.rows.rows - surplus,
+        rows=rows,
+        distinct=rows - surplus,
         duplicates=surplus,
         gaps=len(find_missing_offsets(e)) if e.kafka is not None else None,
         dead_letters=len(e.dead_letters.seen) + e.former_dead_letters,
         dropped=count_dropped(e),
+        of_former_topics=count_rows_of_former_topics(e),
     )
 
 

@@ -111,9 +111,9 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
 
 
 def _show_partitions(result: Audit, *, with_source: bool) -> None:
-    drops = any(p.dropped for p in result.partitions)
+    drops, has_former = any(p.dropped for p in result.partitions), any(p.of_former_topics for p in result.partitions)
     columns = ["topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters"]
-    columns += ["dropped"] * drops
+    columns += ["dropped"] * drops + ["rows of former topic"] * has_former
     rows = [
         (
             f"{p.topic}-{p.partition}",
@@ -124,6 +124,7 @@ def _show_partitions(result: Audit, *, with_source: bool) -> None:
             "" if p.gaps is None else f"{p.gaps:,}",
             f"{p.dead_letters:,}",
             *([f"{p.dropped:,}"] * drops),
+            *([f"{p.of_former_topics:,}"] * has_former),
         )
         for p in result.partitions
     ]
@@ -137,9 +138,9 @@ def _summarize(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
     period = f" from {format_utc(result.window.from_ms)} to {format_utc(result.window.to_ms)}" if result.window else ""
     when = f", committed{period}" if period else ""
-    subject = f"Stream {result.stream}{f'{when},' if when else ''}"
+    subject = f"Stream {result.stream}{when}"
     if result.wrong:
-        return f"{subject} is not clean: {format_count(len(result.wrong), 'finding')}."
+        return f"{subject}{',' if when else ''} is not clean: {format_count(len(result.wrong), 'finding')}."
     if result.window and not result.batches:
         return f"Stream {result.stream} committed nothing{period}."
     if not (result.batches or result.window or rows):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.cli.audit import _print_audit, audit
+from frazil.commit.history import Period
 
 
 def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,3 +71,16 @@ def test_an_audit_is_clean_if_all_agrees_and_its_exit_code_tells_wrong_from_not_
     said = json.loads(ran.stdout)
     assert (ran.exit_code, said["clean"]) == (exit_code, clean)
     assert said["complete"] == (kind is not FindingKind.NOT_COMPARED)
+
+
+def test_a_period_that_was_not_all_compared_and_a_topic_made_again_are_told_in_plain_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    landed = PartitionAudit("orders", 0, 0, 48, 246, 246, 0, None, 0, of_former_topics=198)
+    note = Finding(FindingKind.NOT_COMPARED, 5, "5 rows were not compared", "orders")
+    hour = Period(1_800_000_000_000, 1_800_003_600_000)
+    _print_audit(Audit("orders", (landed,), (note,), batches=1, window=hour), with_source=True)
+    said = capsys.readouterr().out
+    assert "rows of former topic" in said.splitlines()[0]
+    assert said.splitlines()[1].split()[-1] == "198"
+    assert "to 2027-01-15 09:00:00Z: no fault found, but not everything was compared: 5 rows were not compared." in said
