@@ -55,6 +55,8 @@ class RoutedRows:
     problem: str | None = None
     """Why the table, or a file of waiting rows, could not be read."""
     renamed: Target | None = None
+    table: Table | None = None
+    """The stream's table, by its current name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
                 waits += of.rows
         except FileNotFoundError:
             problem = problem or f"a file whose rows wait for the table is missing: {file.path}"
-    return RoutedRows(target, dict(found), waits, problem, renamed_to)
+    return RoutedRows(target, dict(found), waits, problem, renamed_to, None if problem else table)
 
 
 def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:

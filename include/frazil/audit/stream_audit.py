@@ -111,7 +111,16 @@ class _Run:
         if not routed:
             return found, notes
         own = self.tables.main.identifier, default
-        return found, (*notes, *report_unread_rows(routed), *self._compare_tables(found, own, routed, claimed, replays))
+        changed = {one.renamed or one.target: one.table for one in routed if one.table}
+        return found, (
+            *notes,
+            *report_unread_rows(routed),
+            *self._compare_tables(found, own, routed, claimed, replays),
+            *(f for name, table in sorted(changed.items()) for f in self.foreign_changes(table, where=name)),
+        )
+
+    def foreign_changes(self, table: Table, *, where: str) -> tuple[Finding, ...]:
+        return _report_foreign_changes(table, where=where, window=self.window, signals=self.signals)
 
     def _compare_tables(
         self,
@@ -244,7 +253,7 @@ def find_metadata_problems(
     table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
 ) -> tuple[Finding, ...]:
     """Return findings that depend only on metadata and commit records."""
-    changed = _report_foreign_changes(table, stream=marker.stream, window=window, signals=signals)
+    changed = _report_foreign_changes(table, where=marker.stream, window=window, signals=signals)
     return (*_metadata_findings(table, marker, claimed), *changed)
 
 
@@ -300,10 +309,7 @@ def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
 
 
 def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
-    findings = (
-        *findings,
-        *_report_foreign_changes(run.table, stream=run.marker.stream, window=run.window, signals=run.signals),
-    )
+    findings = (*findings, *run.foreign_changes(run.table, where=run.marker.stream))
     partitions = tuple(_count_partition(e) for e in evidence)
     return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
 
@@ -335,7 +341,7 @@ def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
     return (Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream),)
 
 
-def _report_foreign_changes(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
+def _report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
     """Report other programs' commits that removed rows, which do not reopen windows."""
     foreign = [
         snapshot
@@ -354,7 +360,7 @@ def _report_foreign_changes(table: Table, *, stream: str, window: Period | None,
         f"{last.snapshot_id} of {format_utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}"
         f"{'. Windows already signalled stay signalled' if signals else ''}"
     )
-    return (Finding(FindingKind.CHANGED, len(foreign), sentence, stream),)
+    return (Finding(FindingKind.CHANGED, len(foreign), sentence, where),)
 
 
 def _compare_without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:

@@ -60,6 +60,9 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
         "shop-0": "the route is missing 2 rows that the commit records count, first between offsets 0 and 8",
         "shop.raw_a": "the table has 2 rows, but commit records count 4",
     }
+    (note,) = (f for f in found.findings if f.kind is FindingKind.CHANGED)
+    assert (note.where, note.count) == ("shop.raw_a", 1)
+    assert "deleted 4 and added 2" in note.sentence
 
 
 def test_a_row_in_the_wrong_table_is_reported_both(made: MadeRoute) -> None:
