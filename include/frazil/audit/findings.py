@@ -29,6 +29,8 @@ class FindingKind(StrEnum):
     """One source of evidence no longer has the records, but another has."""
     NOT_COMPARED = "not compared"
     """Committed records could not be compared with any source."""
+    NOT_COMMITTED = "not committed"
+    """Kafka has newer records, which no batch has committed yet."""
     SKIPPED = "skipped"
     READ_AGAIN = "read again"
     """Offsets were committed, and are counted, more than once, as after a reset."""
@@ -37,7 +39,7 @@ class FindingKind(StrEnum):
 
     @property
     def is_wrong(self) -> bool:
-        notes = {FindingKind.UNCHECKED, FindingKind.NOT_COMPARED, FindingKind.SKIPPED}
+        notes = {FindingKind.UNCHECKED, FindingKind.NOT_COMPARED, FindingKind.NOT_COMMITTED, FindingKind.SKIPPED}
         return self not in notes | {FindingKind.READ_AGAIN, FindingKind.CHANGED}
 
 
