@@ -72,7 +72,8 @@ def report_not_committed(
 ) -> Iterator[Finding]:
     """Report the records after the stream's position, which are not compared."""
     read = {tp: end.stable for tp, end in ends.items() if not why_not_comparable(tp[0], marker.source, now, spec)}
-    if unread := count_unread(marker.offsets, first, read):
+    position = {tp: max(offset, first.get(tp, 0)) for tp, offset in marker.offsets.items()}
+    if unread := count_unread(position, first, read):
         sentence = f"{format_count(unread, 'record', 'is|are')} not committed yet"
         yield Finding(FindingKind.NOT_COMMITTED, unread, sentence, spec.name)
 
