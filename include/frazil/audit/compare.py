@@ -371,7 +371,7 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
     """Report overlapping ranges whose number of records is not exactly known."""
     if e.drops_repeats:
         return
-    open_, first, rewritten = 0, None, covered_offsets(e.rewritten)
+    open_, rewritten = 0, covered_offsets(e.rewritten)
     for group in e.groups:
         if group.is_single or rewritten & group.offsets:
             continue
@@ -383,14 +383,13 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
             bounds = {
                 topic_id: (min(max(lowest, group.lowest(_claimed_records)) - _hidden_rows(e, group), highest), highest)
             }
-        slack = sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
-        first = begin if slack and first is None else first
-        open_ += slack
-    yield _make_finding(
-        e, FindingKind.NOT_COMPARED, open_,
-        f"up to {format_count(open_, 'record')} of offsets that were committed more than once cannot be counted, from "
-        f"offset {first or 0:,} on; `--source` compares those that Kafka still has",
-    )  # fmt: skip
+        open_ += sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
+    remedy = "use `--source`" if e.kafka is None else "Kafka no longer has all of them"
+    # The same sentence for each partition, so that it is printed once.
+    sentence = (
+        f"a backfill, a reset or a recreated topic repeated some offsets, so not all records are counted; {remedy}"
+    )
+    yield _make_finding(e, FindingKind.NOT_COMPARED, open_, sentence)
 
 
 def _report_limits(e: Evidence) -> Iterable[Finding]:

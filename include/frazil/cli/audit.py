@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -104,10 +105,20 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
         _show_partitions(result, with_source=with_source)
+    result = _join_notes(result)
     reason = None if result.wrong or result.complete or not result.batches else _not_compared_findings(result)[0]
     listed = (f for f in result.findings if f is not reason)  # the last line has the reason
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in listed)
     echo(_summarize(result))
+
+
+def _join_notes(result: Audit) -> Audit:
+    """Return the audit with one note for all partitions that have the same."""
+    joined = dict[tuple[FindingKind, str, str], Finding]()
+    for f in result.findings:
+        key = f.kind, f.sentence, f.where if f.kind.is_wrong else ""
+        joined[key] = replace(joined[key], where=f"{joined[key].where}, {f.where}") if key in joined else f
+    return replace(result, findings=tuple(joined.values()))
 
 
 def _show_partitions(result: Audit, *, with_source: bool) -> None:

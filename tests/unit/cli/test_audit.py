@@ -46,6 +46,15 @@ def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pyt
     assert "clean" not in said
 
 
+def test_the_same_note_of_several_partitions_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
+    notes = tuple(Finding(FindingKind.NOT_COMPARED, n, "some offsets were repeated", f"orders-{n}") for n in (1, 2, 3))
+    _print_audit(Audit("orders", (landed,), notes, batches=1), with_source=False)
+    said = capsys.readouterr().out
+    assert said.count("some offsets were repeated") == 1
+    assert "not everything was compared: orders-1, orders-2, orders-3: some offsets were repeated." in said
+
+
 def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 9, 9, 0, None, 0)
     note = Finding(FindingKind.READ_AGAIN, 4, "4 offsets were committed more than once", "orders-0")
