@@ -27,12 +27,6 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.coordinates import COORDINATE_COLUMNS, CoordinateColumns
 from frazil.ingest.encodings import choose_encodings
-from frazil.ingest.parquet import (
-    DEFAULT_DICTIONARY_BYTES,
-    DEFAULT_PAGE_BYTES,
-    DEFAULT_PAGE_ROWS,
-    DEFAULT_ROW_GROUP_ROWS,
-)
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 
@@ -42,11 +36,12 @@ CHUNK_RECORDS = 50_000
 BEGIN_MS = 1_767_225_600_000
 DEFAULTS = {
     "compression": "zstd",
-    "data_page_size": DEFAULT_PAGE_BYTES,
-    "max_rows_per_page": DEFAULT_PAGE_ROWS,
-    "dictionary_pagesize_limit": DEFAULT_DICTIONARY_BYTES,
+    "data_page_size": 2**20,
+    "max_rows_per_page": 20_000,
+    "dictionary_pagesize_limit": 2 * 2**20,
     "store_schema": False,
 }
+"""The settings of a table without properties, as `frazil.ingest.parquet` writes it."""
 CHOICES: dict[str, dict[str, Any]] = {
     "dictionaries for every column": {"encodings": None},
     "v1: as chosen": {"encodings": "v1"},
@@ -106,7 +101,7 @@ def _runs(each: int) -> Iterator[tuple[int, int, int]]:
 
 def write(path: Path, rows: pa.Table, choice: dict[str, Any]) -> None:
     options = {**DEFAULTS, **choice}
-    version, group = options.pop("encodings", "v2"), options.pop("row_group_rows", DEFAULT_ROW_GROUP_ROWS)
+    version, group = options.pop("encodings", "v2"), options.pop("row_group_rows", 1_048_576)
     rows = rows.drop_columns([*options.pop("without", ())])
     if (column := options.pop("sorted_by", None)) is not None:
         rows = rows.take(np.argsort(rows[column].to_numpy(), kind="stable"))

@@ -270,6 +270,8 @@ class PartitionKeys:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._types: dict[int, list[PrimitiveType]] = {}
+        self._identities: dict[int, dict[int, int]] = {}
+        """By spec id: the source columns of identity partitions, by place in the spec."""
 
     def for_file(self, file: DataFile) -> PartitionKey:
         if file.spec_id not in self._types:
@@ -281,14 +283,16 @@ class PartitionKeys:
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
         """Return the values of identity partitions by field id, without those of columns that the file has."""
-        fields = self._table.metadata.specs()[file.spec_id].fields
-        return tuple(
-            (field.source_id, value)
-            for field, value in zip(fields, self.for_file(file), strict=False)
-            if isinstance(field.transform, IdentityTransform)
-            and value is not None
-            and field.source_id not in (file.value_counts or {})
-        )
+        if file.spec_id not in self._identities:
+            fields = enumerate(self._table.metadata.specs()[file.spec_id].fields)
+            identities = {i: part.source_id for i, part in fields if isinstance(part.transform, IdentityTransform)}
+            self._identities[file.spec_id] = identities
+        counts = file.value_counts or {}
+        missing = {i: source for i, source in self._identities[file.spec_id].items() if source not in counts}
+        if not missing:
+            return ()
+        values = dict(enumerate(self.for_file(file)))
+        return tuple((source, value) for i, source in missing.items() if (value := values.get(i)) is not None)
 
 
 def _index_deletes(

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,7 +139,9 @@ def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> st
 
 
 def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
-    run_in_parallel(action, names, at_once=MAX_PARALLEL_COMMITS)
+    if names:
+        with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), "route") as pool:
+            list(pool.map(action, names))  # unlike `run_in_parallel`, an error cancels the calls that have not begun
 
 
 @dataclass(slots=True)

@@ -28,6 +28,8 @@ MAX_SAMPLE_GAP_MS = 30_000
 """After a longer gap the machine slept, so the history begins again."""
 FIRST_ANSWER_TIMEOUT_MS = 60_000
 """Timeout of a planner that has never had an answer. Starting brokers answer late."""
+MIN_NAMED_DELAY_S = 1.0
+"""Shorter delays by a quota are usual, and do not stop a batch."""
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. In the others, log ends are not observed."""
@@ -252,7 +254,7 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
     if sample.batch is not None:
         read = format_count(sample.batch_records, "record")
         why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
-        if sample.phase is Phase.STAGING and sample.delay_s:
+        if sample.phase is Phase.STAGING and sample.delay_s >= MIN_NAMED_DELAY_S:
             why += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
             return why, "Raise the quota. A batch of a producer must fit into 10 s of it, or it never arrives"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, batch_folder
+from frazil.errors import Fenced
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.destinations import DividedRows
@@ -219,6 +221,21 @@ def test_values_of_another_route_stay_where_they_are() -> None:
     )
     routed = shop.open()
     assert (routed.targets, routed.made_count) == ({"a": "shop.declared"}, 0)
+
+
+def test_a_fenced_writer_prepares_no_further_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(tables={str(n): f"shop.of_{n}" for n in range(200)})
+    loaded: list[str] = []
+
+    def load(_: RoutedTables, identifier: str) -> None:
+        loaded.append(identifier)
+        time.sleep(0.005)
+        raise Fenced("another writer took over")
+
+    monkeypatch.setattr(RoutedTables, "_load", load)
+    with pytest.raises(Fenced):
+        shop.open()
+    assert len(loaded) < 100
 
 
 def test_tables_that_are_alike_are_parsed_once_by_a_task() -> None:

@@ -207,6 +207,16 @@ def test_a_partition_that_others_leave_behind_is_the_one_reported():
     assert (writer.stall.kind, writer.stall.held_back_by) == (StallKind.OFFSETS, "t-1")
 
 
+@pytest.mark.parametrize(("delay_s", "hint"), [(0.2, "brokers and executors"), (40.0, "delays each fetch by 40 s")])
+def test_only_a_quota_that_can_stop_a_batch_is_its_cause(delay_s: float, hint: str) -> None:
+    writer = Writer(unread={TP0: 9})
+    writer.works(Phase.STAGING, BatchName(1, 5))
+    writer.set(delay_s=delay_s)
+    writer.passes(2 * STILL)
+    assert writer.stall is not None
+    assert hint in writer.stall.reason
+
+
 @pytest.mark.parametrize(
     ("phase", "hint"),
     [
