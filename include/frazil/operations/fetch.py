@@ -16,7 +16,7 @@ from frazil import clock
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_backfills, read_backfill
 from frazil.commit.marker import read_marker
 from frazil.commit.open_streams import open_read_only
-from frazil.errors import MarkerUnreadable
+from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.history.objects import read_history
 from frazil.history.objects import read_table_history as past_of
 from frazil.history.points import TENS_RETENTION_MS
@@ -101,9 +101,13 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
 
 
 def fetch_daily_costs(spec: StreamSpec) -> tuple[DayCost, ...]:
-    """Read what a stream wrote and cost on each of the last 14 days. Raises SpecError if the prices are not valid."""
+    """Read what a stream wrote and cost on each of the last 14 days. Raises SpecError for invalid prices, and
+    FrazilError if the history cannot be read.
+    """
     file = os.environ.get(PRICES_VARIABLE)
     past = read_history(spec, since_ms=clock.now_ms() - TENS_RETENTION_MS)
+    if past.problem and not past.points:
+        raise FrazilError(past.problem)  # the page then keeps the costs that it has
     return daily_costs(past.points, Prices.load(Path(file)) if file else Prices())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -96,18 +97,25 @@ def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverI
 
 
 def inline_schema_file(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Replace the schema file's name by its text: the driver's host does not have the file. Raises SpecError."""
+    """Replace the names of schema files by their texts: the driver's host does not have the files. Raises SpecError."""
     source = declared.get("source")
-    form = source.get("format") if isinstance(source, Mapping) else None
-    if not isinstance(source, Mapping) or not isinstance(form, Mapping) or "schema-file" not in form:
+    if not isinstance(source, Mapping):
         return dict(declared)
+    formats = {name: _inline_schema(source[name], name, folder) for name in ("format", "key") if name in source}
+    return {**declared, "source": {**source, **formats}}
+
+
+def _inline_schema(form: Any, name: str, folder: Path) -> Any:
+    if not isinstance(form, Mapping) or form.get("schema-file") is None:
+        return form
     path = folder / str(form["schema-file"])
     try:
-        text = path.read_text()
-    except OSError as error:
-        raise SpecError(f"cannot read {path}, the schema file of the records: {error.strerror}") from error
-    inline = {key: value for key, value in form.items() if key != "schema-file"} | {"schema-text": text}
-    return {**declared, "source": {**source, "format": inline}}
+        data = path.read_bytes()
+        is_compiled = form.get("format" if name == "key" else "type") == "protobuf" and path.suffix != ".proto"
+        text = base64.b64encode(data).decode() if is_compiled else data.decode()
+    except (OSError, ValueError) as error:
+        raise SpecError(f"source.{name}.schema-file: cannot read {path}: {error}") from error
+    return {key: value for key, value in form.items() if key != "schema-file"} | {"schema-text": text}
 
 
 def _driver_variables(

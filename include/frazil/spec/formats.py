@@ -361,6 +361,9 @@ class Key(Model):
         default=None,
         description="For `avro` and `protobuf`: the file with the schema of all keys, which have no schema id.",
     )
+    schema_text: str | None = Field(
+        default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."
+    )
     message: str | None = Field(
         default=None, description="For `protobuf`: the message's full name, if the schema has several messages."
     )
@@ -369,10 +372,14 @@ class Key(Model):
     @model_validator(mode="after")
     def _check_schema_file(self, info: ValidationInfo) -> Self:
         self._folder = (info.context or {}).get("folder", Path())
-        if (self.schema_file is None) == (self.format in {"avro", "protobuf"}):
+        given = [name for name in ("schema_file", "schema_text") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError("has both schema-file and schema-text; remove one of them")
+        if bool(given) != (self.format in {"avro", "protobuf"}):
+            named = "".join(given).replace("_", "-")
             raise ValueError(
-                f"has schema-file and the format {self.format}; remove schema-file"
-                if self.schema_file
+                f"has {named} and the format {self.format}; remove {named}"
+                if given
                 else f"has the format {self.format}, which needs schema-file; or use the format value"
             )
         return self
@@ -384,9 +391,9 @@ class Key(Model):
         """
         if self.format in {"avro", "protobuf"}:
             declared = (
-                AvroFormat(schema_file=self.schema_file)
+                AvroFormat(schema_file=self.schema_file, schema_text=self.schema_text)
                 if self.format == "avro"
-                else ProtobufFormat(schema_file=self.schema_file, message=self.message)
+                else ProtobufFormat(schema_file=self.schema_file, schema_text=self.schema_text, message=self.message)
             )
             declared._folder = self._folder
             return declared

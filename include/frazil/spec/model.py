@@ -333,8 +333,8 @@ class StreamSpec(Model):
         source: dict[str, Any] = dict.fromkeys(
             (key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)), True
         )
-        if self.source.key and self.source.key.schema_file is None:
-            source["key"] = {"schema_file", "message"}
+        if key := self.source.key:
+            source["key"] = {name for name in ("schema_file", "schema_text", "message") if getattr(key, name) is None}
         columns = {
             index: unset
             for index, column in enumerate(self.columns)

@@ -73,7 +73,7 @@ def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
     reason = None
     if form.type not in FORMATS_WITH_FIELD_NAMES:
         reason = f"needs keys with fields, but source.format is {form.type}; declare source.key.format, such as json"
-    elif form.type != "json" and registry_of(form) is None and not (key and key.schema_file):
+    elif form.type != "json" and registry_of(form) is None and not (key and (key.schema_file or key.schema_text)):
         reason = "needs the schema of keys; declare source.key.format and source.key.schema-file, or a registry"
     for column in parts if reason else ():
         yield Problem(f"{place}.{column.name}.from", None, reason or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from frazil.spec.route import VALUE, Route, derive_name_part, value_property
@@ -35,7 +36,7 @@ UPSERT = Mode("change", "by arrival", replaces_rows=True)
 DEDUPLICATE = Mode("record", "dropped", drops_repeats=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for the cached property
 class Sinks:
     """The tables of a stream by role: one decides, one is fenced, and the tables of a route follow (ADR 26)."""
 
@@ -48,16 +49,18 @@ class Sinks:
     key: tuple[str, ...]
     """The columns in which the mode compares rows."""
     route: Route | None
-    named: Collection[str] = ()
-    """The tables that the route names, each once."""
 
     @classmethod
     def of(cls, spec: StreamSpec, *, decides: str) -> Sinks:
         mode = DEDUPLICATE if spec.dedupe else UPSERT if spec.mode == "upsert" else APPEND
         fenced = spec.dead_letters.table or f"{decides}_dead_letters"
         key = spec.dedupe.key if spec.dedupe else spec.key
-        named = dict.fromkeys(spec.route.tables.values() if spec.route else ())
-        return cls(spec.name, decides, fenced, mode, key, spec.route, named)
+        return cls(spec.name, decides, fenced, mode, key, spec.route)
+
+    @cached_property
+    def named(self) -> Collection[str]:
+        """The tables that the route names, each once. Made only when needed: a route may name thousands."""
+        return dict.fromkeys(self.by_value.values())
 
     @property
     def can_follow(self) -> bool:

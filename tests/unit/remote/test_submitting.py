@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -19,7 +20,8 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.remote import driver_inputs
 from frazil.remote.driver_inputs import inline_schema_file, prepare_driver
 from frazil.remote.submitter import StandaloneSubmitter, YarnSubmitter, create_submitter, run_spark_submit
-from frazil.spec.load import load_stream
+from frazil.spec.formats import AvroFormat, read_schema_text
+from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.resources import Resources
 from frazil.spec.source import TopicPattern
 
@@ -46,6 +48,37 @@ def test_a_declaration_takes_its_schemas_file_along(tmp_path: Path) -> None:
     (tmp_path / "ticks.avsc").unlink()
     with pytest.raises(SpecError, match=r"cannot read .*ticks\.avsc"):
         inline_schema_file(declared, tmp_path)
+
+
+def test_a_declaration_takes_the_schema_file_of_its_keys_along(tmp_path: Path) -> None:
+    schema = '{"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}'
+    (tmp_path / "key.avsc").write_text(schema)
+    declared = {
+        "name": "ticks",
+        "source": {
+            "topics": ["t"],
+            "bootstrap-servers": "localhost:1",
+            "format": "json",
+            "key": {"format": "avro", "schema-file": "key.avsc"},
+        },
+        "table": {"identifier": "a.b"},
+        "schema": {"at": "timestamptz not null", "id": {"type": "long", "from": {"key": "id"}}},
+        "event-time": "at",
+    }
+
+    driver = validate_stream(inline_schema_file(declared, tmp_path), Path("ticks.yaml"))
+
+    assert isinstance(driver.key_format, AvroFormat)
+    assert read_schema_text(driver.key_format) == schema
+
+
+def test_a_compiled_descriptor_goes_along_in_base64(tmp_path: Path) -> None:
+    (tmp_path / "v.desc").write_bytes(b"\n\xff\x80")
+    form = {"type": "protobuf", "schema-file": "v.desc"}
+
+    found = inline_schema_file({"source": {"format": form}}, tmp_path)
+
+    assert found["source"]["format"]["schema-text"] == base64.b64encode(b"\n\xff\x80").decode()
 
 
 def test_the_embedded_catalog_is_refused_where_the_cluster_has_other_hosts(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001

@@ -133,6 +133,8 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
     unreadable_parts = views.unreadable_parts(
         {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
     )
+    if "The table" in unreadable_parts:
+        unreadable_parts.pop("The cost", None)  # for the same reason
     is_back = answer.value is not None and answer.value.rolled_back
     partitions = list_partitions(found.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
     line = build_line(spec.name, spec, build_reading(one, answer), around, now_ms=clock.now_ms())

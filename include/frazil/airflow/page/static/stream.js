@@ -188,7 +188,7 @@ const SHOWN_DAYS = 7;
 function days(view) {
   if (!view.days.length) return null;
   const today = new Date(view.at_ms).toISOString().slice(0, 10);
-  const row = ({ day, cost, files, price }) => [day === today ? `${day} so far` : day, ...(cost.unmeasured === cost.commits ? [UNKNOWN, UNKNOWN, UNKNOWN] : [price, `${cost.cpu_s.toFixed(cost.cpu_s < 10 ? 1 : 0)} s`, short(cost.writes + cost.reads)]), count(cost.commits), count(files), bytes(cost.written_bytes)];
+  const row = ({ day, cost, files, price }) => [day === today ? `${day} so far` : day, ...(cost.cpu_s ? [price, `${cost.cpu_s.toFixed(cost.cpu_s < 10 ? 1 : 0)} s`, short(cost.writes + cost.reads)] : [UNKNOWN, UNKNOWN, UNKNOWN]), count(cost.commits), count(files), bytes(cost.written_bytes)];
   const names = ["Price", "CPU", "Requests", "Commits", "Files", "Written"];
   return h(
     "section",
