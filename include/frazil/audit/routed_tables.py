@@ -212,8 +212,8 @@ def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
 def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
     """Report that the rows of each table were not counted."""
     sentence = (
-        "some offsets were committed more than once, for example by a backfill, or because the topic was recreated, so "
-        "the rows of each table were not counted; --source compares the table of each row"
+        "some offsets were committed more than once, for example by a backfill, or because the topic was recreated. "
+        "The rows of each table were not counted; --source compares the table of each row"
     )
     yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
 

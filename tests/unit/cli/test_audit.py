@@ -82,7 +82,7 @@ def test_an_audit_is_clean_if_all_agrees_and_its_exit_code_tells_wrong_from_not_
     assert said["complete"] == (kind is not FindingKind.NOT_COMPARED)
 
 
-def test_a_period_that_was_not_all_compared_and_a_topic_made_again_are_told_in_plain_text(
+def test_a_period_that_was_not_all_compared_and_the_rows_of_a_former_topic_are_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     landed = PartitionAudit("orders", 0, 0, 48, 246, 246, 0, None, 0, of_former_topics=198)
