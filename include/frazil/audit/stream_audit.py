@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
@@ -27,6 +28,7 @@ from frazil.audit.evidence import Evidence, RemainingOffsets, gather_evidence, w
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.audit.ranges import merge_ranges
 from frazil.audit.routed_tables import (
+    MAX_READ_ATTEMPTS,
     PublishedReplays,
     RoutedRows,
     compare_table_counts,
@@ -191,7 +193,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     commit records are older, routed tables newer. With `replayed_from_source`, the caller compares rows with Kafka's
     records. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
     """
-    while True:
+    for attempt in count(1):
         table = tables.main.refresh()
         marker = require_marker(tables, table)
         run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place, signals)
@@ -204,7 +206,8 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         recreated = window is not None and _has_recreated_topic(run, claimed)
         every = load_all_claims(tables.journals, marker, table.metadata) if recreated else None
         evidence, notes = run.evidence(claimed, every)
-        if not _has_new_replay(run):
+        is_overtaken = attempt < MAX_READ_ATTEMPTS and _has_newer_rows_at_former_offsets(run, every or claimed)
+        if not (is_overtaken or _has_new_replay(run)):
             break
     evidence = _add_other_claims(run, claimed, evidence, compare_partition)
     if drops_repeats:
@@ -289,6 +292,16 @@ def _has_new_replay(run: _Run) -> bool:
         or backfill.epoch < own.epoch
         or (backfill.id == own.id and backfill.state is not BackfillState.PUBLISHED)
     )
+
+
+def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
+    """Return whether routed tables may have newer rows at offsets past the marker, which a former topic's commits
+    claim.
+    """
+    reached = run.marker.offsets
+    if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
+        return False
+    return require_marker(run.tables, run.tables.main.refresh()).settled != run.marker.settled
 
 
 def _add_other_claims(

@@ -303,3 +303,21 @@ def test_what_a_topic_made_again_has_is_counted_next_to_the_rows_of_the_former_t
     }
     assert audited(made, before).wrong
     assert not audited(made, after).wrong
+
+
+def test_rows_that_come_during_the_audit_at_offsets_of_a_former_topic_are_none_too_many(
+    made: MadeRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.run({"main": 10, "shop.raw_a": 50})
+    made.topic_id, made.at = "topic-2", 0
+    made.reset({0: 0})
+    made.run({"shop.raw_a": 20})
+    before = [made.tables.main.refresh()]
+    made.run({"shop.raw_a": 20})
+    real = type(made.tables.main).refresh
+
+    def refresh(handle: Any) -> Any:
+        return before.pop() if before and handle.identifier == "shop.other" else real(handle)
+
+    monkeypatch.setattr(type(made.tables.main), "refresh", refresh)
+    assert audited(made).wrong == ()
