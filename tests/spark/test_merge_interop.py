@@ -94,7 +94,7 @@ def test_merges_go_on_with_what_spark_deleted_and_compacted(spark: Any, world: U
 
 
 def test_what_imported_files_have_only_in_their_partition_stays(spark: Any, world: UpsertWorld, tmp_path: Path) -> None:
-    """Files of Hive do not have the columns of their partition: see apache/iceberg-python#1401 and apache/auron#2527."""
+    """Hive files do not have their partition columns: see apache/iceberg-python#1401 and apache/auron#2527."""
     committer = world.begin()
     world.upsert(committer, [(100, ("eu", 100))])
     made = spark.createDataFrame(

@@ -20,6 +20,7 @@ from frazil.errors import EnvironmentUnusable
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 
+CRASHED = "DecoderCrashed"
 _LENGTH = struct.Struct("<Q")
 
 
@@ -45,7 +46,7 @@ class IsolatedDecoder:
         if len(chunk) == 1:
             reason = f"decoding this record crashed the process (exit code {answer})"
             nothing = self._here(chunk.slice(0, 0))
-            return DecodedChunk(nothing.rows, nothing.kept, [Rejection(0, "DecoderCrashed", reason)])
+            return DecodedChunk(nothing.rows, nothing.kept, [Rejection(0, CRASHED, reason)])
         middle = len(chunk) // 2
         return join_results(
             [

@@ -123,6 +123,7 @@ class RangeReader(ABC):
         """Map each error code since the last progress to the client's last message for it."""
         self._logged: set[int | str] = set()
         self._throttled_s = 0.0
+        self._throttled_until = 0.0
         self._bytes_per_record = 1024.0
 
     def __enter__(self) -> Self:
@@ -152,7 +153,10 @@ class RangeReader(ABC):
                 advanced_at = self._monotonic()  # excludes the consumer's time
             self.on_read(self._count_pending(), self._throttled_s)
             if self._progress() != before:
-                advanced_at, self._throttled_s = self._monotonic(), 0.0
+                advanced_at = self._monotonic()
+                # Until then, records may come from the client's queue, or from another broker.
+                if advanced_at >= self._throttled_until:
+                    self._throttled_s = 0.0
                 for code in earlier:
                     del self._troubles[code]
             elif self._monotonic() - advanced_at > self._no_progress_timeout_s():  # a partition may return only errors
@@ -169,6 +173,7 @@ class RangeReader(ABC):
     def _on_throttle(self, milliseconds: int) -> None:
         # The maximum since the last progress: a quota does not delay responses to other requests, such as for metadata.
         self._throttled_s = max(self._throttled_s, milliseconds / 1000)
+        self._throttled_until = max(self._throttled_until, self._monotonic() + milliseconds / 1000)
         if self._throttled_s >= MIN_LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")
             log.warning("%s: %s", self._topics_text(), self._throttle_text())

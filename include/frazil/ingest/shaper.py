@@ -123,10 +123,10 @@ class Shaper:
             whole = self._changes(whole, chunk)
         return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole
 
-    def add_drift(self, drift: SchemaDrift, chunk: Chunk, landed: NDArray[np.int64]) -> None:
-        """Add a chunk's schema drift to `drift`, with the casts of only the records that landed."""
+    def add_drift(self, drift: SchemaDrift, chunk: Chunk, *, kept: NDArray[np.int64]) -> None:
+        """Add a chunk's schema drift to `drift`, without the casts of records that are not in `kept`."""
         if drift.cast and not isinstance(chunk, RowChunk):
-            others = np.setdiff1d(np.arange(len(chunk)), landed)
+            others = np.setdiff1d(np.arange(len(chunk)), kept)
             of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}
             counts = {name: count - of_others.get(name, 0) for name, count in drift.cast.items()}
             drift = dataclasses.replace(drift, cast={name: count for name, count in counts.items() if count})

@@ -27,7 +27,7 @@ from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageT
 from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 from frazil.ingest.destinations import UNKNOWN_TARGET, RowDivider
-from frazil.ingest.isolate import IsolatedDecoder
+from frazil.ingest.isolate import CRASHED, IsolatedDecoder
 from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.rejects import RejectCounter
@@ -300,6 +300,8 @@ class _Stage:
     def _land(self, chunk: Chunk, shaped: DecodedChunk) -> None:
         """Count the records of a decoded chunk, and pass its rows and dead letters to the writers."""
         shape, drift = self._shaper_for(chunk.target), shaped.drift
+        # Their casts are not in `drift`, and the decoder may fail for them again.
+        failed = [r.index for r in shaped.rejections if r.error_class in {UNWRITABLE, CRASHED}]
         if self._context.changes and self._context.files:
             shaped = keep_dead_letters(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
@@ -329,7 +331,7 @@ class _Stage:
                 shaped = reject_unchanging(shaped, divided.unchanged)
             else:
                 self._other_events += len(divided.unchanged)
-        shape.add_drift(drift, chunk, shaped.kept)
+        shape.add_drift(drift, chunk, kept=np.append(shaped.kept, np.array(failed, np.int64)))
         self.progress.count_rows(
             chunk.range_index[shaped.kept],
             shape.event_times(shaped.rows),

@@ -112,7 +112,9 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
         if union and not inside:
             merged = [problem for details in tried for problem in _translate_error(details, declared)]
             words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in merged]
-            problems.append(Problem(merged[0].key, merged[0].value, f"is neither {' nor '.join(words)}"))
+            kinds, _, hints = zip(*(word.partition("; ") for word in words), strict=True)
+            message = "; ".join([f"is neither {' nor '.join(kinds)}", *filter(None, hints)])
+            problems.append(Problem(merged[0].key, merged[0].value, message))
         else:
             shown = inside if union else tried
             problems += (problem for details in shown for problem in _translate_error(details, declared))

@@ -50,6 +50,7 @@ def decimal(precision: int) -> dict[str, Any]:
         (decimal(12), "decimal(12, 2)"),
         (decimal(39), MIXED),
         ({"type": "fixed", "name": "F", "size": 4}, "fixed[4]"),
+        ({"type": "fixed", "name": "F", "size": 0}, MIXED),
         ({"type": "enum", "name": "E", "symbols": ["A"]}, "string"),
         ({"type": "array", "items": ["null", "bytes"]}, ListOf("binary")),
         ({"type": "map", "values": "boolean"}, MapOf("boolean")),

@@ -531,6 +531,20 @@ def test_a_quota_is_waited_for_and_named_where_nothing_comes(read: Any, caplog: 
     assert [record.getMessage() for record in caplog.records] == ["a: a quota of the brokers delays each fetch by 40 s"]
 
 
+def test_a_quota_is_waited_for_although_records_that_were_fetched_before_arrive_after_its_event() -> None:
+    now_s = iter(range(1, 10_000))
+    sent = [Sent("a", 0, n, None, b"v", n) for n in range(10)]
+    consumer = MadeConsumer(sent, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_messages, "Consumer", consumer.opened)
+        reader = MessageReader({}, [OffsetRange("a", 0, 0, 100)], monotonic=now_s.__next__)
+        consumer.throttle_cb(SimpleNamespace(throttle_time=300.0))
+        consumer.throttle_cb = lambda _: None
+        with pytest.raises(KafkaUnavailable, match="a quota of the brokers delays each fetch by 300 s"):
+            list(reader)
+    assert next(now_s) > 720
+
+
 @pytest.mark.parametrize("read", [by_columns, by_messages])
 def test_what_was_read_is_reported_before_a_chunk_is_full(read: Any) -> None:
     reported: list[tuple[int, float]] = []

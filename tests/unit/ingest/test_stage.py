@@ -798,3 +798,22 @@ def test_casts_are_counted_only_for_records_that_land(make_world: MakeWorld) -> 
     found = world.stage(records)
     assert [p.rejected for p in found.progress] == [1]
     assert found.drift["main"].cast == {"n": 2}
+
+
+def test_records_that_cannot_be_decoded_or_written_do_not_change_the_count_of_casts(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world({"n": {"type": "int", "cast": "lenient"}})
+    decode = staging.TargetDecoder.__call__
+
+    def failing(decoder: Any, chunk: Chunk) -> Any:
+        if any(b'"13"' in (value or b"") for value in chunk.values):
+            raise ValueError("a bug")
+        return decode(decoder, chunk)
+
+    monkeypatch.setattr(staging.TargetDecoder, "__call__", failing)
+    Poison(monkeypatch, lambda n: n in (3, 4), ValueError("a bug"))
+    records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":"%d"}' % n) for n in (1, 2, 3, 4, 13)]
+    found = world.stage(records)
+    assert [p.rejected for p in found.progress] == [3]
+    assert found.drift["main"].cast == {"n": 2}

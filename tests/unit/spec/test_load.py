@@ -120,6 +120,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
             "partition-by.0: 'day' refers to 'day', which is not a column; write day(column)",
         ],
     ),
+    (
+        "a number for a path",
+        {"schema": {"n": {"type": "int", "from": 5}}},
+        ["schema.n.from: 5 is neither text nor a mapping; put it in quotes"],
+    ),
     ("unknown key", {"comit": {"interval": "5s"}}, ["comit: is an unknown key; did you mean commit?"]),
     ("unknown nested key", {"commit": {"intervall": "5s"}}, ["commit.intervall", "did you mean interval?"]),
     ("snake case", {"partition_by_": None, "commit": {"max_records": 5}}, ["commit.max_records", "max-records"]),

@@ -97,7 +97,9 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
             return MIXED  # Spark cannot read a table with a column of times
         case logical if logical:
             return "timestamp" if logical.startswith("local-") else "timestamptz"
-    return f"fixed[{written.size}]" if written.kind == "fixed" else _SCALAR_TYPES[written.kind]
+    if written.kind == "fixed":
+        return f"fixed[{written.size}]" if written.size else MIXED  # Parquet has no column of length 0
+    return _SCALAR_TYPES[written.kind]
 
 
 def has_few_parts(written: AvroType) -> bool:
