@@ -524,3 +524,12 @@ def test_records_that_a_backfill_dropped_again_count_once():
     again = (*ranges, CommittedRange(11, 29, 18, 0, TOPIC_ID))
     landed = replace(evidence, ranges=again, rows=OffsetTally([*range(2, 60), *range(70, 100)]))
     assert _count_partition(landed).dropped == 10, "the transform of the backfill keeps the others"
+
+
+def test_a_period_counts_its_own_rows_at_offsets_that_a_former_topic_had_too():
+    new, old = CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(0, 400, 390, 10, "old")
+    rows = OffsetTally([*range(100), *range(90)])
+    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, elsewhere=(old,))
+    assert [(n.rows, n.distinct, n.of_former_topics) for n in [_count_partition(period)]] == [(100, 100, 0)]
+    former = replace(period, ranges=(replace(old, end=100, records=90),), elsewhere=(new,))
+    assert [(n.rows, n.of_former_topics) for n in [_count_partition(former)]] == [(90, 90)]
