@@ -140,6 +140,21 @@ def test_a_backfill_drops_the_same(messy: Any, frazil: Command) -> None:
     clean(messy, frazil)
 
 
+def test_rows_that_another_program_deleted_come_back_by_a_backfill(messy: Any, frazil: Command) -> None:
+    messy.catch_up()
+    messy.table().delete("id in (4, 7, 100, 200, 250)")
+    assert frazil("audit", messy.name).returncode == 1
+    with open_backfill(messy.spec, parse_request({"stream": messy.name})) as backfill:
+        published = run(backfill, InProcessEngine())
+    assert messy.ids() == [n for n in range(300) if n % 3 and n not in {31, 61, 91}], published
+    messy.produce([record(n) for n in range(300, 307)], partitions=4)
+    audit = json.loads(frazil("audit", messy.name, "--source", "--json").stdout)
+    assert sum(p["dropped"] for p in audit["partitions"]) == 100
+    notes = {(f["kind"], f["sentence"].split(";")[0].split(",")[0]) for f in audit["findings"]}
+    assert ("not committed", "7 records are not committed yet") in notes
+    assert (audit["clean"], {kind for kind, _ in notes}) == (True, {"not committed", "changed"}), audit["findings"]
+
+
 def test_changes_of_an_upsert_are_transformed_and_deletes_are_computed(stream: Any, frazil: Command) -> None:
     declare(
         stream,

@@ -13,7 +13,14 @@ from pyroaring import BitMap64
 
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, Group, claimed_offsets, find_accepted_loss, merge_ranges
+from frazil.audit.ranges import (
+    CommittedRange,
+    Group,
+    claimed_offsets,
+    find_accepted_loss,
+    group_by_topic_id,
+    merge_ranges,
+)
 from frazil.offsets.spans import covered_offsets, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 from frazil.spec.units import format_count
@@ -75,6 +82,41 @@ def count_duplicates(evidence: Evidence) -> int:
     if evidence.rewritten:  # the number of rows that such an offset may have is unknown
         return at_least
     return max(at_least, evidence.rows.copies - sum(len(repeated & offsets) for offsets in again))
+
+
+def count_dropped(e: Evidence) -> int:
+    """Return the records that the transform dropped, each once, also if a backfill or a reset read them again."""
+    return sum(_dropped_in(e, group) for group in e.groups)
+
+
+def _dropped_in(e: Evidence, group: Group) -> int:
+    bounds = group.bounds(lambda r: r.dropped)
+    lowest = sum(lowest for lowest, _ in bounds.values())
+    return lowest if group.is_single or len(bounds) > 1 else min(lowest, len(group.offsets - e.seen))
+
+
+def count_rows_of_former_topics(e: Evidence) -> int:
+    """Return how many rows earlier topics of this name have in the audited commits; 0 if that is unknown."""
+    former = [
+        bounds
+        for group in e.groups
+        for topic_id, bounds in group.bounds(_row_claims(e).claimed).items()
+        if topic_id != e.topic_id and topic_id in group_by_topic_id(group.audited)
+    ]
+    return sum(lowest for lowest, _ in former) if all(lowest == highest for lowest, highest in former) else 0
+
+
+def count_rows(e: Evidence) -> int:
+    """Return the rows of the audited commits, without those that a topic of another period has at their offsets."""
+    own, others = 0, list[int]()
+    for group in e.groups:
+        audited = group_by_topic_id(group.audited)
+        for topic_id, (lowest, highest) in group.bounds(_row_claims(e).claimed).items():
+            if topic_id in audited:
+                own += highest
+            else:
+                others.append(lowest)
+    return max(0, min(e.rows.rows - sum(others), own + count_duplicates(e))) if others else e.rows.rows
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
@@ -329,7 +371,7 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
     """Report overlapping ranges whose number of records is not exactly known."""
     if e.drops_repeats:
         return
-    open_, first, rewritten = 0, None, covered_offsets(e.rewritten)
+    open_, rewritten = 0, covered_offsets(e.rewritten)
     for group in e.groups:
         if group.is_single or rewritten & group.offsets:
             continue
@@ -341,14 +383,13 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
             bounds = {
                 topic_id: (min(max(lowest, group.lowest(_claimed_records)) - _hidden_rows(e, group), highest), highest)
             }
-        slack = sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
-        first = begin if slack and first is None else first
-        open_ += slack
-    yield _make_finding(
-        e, FindingKind.NOT_COMPARED, open_,
-        f"up to {format_count(open_, 'record')} of offsets that were committed more than once cannot be counted, from "
-        f"offset {first or 0:,} on; `--source` compares those that Kafka still has",
-    )  # fmt: skip
+        open_ += sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
+    remedy = "use `--source`" if e.kafka is None else "Kafka no longer has all of them"
+    # The same sentence for each partition, so that it is printed once.
+    sentence = (
+        f"a backfill, a reset or a recreated topic repeated some offsets, so not all records are counted; {remedy}"
+    )
+    yield _make_finding(e, FindingKind.NOT_COMPARED, open_, sentence)
 
 
 def _report_limits(e: Evidence) -> Iterable[Finding]:

@@ -29,11 +29,11 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         from frazil.audit.upserts import compare_with_source
 
         return result.with_findings(compare_with_source(spec, tables, window=window))
-    ask = partial(ask_kafka, spec) if with_source else None
-    if with_source and spec.transform:
+    ask = partial(ask_kafka, spec, whole=window is None) if with_source else None
+    if ask and spec.transform:
         from frazil.audit.source_records import dropped_offsets  # imports decoding, only if needed
 
-        ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
+        ask = partial(ask, dropped=partial(dropped_offsets, spec, tables))
     place = None
     if with_source and sinks.can_follow:
         from frazil.audit.source_records import records_by_table

@@ -29,6 +29,8 @@ class FindingKind(StrEnum):
     """One source of evidence no longer has the records, but another has."""
     NOT_COMPARED = "not compared"
     """Committed records could not be compared with any source."""
+    NOT_COMMITTED = "not committed"
+    """Kafka has newer records, which no batch has committed yet."""
     SKIPPED = "skipped"
     READ_AGAIN = "read again"
     """Offsets were committed, and are counted, more than once, as after a reset."""
@@ -37,7 +39,7 @@ class FindingKind(StrEnum):
 
     @property
     def is_wrong(self) -> bool:
-        notes = {FindingKind.UNCHECKED, FindingKind.NOT_COMPARED, FindingKind.SKIPPED}
+        notes = {FindingKind.UNCHECKED, FindingKind.NOT_COMPARED, FindingKind.NOT_COMMITTED, FindingKind.SKIPPED}
         return self not in notes | {FindingKind.READ_AGAIN, FindingKind.CHANGED}
 
 
@@ -69,6 +71,8 @@ class PartitionAudit:
     """Includes dead letters of earlier topics with the same name."""
     dropped: int = 0
     """Records that the transform dropped, according to the commit records."""
+    of_former_topics: int = 0
+    """The rows that are of earlier topics with the same name; 0 if their number is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pyroaring import BitMap64
 
@@ -17,10 +17,11 @@ from frazil.commit.open_streams import open_kafka
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.committed_offsets import read_offsets
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.logs import find_truncations
-from frazil.offsets.spans import Span, TopicPartition
+from frazil.kafka.logs import LogEnd, find_truncations
+from frazil.offsets.spans import Span, TopicPartition, count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
+from frazil.spec.units import format_count
 
 
 def ask_kafka(
@@ -28,9 +29,12 @@ def ask_kafka(
     marker: Marker,
     claimed: Claims,
     *,
+    whole: bool = True,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
-    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared."""
+    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared. If `whole`,
+    also report the records after the stream's position.
+    """
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
@@ -47,6 +51,9 @@ def ask_kafka(
             # A truncated log may end before the committed end. Waiting for records after its end would never succeed.
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
         truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
+    if whole:
+        log_ends = {tp: end for tp, end in ends.items() if tp not in truncated}
+        notes += report_not_committed(spec, marker, topics.identity, first, log_ends)
     tallies = read_offsets(resolve_kafka_properties(spec, os.environ), ranges)
     by_transform = dropped(ranges)
     in_kafka = {
@@ -54,6 +61,21 @@ def ask_kafka(
         for tp in ranges
     }
     return in_kafka, tuple(notes)
+
+
+def report_not_committed(
+    spec: StreamSpec,
+    marker: Marker,
+    now: SourceIdentity,
+    first: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, LogEnd],
+) -> Iterator[Finding]:
+    """Report the records after the stream's position, which are not compared."""
+    read = {tp: end.stable for tp, end in ends.items() if not why_not_comparable(tp[0], marker.source, now, spec)}
+    position = {tp: max(offset, first.get(tp, 0)) for tp, offset in marker.offsets.items()}
+    if unread := count_unread(position, first, read):
+        sentence = f"{format_count(unread, 'record', 'is|are')} not committed yet"
+        yield Finding(FindingKind.NOT_COMMITTED, unread, sentence, spec.name)
 
 
 def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:

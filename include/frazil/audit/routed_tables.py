@@ -55,6 +55,8 @@ class RoutedRows:
     problem: str | None = None
     """Why the table, or a file of waiting rows, could not be read."""
     renamed: Target | None = None
+    table: Table | None = None
+    """The stream's table, by its current name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,12 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     if not targets:
         return ()
     waiting = Followers.load(tables, marker).waiting
-    spans: OffsetRanges = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
-    step = partial(_read_with_retries, _RowSearch(tables, waiting, spans, replays, named))
+    if within is None:  # rows of a former topic may be past the marker
+        ends = {tp: max((r.end for r in of), default=0) for tp, of in claimed.ranges.items()}
+        within = {
+            tp: ((0, max(ends.get(tp, 0), marker.offsets.get(tp, 0))),) for tp in ends.keys() | marker.offsets.keys()
+        }
+    step = partial(_read_with_retries, _RowSearch(tables, waiting, within, replays, named))
     found = run_in_parallel(step, targets)
     more = sorted({one.renamed for one in found if one.renamed} - {*targets})
     return (*found, *(run_in_parallel(step, more) if more else ()))
@@ -172,7 +178,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
                 waits += of.rows
         except FileNotFoundError:
             problem = problem or f"a file whose rows wait for the table is missing: {file.path}"
-    return RoutedRows(target, dict(found), waits, problem, renamed_to)
+    return RoutedRows(target, dict(found), waits, problem, renamed_to, None if problem else table)
 
 
 def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:
@@ -206,8 +212,8 @@ def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
 def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
     """Report that the rows of each table were not counted."""
     sentence = (
-        "some offsets were committed more than once, for example by a backfill, so the rows of each table were not "
-        "counted; --source compares the table of each row"
+        "some offsets were committed more than once, for example by a backfill, or because the topic was recreated. "
+        "The rows of each table were not counted; --source compares the table of each row"
     )
     yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
 

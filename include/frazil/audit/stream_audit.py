@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
@@ -16,7 +17,10 @@ from frazil.audit.compare import (
     compare_dead_letters,
     compare_partition,
     compare_repeats,
+    count_dropped,
     count_duplicates,
+    count_rows,
+    count_rows_of_former_topics,
     find_missing_offsets,
     is_counted_once,
 )
@@ -24,6 +28,7 @@ from frazil.audit.evidence import Evidence, RemainingOffsets, gather_evidence, w
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.audit.ranges import merge_ranges
 from frazil.audit.routed_tables import (
+    MAX_READ_ATTEMPTS,
     PublishedReplays,
     RoutedRows,
     compare_table_counts,
@@ -72,8 +77,12 @@ class _Run:
     signals: bool = True
     """Whether frazil signals complete windows of the table."""
 
-    def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Return the evidence, and findings about tables and ranges that cannot be compared."""
+    def evidence(
+        self, claimed: Claims, every: Claims | None = None
+    ) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
+        """Return the evidence, and findings about tables and ranges that cannot be compared. If a period's offsets may
+        also be those of a former topic, `every` are the claims of all times.
+        """
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         default = tally_rows(
@@ -85,7 +94,9 @@ class _Run:
             PublishedReplays.load(self.tables, self.table) if self.marker.routed is not None else PublishedReplays()
         )
         dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
-        routed = read_routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
+        routed = read_routed_rows(
+            self.tables, self.marker, every or claimed, within=within, replays=replays, named=self.named
+        )
         found = gather_evidence(
             self.marker,
             claimed,
@@ -97,10 +108,21 @@ class _Run:
             drops_repeats=self.drops_repeats,
             former_dead_letters=former_dead_letters,
         )
+        if every:
+            found = with_other_claims(found, every, claimed)
         if not routed:
             return found, notes
         own = self.tables.main.identifier, default
-        return found, (*notes, *report_unread_rows(routed), *self._compare_tables(found, own, routed, claimed, replays))
+        changed = {one.renamed or one.target: one.table for one in routed if one.table}
+        return found, (
+            *notes,
+            *report_unread_rows(routed),
+            *self._compare_tables(found, own, routed, claimed, replays),
+            *(f for name, table in sorted(changed.items()) for f in self.foreign_changes(table, where=name)),
+        )
+
+    def foreign_changes(self, table: Table, *, where: str) -> tuple[Finding, ...]:
+        return _report_foreign_changes(table, where=where, window=self.window, signals=self.signals)
 
     def _compare_tables(
         self,
@@ -171,7 +193,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     commit records are older, routed tables newer. With `replayed_from_source`, the caller compares rows with Kafka's
     records. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
     """
-    while True:
+    for attempt in count(1):
         table = tables.main.refresh()
         marker = require_marker(tables, table)
         run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place, signals)
@@ -181,8 +203,11 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
             return _build_audit(
                 run, claimed, (), (*before, *_compare_without_coordinates(run, claimed, declared=coordinates))
             )
-        evidence, notes = run.evidence(claimed)
-        if not _has_new_replay(run):
+        recreated = window is not None and _has_recreated_topic(run, claimed)
+        every = load_all_claims(tables.journals, marker, table.metadata) if recreated else None
+        evidence, notes = run.evidence(claimed, every)
+        is_overtaken = attempt < MAX_READ_ATTEMPTS and _has_newer_rows_at_former_offsets(run, every or claimed)
+        if not (is_overtaken or _has_new_replay(run)):
             break
     evidence = _add_other_claims(run, claimed, evidence, compare_partition)
     if drops_repeats:
@@ -231,7 +256,7 @@ def find_metadata_problems(
     table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
 ) -> tuple[Finding, ...]:
     """Return findings that depend only on metadata and commit records."""
-    changed = _report_foreign_changes(table, stream=marker.stream, window=window, signals=signals)
+    changed = _report_foreign_changes(table, where=marker.stream, window=window, signals=signals)
     return (*_metadata_findings(table, marker, claimed), *changed)
 
 
@@ -269,13 +294,21 @@ def _has_new_replay(run: _Run) -> bool:
     )
 
 
+def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
+    """Return whether routed tables may have newer rows at offsets past the marker, which a former topic's commits
+    claim.
+    """
+    reached = run.marker.offsets
+    if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
+        return False
+    return require_marker(run.tables, run.tables.main.refresh()).settled != run.marker.settled
+
+
 def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
     """Return the evidence, with the claims of all other times if these may explain the period's errors."""
-    if run.window is None or not (
-        any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
-    ):
+    if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compared(e)):
         return evidence
     return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
 
@@ -289,27 +322,25 @@ def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
 
 
 def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
-    findings = (
-        *findings,
-        *_report_foreign_changes(run.table, stream=run.marker.stream, window=run.window, signals=run.signals),
-    )
+    findings = (*findings, *run.foreign_changes(run.table, where=run.marker.stream))
     partitions = tuple(_count_partition(e) for e in evidence)
     return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
 
 
 def _count_partition(e: Evidence) -> PartitionAudit:
-    surplus = count_duplicates(e)
+    rows, surplus = count_rows(e), count_duplicates(e)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
         start=min((r.start for r in e.ranges), default=None),
         end=e.marker if e.whole else max(r.end for r in e.ranges),
-        rows=e.rows.rows,
-        distinct=e.rows.rows - surplus,
+        rows=rows,
+        distinct=rows - surplus,
         duplicates=surplus,
         gaps=len(find_missing_offsets(e)) if e.kafka is not None else None,
         dead_letters=len(e.dead_letters.seen) + e.former_dead_letters,
-        dropped=sum(r.dropped for r in e.ranges),
+        dropped=count_dropped(e),
+        of_former_topics=count_rows_of_former_topics(e),
     )
 
 
@@ -323,7 +354,7 @@ def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
     return (Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream),)
 
 
-def _report_foreign_changes(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
+def _report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
     """Report other programs' commits that removed rows, which do not reopen windows."""
     foreign = [
         snapshot
@@ -342,7 +373,7 @@ def _report_foreign_changes(table: Table, *, stream: str, window: Period | None,
         f"{last.snapshot_id} of {format_utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}"
         f"{'. Windows already signalled stay signalled' if signals else ''}"
     )
-    return (Finding(FindingKind.CHANGED, len(foreign), sentence, stream),)
+    return (Finding(FindingKind.CHANGED, len(foreign), sentence, where),)
 
 
 def _compare_without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:

@@ -19,7 +19,7 @@ from frazil.audit.claims import Claims, load_all_claims, load_claims
 from frazil.audit.compare import FORMER_TOPIC_PREDICATE, can_count_rows, describe_deleted_offsets, format_at_offsets
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.kafka_source import find_truncated_logs, why_not_comparable
+from frazil.audit.kafka_source import find_truncated_logs, report_not_committed, why_not_comparable
 from frazil.audit.ranges import (
     CommittedRange,
     claimed_offsets,
@@ -165,6 +165,9 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
         starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
         truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in starts})
+    if window is None:
+        log_ends = {tp: end for tp, end in ends.items() if tp not in truncated}
+        yield from report_not_committed(spec, marker, topics.identity, first, log_ends)
     for topic, why in why_not.items():
         offsets = sum(len(claimed_offsets(of)) for tp, of in current.items() if tp[0] == topic)
         yield Finding(FindingKind.NOT_COMPARED, offsets, why, topic)

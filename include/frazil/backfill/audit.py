@@ -76,8 +76,8 @@ def find_problems(staged: StagedRecords) -> list[str]:
         if copies:
             problems.append(f"{copies:,} {name} are on the branch more than once")
     dropped = Counter[TopicPartition]()
-    for journal in staged.journals:
-        dropped.update({p.topic_partition: p.dropped for p in journal.progress})
+    for p in (p for journal in staged.journals for p in journal.progress):
+        dropped[p.topic_partition] += p.dropped
     for tp, offsets in (staged.source or {}).items():
         lost = offsets - _seen_in_any((staged.rows, staged.dead_letters), tp)
         if len(lost) != dropped[tp]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -104,16 +105,26 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
         _show_partitions(result, with_source=with_source)
+    result = _join_notes(result)
     reason = None if result.wrong or result.complete or not result.batches else _not_compared_findings(result)[0]
     listed = (f for f in result.findings if f is not reason)  # the last line has the reason
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in listed)
     echo(_summarize(result))
 
 
+def _join_notes(result: Audit) -> Audit:
+    """Return the audit with one note for all partitions that have the same."""
+    joined = dict[tuple[FindingKind, str, str], Finding]()
+    for f in result.findings:
+        key = f.kind, f.sentence, f.where if f.kind.is_wrong else ""
+        joined[key] = replace(joined[key], where=f"{joined[key].where}, {f.where}") if key in joined else f
+    return replace(result, findings=tuple(joined.values()))
+
+
 def _show_partitions(result: Audit, *, with_source: bool) -> None:
-    drops = any(p.dropped for p in result.partitions)
+    drops, has_former = any(p.dropped for p in result.partitions), any(p.of_former_topics for p in result.partitions)
     columns = ["topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters"]
-    columns += ["dropped"] * drops
+    columns += ["dropped"] * drops + ["rows of former topic"] * has_former
     rows = [
         (
             f"{p.topic}-{p.partition}",
@@ -124,6 +135,7 @@ def _show_partitions(result: Audit, *, with_source: bool) -> None:
             "" if p.gaps is None else f"{p.gaps:,}",
             f"{p.dead_letters:,}",
             *([f"{p.dropped:,}"] * drops),
+            *([f"{p.of_former_topics:,}"] * has_former),
         )
         for p in result.partitions
     ]
@@ -137,9 +149,9 @@ def _summarize(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
     period = f" from {format_utc(result.window.from_ms)} to {format_utc(result.window.to_ms)}" if result.window else ""
     when = f", committed{period}" if period else ""
-    subject = f"Stream {result.stream}{f'{when},' if when else ''}"
+    subject = f"Stream {result.stream}{when}"
     if result.wrong:
-        return f"{subject} is not clean: {format_count(len(result.wrong), 'finding')}."
+        return f"{subject}{',' if when else ''} is not clean: {format_count(len(result.wrong), 'finding')}."
     if result.window and not result.batches:
         return f"Stream {result.stream} committed nothing{period}."
     if not (result.batches or result.window or rows):

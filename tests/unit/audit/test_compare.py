@@ -509,3 +509,27 @@ def test_more_records_than_a_range_can_have_are_miscounted():
     evidence = filtered(world, frozenset({3}), now=frozenset({3}), lost=frozenset())
     doubled = replace(evidence, rows=OffsetTally(range(10)), ranges=(replace(evidence.ranges[0], records=10),))
     assert wrong(compare_partition(doubled)) == [(FindingKind.MISCOUNTED, 1)]
+
+
+def test_records_that_a_backfill_dropped_again_count_once():
+    ranges = (
+        CommittedRange(0, 50, 30, 2, TOPIC_ID, dropped=18),
+        CommittedRange(50, 100, 40, 0, TOPIC_ID, dropped=10),
+        CommittedRange(10, 20, 1, 0, TOPIC_ID, dropped=9),
+        CommittedRange(60, 70, 4, 0, TOPIC_ID, dropped=6),
+    )
+    rows = [o for o in range(100) if not (11 <= o < 29 or 60 <= o < 70)]
+    evidence = Evidence("t", 0, 100, TOPIC_ID, ranges, OffsetTally(rows[2:]), OffsetTally(rows[:2]))
+    assert len(rows) + _count_partition(evidence).dropped == 100
+    again = (*ranges, CommittedRange(11, 29, 18, 0, TOPIC_ID))
+    landed = replace(evidence, ranges=again, rows=OffsetTally([*range(2, 60), *range(70, 100)]))
+    assert _count_partition(landed).dropped == 10, "the transform of the backfill keeps the others"
+
+
+def test_a_period_counts_its_own_rows_at_offsets_that_a_former_topic_had_too():
+    new, old = CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(0, 400, 390, 10, "old")
+    rows = OffsetTally([*range(100), *range(90)])
+    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, elsewhere=(old,))
+    assert [(n.rows, n.distinct, n.of_former_topics) for n in [_count_partition(period)]] == [(100, 100, 0)]
+    former = replace(period, ranges=(replace(old, end=100, records=90),), elsewhere=(new,))
+    assert [(n.rows, n.of_former_topics) for n in [_count_partition(former)]] == [(90, 90)]

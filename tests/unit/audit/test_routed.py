@@ -60,6 +60,9 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
         "shop-0": "the route is missing 2 rows that the commit records count, first between offsets 0 and 8",
         "shop.raw_a": "the table has 2 rows, but commit records count 4",
     }
+    (note,) = (f for f in found.findings if f.kind is FindingKind.CHANGED)
+    assert (note.where, note.count) == ("shop.raw_a", 1)
+    assert "deleted 4 and added 2" in note.sentence
 
 
 def test_a_row_in_the_wrong_table_is_reported_both(made: MadeRoute) -> None:
@@ -268,3 +271,53 @@ def test_a_moved_row_is_not_compared_where_commit_records_count_as_many_rows() -
     (found,) = find_misplaced_rows([evidence], ("shop.other", default), routed, placed, counts)
     assert (found.kind, found.where, found.count) == (FindingKind.NOT_COMPARED, "shop.orders", 1)
     assert "shop-0 at offset 2. An earlier declaration of the route may have written them" in found.sentence
+
+
+def test_what_a_topic_made_again_has_is_counted_next_to_the_rows_of_the_former_topic(made: MadeRoute) -> None:
+    """Rows of the former topic are in tables, and at offsets, that the new topic has not reached."""
+    begin = made.now_ms
+    made.run({"main": 20, "shop.orders": 30, "shop.raw_a": 50}, rejected=4)
+    made.run({"main": 10, "shop.raw_b": 40})
+    made.now_ms += HOUR_MS
+    made.topic_id, made.at = "topic-2", 0
+    made.reset({0: 0})
+    assert audited(made).wrong == (), "before a commit"
+    made.run({"shop.orders": 12, "main": 18})
+    found = audited(made)
+    assert found.wrong == ()
+    (numbers,) = found.partitions
+    assert (numbers.rows, numbers.distinct, numbers.of_former_topics) == (180, 180, 150)
+
+    before, after = Period(begin - 1, begin + HOUR_MS), Period(begin + HOUR_MS, begin + 2 * HOUR_MS)
+    counted = []
+    for period in (before, after):
+        of_period = audited(made, period)
+        assert of_period.wrong == ()
+        assert any("the topic was recreated" in f.sentence for f in of_period.findings)
+        counted += [(p.rows, p.distinct, p.of_former_topics) for p in of_period.partitions]
+    assert counted == [(150, 150, 150), (30, 30, 0)]
+
+    load_catalog(None).load_table("shop.raw_b").delete("kafka_offset >= 150")
+    assert said(audited(made)) == {
+        "shop-0": "the route is missing 4 rows that the commit records count, first between offsets 104 and 153"
+    }
+    assert audited(made, before).wrong
+    assert not audited(made, after).wrong
+
+
+def test_rows_that_come_during_the_audit_at_offsets_of_a_former_topic_are_none_too_many(
+    made: MadeRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.run({"main": 10, "shop.raw_a": 50})
+    made.topic_id, made.at = "topic-2", 0
+    made.reset({0: 0})
+    made.run({"shop.raw_a": 20})
+    before = [made.tables.main.refresh()]
+    made.run({"shop.raw_a": 20})
+    real = type(made.tables.main).refresh
+
+    def refresh(handle: Any) -> Any:
+        return before.pop() if before and handle.identifier == "shop.other" else real(handle)
+
+    monkeypatch.setattr(type(made.tables.main), "refresh", refresh)
+    assert audited(made).wrong == ()

@@ -12,6 +12,7 @@ from pyroaring import BitMap64
 
 from frazil.audit import kafka_source
 from frazil.audit.claims import Claims
+from frazil.audit.findings import FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
@@ -72,8 +73,10 @@ def test_a_log_that_was_cut_and_has_grown_is_found_unless_all_of_it_is_accepted(
     marker: Any = SimpleNamespace(
         source=IDENTITY, offsets={T0: 90, T1: 10}, leader_epochs={T0: 2, T1: 1}, rewritten={T0: accepted}
     )
-    spec: Any = SimpleNamespace(source=SimpleNamespace(reads=("t",)))
+    spec: Any = SimpleNamespace(name="s", source=SimpleNamespace(reads=("t",)))
     kafka, notes = kafka_source.ask_kafka(spec, marker, Claims(ranges))
-    assert notes == ()
+    assert [(note.kind, note.sentence) for note in notes] == [
+        (FindingKind.NOT_COMMITTED, f"{90 if found else 100} records are not committed yet")
+    ]
     assert {tp: one.cut for tp, one in kafka.items()} == {T0: found, T1: None}
     assert kafka[T1].offsets == BitMap64(range(10))

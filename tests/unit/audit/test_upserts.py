@@ -112,7 +112,9 @@ def compared_ranges(
     )
     spec: Any = SimpleNamespace(name="orders", route=None, source=SimpleNamespace(reads=("t", "u")))
     tables: Any = None
-    return [*upserts._compare_with_kafka(spec, tables, tables, marker, Claims(ranges))]
+    found = [*upserts._compare_with_kafka(spec, tables, tables, marker, Claims(ranges))]
+    assert [f.where for f in found if f.kind is FindingKind.NOT_COMMITTED] == ["orders"], "t-1 was never read"
+    return [f for f in found if f.kind is not FindingKind.NOT_COMMITTED]
 
 
 class Staged(Exception):

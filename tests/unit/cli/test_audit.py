@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.cli.audit import _print_audit, audit
+from frazil.commit.history import Period
 
 
 def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +46,15 @@ def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pyt
     assert "clean" not in said
 
 
+def test_the_same_note_of_several_partitions_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
+    notes = tuple(Finding(FindingKind.NOT_COMPARED, n, "some offsets were repeated", f"orders-{n}") for n in (1, 2, 3))
+    _print_audit(Audit("orders", (landed,), notes, batches=1), with_source=False)
+    said = capsys.readouterr().out
+    assert said.count("some offsets were repeated") == 1
+    assert "not everything was compared: orders-1, orders-2, orders-3: some offsets were repeated." in said
+
+
 def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 9, 9, 0, None, 0)
     note = Finding(FindingKind.READ_AGAIN, 4, "4 offsets were committed more than once", "orders-0")
@@ -70,3 +80,16 @@ def test_an_audit_is_clean_if_all_agrees_and_its_exit_code_tells_wrong_from_not_
     said = json.loads(ran.stdout)
     assert (ran.exit_code, said["clean"]) == (exit_code, clean)
     assert said["complete"] == (kind is not FindingKind.NOT_COMPARED)
+
+
+def test_a_period_that_was_not_all_compared_and_the_rows_of_a_former_topic_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    landed = PartitionAudit("orders", 0, 0, 48, 246, 246, 0, None, 0, of_former_topics=198)
+    note = Finding(FindingKind.NOT_COMPARED, 5, "5 rows were not compared", "orders")
+    hour = Period(1_800_000_000_000, 1_800_003_600_000)
+    _print_audit(Audit("orders", (landed,), (note,), batches=1, window=hour), with_source=True)
+    said = capsys.readouterr().out
+    assert "rows of former topic" in said.splitlines()[0]
+    assert said.splitlines()[1].split()[-1] == "198"
+    assert "to 2027-01-15 09:00:00Z: no fault found, but not everything was compared: 5 rows were not compared." in said
