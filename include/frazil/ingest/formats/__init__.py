@@ -15,7 +15,7 @@ from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder, RestDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.ingest.formats.csv.lines import LineReader
-from frazil.ingest.formats.fields import RecordShape, Unit, create_fields_decoder, with_path
+from frazil.ingest.formats.fields import WHOLE_KEY, RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.lines import strip_frame
 from frazil.ingest.formats.json.record import quote_value
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from frazil.registry.client import SchemaSource, SchemaText
     from frazil.spec.model import StreamSpec
 
-WHOLE_KEY = "key"
-"""Name of the field that stands for a whole key."""
 PlainFormat = str | Mapping[str, Any]
 """A format as returned by `dump_format`: a format's name, or a mapping."""
 

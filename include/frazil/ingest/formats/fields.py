@@ -35,6 +35,9 @@ from frazil.ingest.formats.text_rewrites import (
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
 from frazil.spec.values import FieldPath
 
+WHOLE_KEY = "key"
+"""Name of the field that stands for a whole key."""
+
 FIRST_CONTAINER_ID = 400_000_000
 Unit = str | Mapping[str, Any]
 """How a column's values arrive in records: a unit (`json.types.Units`), or settings (`ColumnSource`)."""

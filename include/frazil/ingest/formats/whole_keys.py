@@ -14,7 +14,7 @@ from frazil.ingest.binary_arrays import to_arrow_binary
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import DecodedChunk, Rejection, WrappingDecoder, join_results
-from frazil.ingest.formats import WHOLE_KEY
+from frazil.ingest.formats.fields import WHOLE_KEY
 from frazil.registry.client import SchemaSource, SchemaText
 
 _JSON_SCALAR = r'^[ \t\r\n]*("([^"\\]|\\.)*"|[-+.0-9A-Za-z]+)[ \t\r\n]*$'
