@@ -100,7 +100,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         "a word for a mapping",
         {"source": {"topics": "t", "bootstrap-servers": "b:1", "key": "id", "headers": ["tenant"]}},
         [
-            "source.key: 'id' is not a mapping (allowed: column, format, schema-file, message)",
+            "source.key: 'id' is not a mapping (allowed: column, format, schema-file, schema-text, message)",
             "source.headers.0: 'tenant' is not a mapping; write {name: …, column: …} (allowed: name, column)",
         ],
     ),
