@@ -255,7 +255,7 @@ SYSTEMS = {
     for system in (
         System(
             "frazil",
-            "`frazil run --until-caught-up`; beside the columns of the others it writes four of Kafka coordinates",
+            "`frazil run --until-caught-up`; besides the columns of the others, it writes four of Kafka coordinates",
             _frazil,
             makes_table=True,
         ),

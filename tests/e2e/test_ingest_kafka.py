@@ -263,7 +263,7 @@ def test_keys_and_headers_are_columns_and_stay_with_dead_letters(
     wider = dataclasses.replace(
         context,
         targets={**context.targets, "main": target(tmp_path / "main", Schema(*SCHEMA.fields, *beside), BY_DAY)},
-        beside_value={"user": None, "trace": "trace", "raw": "raw"},
+        key_header_columns={"user": None, "trace": "trace", "raw": "raw"},
     )
     result = run(wider, OffsetRange(name, 0, 0, 6))
     assert [(r["id"], r["user"], r["trace"], r["raw"]) for r in landed(result)] == [

@@ -129,7 +129,7 @@ def comparable(rows: list[dict[str, Any]]) -> list[str]:
 def test_rows_equal_those_of_duckdb_on_the_whole_input(sql: str, values: list[dict[str, Any]], size: int) -> None:
     transform, _ = transformed(sql)
     chunk = Chunk.of_values([json.dumps(value).encode() for value in values])
-    fields = transform._beside(transform._decode(chunk), chunk)
+    fields = transform._key_header_reader(transform._decode(chunk), chunk)
     parts: list[DecodedChunk] = [
         transform(chunk.slice(at, at + size)).with_indexes(np.arange(at, min(at + size, len(values))))
         for at in range(0, len(values), size)

@@ -104,7 +104,7 @@ def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
     layout = layout_field_ids(table)
     names = (field.name for field in table.schema().fields if field.field_id in layout)
     fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")
-    fixed |= dict.fromkeys(spec.beside_value, "a record's key or header fills it by this name")
+    fixed |= dict.fromkeys(spec.key_header_columns, "a record's key or header fills it by this name")
     fixed |= dict.fromkeys(RESERVED, "frazil fills it by this name")
     if field := spec.sinks.field:
         fixed[field] = "the route reads it by this name"

@@ -312,7 +312,7 @@ def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.table_schema(spec)
     wanted = change_schema(schema, spec.key) if spec.sinks.mode.replaces_rows else schema
-    filled = value_schema(record_schema(wanted, spec.coordinates), spec.beside_value)
+    filled = value_schema(record_schema(wanted, spec.coordinates), spec.key_header_columns)
     units = units_of_fields(filled, spec.units)
     values = [record.value for record in sample.records]
     return create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values(values))

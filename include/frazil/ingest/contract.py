@@ -204,10 +204,10 @@ class StageContext:
     """Map a column's full name to how its values arrive in records; see `frazil.ingest.formats.fields.Unit`."""
     is_lenient: bool = False
     """Whether columns of primitive types that are not in `units` are read with lenient casts."""
-    beside_value: Mapping[str, str | None] = field(default_factory=dict)
+    key_header_columns: Mapping[str, str | None] = field(default_factory=dict)
     """Map each column that the record's value does not fill to the name of its header, or to None for the key."""
     key_columns: KeyColumns | None = None
-    """The columns of `beside_value` that decoded keys fill; None if keys are text or bytes."""
+    """The columns of `key_header_columns` that decoded keys fill; None if keys are text or bytes."""
     max_future_us: int = 600_000_000
     """How far (us) an event time may be ahead of the record's Kafka timestamp and still advance the watermark."""
     window_us: int | None = None
@@ -234,8 +234,8 @@ class StageContext:
     """How rows are shuffled between decoding and writing; None if each task writes the rows that it reads."""
     destinations: Destinations | None = None
     transform: Transform | None = None
-    """How columns are computed from a record's fields, which `units` and `beside_value` then name; None if the fields
-    are the columns.
+    """How columns are computed from a record's fields; None if the fields are the columns. With it, `units` and
+    `key_header_columns` name fields.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -263,9 +263,9 @@ class StageContext:
         return self.format if self.is_in_topic_format else "json"
 
     @property
-    def beside(self) -> Mapping[str, str | None]:
-        """`beside_value` for the records to read; empty for a backfill's files, where keys and headers are columns."""
-        return self.beside_value if self.is_in_topic_format else {}
+    def filled_from_keys_and_headers(self) -> Mapping[str, str | None]:
+        """`key_header_columns` for the records to read; empty for a backfill's files, which have these columns."""
+        return self.key_header_columns if self.is_in_topic_format else {}
 
     @property
     def record_units(self) -> Mapping[str, str | Mapping[str, Any]]:

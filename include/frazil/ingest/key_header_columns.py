@@ -22,9 +22,9 @@ from frazil.ingest.headers import header_column
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 
 
-def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
-    """Return the schema without the columns in `beside`, which record keys and headers fill."""
-    return Schema(*(f for f in schema.fields if f.name not in beside), schema_id=schema.schema_id)
+def value_schema(schema: Schema, columns: Mapping[str, str | None]) -> Schema:
+    """Return the schema without the `columns`, which record keys and headers fill."""
+    return Schema(*(f for f in schema.fields if f.name not in columns), schema_id=schema.schema_id)
 
 
 def units_of_fields(schema: Schema, units: Mapping[str, Unit]) -> dict[int, Unit]:
@@ -71,13 +71,13 @@ class KeyDecoder:
 class KeyHeaderReader:
     """Adds the columns that are filled from record keys and headers to the decoded rows."""
 
-    def __init__(self, schema: Schema, beside: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
-        """`schema` has all columns that a record fills. `beside` maps a column to the header that fills it; None is the
+    def __init__(self, schema: Schema, columns: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
+        """`schema` has all columns that a record fills. `columns` maps a column to its header, or to None for the
         record's key. `keys` decodes the columns that are not the key's text or bytes.
         """
         self._keys = keys if keys and keys.columns else None
         decoded = keys.columns if keys else set()
-        self._fields = [(schema.find_field(c), header) for c, header in beside.items() if c not in decoded]
+        self._fields = [(schema.find_field(c), header) for c, header in columns.items() if c not in decoded]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:

@@ -54,11 +54,11 @@ class Shaper:
         self._protect = protect
         self._transforms = context.transform is not None
         # With a transform, keys and headers are fields of `records`, which the decoder fills.
-        beside = {} if self._transforms else context.beside
+        columns = {} if self._transforms else context.filled_from_keys_and_headers
         records = record_schema(schema, context.coordinates)
         keys = None if self._transforms else KeyDecoder(context, records)
         self._key_columns = keys.columns if keys else set()
-        self._beside = KeyHeaderReader(records, beside, keys)
+        self._key_header_reader = KeyHeaderReader(records, columns, keys)
         tombstones = create_tombstone_decoder(context, schema)
         self._changes = ChangeReader(context.changes, tombstones) if context.changes else None
         unnests = context.transform is not None and bool(context.transform.unnested)
@@ -118,7 +118,7 @@ class Shaper:
             decoded = dataclasses.replace(decoded, drift=dataclasses.replace(decoded.drift, names=()))
         if self._changes:
             decoded = self._changes.add_tombstones(decoded, chunk)
-        whole = self._beside(decoded, chunk)
+        whole = self._key_header_reader(decoded, chunk)
         if self._changes:
             whole = self._changes(whole, chunk)
         return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole

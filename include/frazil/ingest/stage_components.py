@@ -61,4 +61,4 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
 
 def select_value_columns(context: StageContext, schema: Schema) -> Schema:
     """Return those columns of a table with this schema that a record's value fills."""
-    return value_schema(record_schema(schema, context.coordinates), context.beside)
+    return value_schema(record_schema(schema, context.coordinates), context.filled_from_keys_and_headers)

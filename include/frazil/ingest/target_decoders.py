@@ -106,7 +106,7 @@ def _first_pass_context(context: StageContext) -> StageContext:
         context,
         targets={**context.targets, "main": main},
         units={name: unit for name, unit in context.units.items() if name in names},
-        beside_value={name: header for name, header in context.beside_value.items() if name in names},
+        key_header_columns={name: header for name, header in context.key_header_columns.items() if name in names},
         aliases={name: field_id for name, field_id in context.aliases.items() if field_id in ids},
         changes=changes and dataclasses.replace(changes, required=(), delete_column=None, delete_values=()),
         evolution="off",

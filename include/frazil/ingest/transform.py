@@ -45,11 +45,11 @@ def create_transformed_decoder(context: StageContext, columns: Schema) -> Transf
     """Return the decoder of a stream with a transform. `columns` are the table's columns without the coordinates."""
     assert context.transform is not None
     records = Schema.model_validate_json(context.transform.records_json)
-    filled = value_schema(records, context.beside)
+    filled = value_schema(records, context.filled_from_keys_and_headers)
     units = units_of_fields(filled, context.record_units)
     return TransformedDecoder(
         create_decoder(context.record_format, filled, units, hidden=withheld_paths(context, columns)),
-        KeyHeaderReader(records, context.beside, KeyDecoder(context, records)),
+        KeyHeaderReader(records, context.filled_from_keys_and_headers, KeyDecoder(context, records)),
         context.transform,
         columns,
         withheld=bool(context.sensitive),
@@ -60,10 +60,16 @@ class TransformedDecoder:
     """Decodes records to the fields of `records`, and transforms these fields to rows with the table's columns."""
 
     def __init__(
-        self, decode: Decoder, beside: KeyHeaderReader, transform: Transform, columns: Schema, *, withheld: bool
+        self,
+        decode: Decoder,
+        key_header_reader: KeyHeaderReader,
+        transform: Transform,
+        columns: Schema,
+        *,
+        withheld: bool,
     ) -> None:
         """`withheld`: whether error messages must not quote values."""
-        self._decode, self._beside, self._transform = decode, beside, transform
+        self._decode, self._key_header_reader, self._transform = decode, key_header_reader, transform
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
@@ -74,7 +80,7 @@ class TransformedDecoder:
         if isinstance(chunk, RowChunk):
             fields = DecodedChunk(chunk.rows, np.arange(len(chunk)))
         else:
-            fields = self._beside(self._decode(chunk), chunk)
+            fields = self._key_header_reader(self._decode(chunk), chunk)
         numbered = fields.rows.append_column(ROW, pa.array(np.arange(fields.rows.num_rows)))
         failed: dict[int, str] = {}
         made = None if self._wary else self._transform_all(numbered)

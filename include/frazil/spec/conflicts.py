@@ -140,21 +140,21 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """Each stream is compared with the first one, but its topics with all streams before it."""
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
-        beside = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
+        earlier = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
         for key, mine, its in _window_differences(spec, first):
-            yield f"{path}: {key}: {mine}, but {beside} has: {its}; declare the same"
+            yield f"{path}: {key}: {mine}, but {earlier} has: {its}; declare the same"
         if (spec.mode, spec.key) != (first.mode, first.key):
             yield (
-                f"{path}: mode: {_describe_mode(spec)}, but {beside} has: {_describe_mode(first)}; all streams of a "
+                f"{path}: mode: {_describe_mode(spec)}, but {earlier} has: {_describe_mode(first)}; all streams of a "
                 "table need the same mode and key, so declare the same"
             )
         if first.maintenance != spec.maintenance:
-            yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
+            yield f"{path}: maintenance: differs from that of {earlier[:-1]}; declare the same, or neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
             of_table = _evolution_conflict(first, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"
         for clash in list(_struct_conflicts(_table_struct(spec), _table_struct(first), ()))[:MAX_SCHEMA_CONFLICTS]:
-            yield f"{path}: schema.{clash[0]}: {clash[1]}, but {beside} has: {clash[2]}; declare the same"
+            yield f"{path}: schema.{clash[0]}: {clash[1]}, but {earlier} has: {clash[2]}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
             if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue

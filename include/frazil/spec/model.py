@@ -375,7 +375,7 @@ class StreamSpec(Model):
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         of_rest = {} if self.rest is None else {self.rest: "rest"}
         units = as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
-        other = ({*self.beside_value} - {*self.key_columns}) | {self.rest}
+        other = ({*self.key_header_columns} - {*self.key_columns}) | {self.rest}
         filled = [column for column in self.record_columns if column.name not in other]
         readings = {column.name: reading for column in filled if (reading := column.reading_settings(self.cast))}
         with_unit = {name: {"unit": units[name]} if name in units else {} for name in readings}
@@ -390,8 +390,8 @@ class StreamSpec(Model):
     def value_format(self) -> ValueFormat:
         """The format of values, with the names of the columns that the value fills."""
         declared = self.source.format
-        beside = self.beside_value
-        filled = tuple(column.name for column in self.record_columns if column.name not in beside)
+        key_header_columns = self.key_header_columns
+        filled = tuple(column.name for column in self.record_columns if column.name not in key_header_columns)
         if isinstance(declared, StringFormat | BytesFormat):
             return declared.model_copy(update={"column": declared.column or filled[0]})
         if isinstance(declared, CsvFormat):
@@ -399,7 +399,7 @@ class StreamSpec(Model):
         return declared
 
     @property
-    def beside_value(self) -> dict[str, str | None]:
+    def key_header_columns(self) -> dict[str, str | None]:
         """Map each column that the record's value does not fill to its header, or to None for the record's key."""
         key = dict.fromkeys(column.name for column in self.record_columns if column.is_from_key)
         if self.source.key and self.source.key.column:

@@ -27,11 +27,11 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(f"schema.{column.name}.{key}", None, what)
     place = "source.schema" if spec.source.columns else "schema"
     yield from _find_key_problems(spec, place)
-    of_keys, beside = {*spec.key_columns}, spec.beside_value
+    of_keys, key_header_columns = {*spec.key_columns}, spec.key_header_columns
     for column in spec.record_columns:
         from_key = column.name in of_keys
-        if not from_key and (column.name in beside or column.name == spec.rest):
-            how = "a key or header" if column.name in beside else "all other fields"
+        if not from_key and (column.name in key_header_columns or column.name == spec.rest):
+            how = "a key or header" if column.name in key_header_columns else "all other fields"
             for key in column.reading_settings():
                 what = f"applies to fields of the value, but this column stores {how}; leave it out"
                 yield Problem(f"{place}.{column.name}.{key}", None, what)
@@ -41,7 +41,7 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
         declared = spec.key_format if from_key else spec.source.format
         for key, value, reason in _find_conversion_problems(spec, column, declared):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
-    of_value = [c for c in spec.record_columns if c.name not in beside and c.name != spec.rest]
+    of_value = [c for c in spec.record_columns if c.name not in key_header_columns and c.name != spec.rest]
     yield from _find_overlaps(of_value, spec.source.format, place)
     yield from _find_overlaps([c for c in spec.record_columns if c.is_from_key], spec.key_format, place)
 

@@ -146,7 +146,7 @@ def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
 
 def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
     columns = {column.name: parse_type(column.type) for column in spec.record_columns if column.type}
-    beside = spec.beside_value
+    key_header_columns = spec.key_header_columns
     for column in spec.record_columns:
         for name in column.json_text_fields if column.name in columns else ():
             place = f"schema.{column.name}.as"
@@ -158,7 +158,7 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(place, "json", f"needs a string, but {name} is of type {found}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
                 yield Problem(place, "json", f"cannot be used for {name}, which is the key of a map; leave it out")
-            elif column.name in beside and not column.is_from_key:
+            elif column.name in key_header_columns and not column.is_from_key:
                 what = (
                     "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
@@ -186,7 +186,7 @@ def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem(
             f"schema.{name}.as", "json", "cannot be used for the column of rest, which is always JSON; leave it out"
         )
-    if name in spec.beside_value:
+    if name in spec.key_header_columns:
         yield Problem("rest", name, "is already filled by a key or header; name another column")
     if name in spec.key:
         yield Problem("rest", name, "is a key column, which rest cannot fill; name another column")
@@ -234,8 +234,8 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
     declared = spec.source.format
     if not isinstance(declared, StringFormat | BytesFormat):
         return
-    kind, beside = "string" if isinstance(declared, StringFormat) else "binary", spec.beside_value
-    filled = {column.name: column.type for column in spec.record_columns if column.name not in beside}
+    kind, key_header_columns = "string" if isinstance(declared, StringFormat) else "binary", spec.key_header_columns
+    filled = {column.name: column.type for column in spec.record_columns if column.name not in key_header_columns}
     if len(filled) != 1:
         what = (
             "fills exactly one column, but these columns have neither a key nor a header: "
@@ -256,9 +256,9 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
 def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
     if not isinstance(spec.source.format, CsvFormat):
         return
-    fields, beside = spec.source.format.columns, spec.beside_value
+    fields, key_header_columns = spec.source.format.columns, spec.key_header_columns
     for column in spec.record_columns:
-        if column.name in beside:
+        if column.name in key_header_columns:
             if column.name in fields:
                 what = "is filled by a key or header, not by a field of the line; rename the field"
                 yield Problem("source.format.columns", column.name, what)

@@ -138,7 +138,7 @@ def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
     """Return the key columns that the fields of a tombstone's key fill, if `source.key` does not."""
     if spec.delete is None or not spec.delete.tombstones:
         return ()
-    return tuple(name for name in spec.key if name not in spec.beside_value)
+    return tuple(name for name in spec.key if name not in spec.key_header_columns)
 
 
 def _keys_have_fields(spec: StreamSpec) -> bool:

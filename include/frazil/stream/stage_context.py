@@ -85,7 +85,7 @@ def build_declared_context(
         units=units,
         aliases=other_names,
         is_lenient=spec.cast == "lenient" and spec.evolution.mode != "off",
-        beside_value=spec.beside_value,
+        key_header_columns=spec.key_header_columns,
         key_columns=key_columns(spec),
         transform=current_transform(spec, schema, other_names),
         sensitive=sensitive_fields(spec, schema, other_names),

@@ -47,7 +47,7 @@ def rejected(spec: StreamSpec, of: Sample) -> list[str]:
     """Why the stream does not take some of the sample's records."""
     whole = table_schema(spec)
     check_supported(whole, spec.source.format)
-    filled = value_schema(record_schema(whole, spec.coordinates), spec.beside_value)
+    filled = value_schema(record_schema(whole, spec.coordinates), spec.key_header_columns)
     units = {whole.find_field(name).field_id: unit for name, unit in spec.units.items()}
     values = [record.value for record in of.records]
     return [

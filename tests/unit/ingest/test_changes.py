@@ -53,7 +53,9 @@ def context(world: World) -> StageContext:
     rules = change_rules(world.spec, schema, {})
     assert rules
     targets = {**plain.targets, "main": UPSERT_MODE.staging_target(plain.main, rules.key)}
-    return replace(plain, changes=rules, targets=targets, coordinates=True, beside_value=world.spec.beside_value)
+    return replace(
+        plain, changes=rules, targets=targets, coordinates=True, key_header_columns=world.spec.key_header_columns
+    )
 
 
 def changes(result: StageResult) -> dict[int, dict[str, Any]]:

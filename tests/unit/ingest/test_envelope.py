@@ -381,7 +381,7 @@ def on_page(name: str, events: list[Any]) -> DecodedChunk:
     )
     table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    filled = value_schema(record_schema(change_schema(table, spec.key), coordinates=True), spec.beside_value)
+    filled = value_schema(record_schema(change_schema(table, spec.key), coordinates=True), spec.key_header_columns)
     decode = create_decoder(dump_format(spec.value_format), filled, units)
     return decode(Chunk.of_values([json.dumps(one).encode() for one in events]))
 

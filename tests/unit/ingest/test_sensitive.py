@@ -68,7 +68,7 @@ def context(world: World) -> StageContext:
     return replace(
         world.context(),
         format=dump_portable_format(world.spec.value_format),
-        beside_value=world.spec.beside_value,
+        key_header_columns=world.spec.key_header_columns,
         sensitive=sensitive_fields(world.spec, iceberg.table_schema(world.spec), {}),
     )
 

@@ -505,7 +505,7 @@ def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_an
     context = replace(
         world.context(),
         format={"type": "csv", "columns": ["ts", "x"]},
-        beside_value={"user": None, "trace": "trace"},
+        key_header_columns={"user": None, "trace": "trace"},
         files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),),
     )
     result = stage(context, StageTask(0, (of,)), attempt=0)
@@ -536,7 +536,7 @@ def test_a_replayed_dead_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fi
     context = replace(
         world.context(),
         format={"type": "json", "framing": "confluent"},
-        beside_value={"user": None},
+        key_header_columns={"user": None},
         files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),),
     )
     result = stage(context, StageTask(0, (of,)), attempt=0)
@@ -570,7 +570,7 @@ def test_files_of_a_backfill_have_keys_as_columns_and_lines_of_json_whatever_the
     context = replace(
         world.context(),
         format={"type": "csv", "columns": ["ts", "x"]},
-        beside_value={"user": None},
+        key_header_columns={"user": None},
         files=tuple(RecordFile(str(path), path.stat().st_size, 0, (of,)) for path in (rows, lines)),
     )
     result = stage(context, StageTask(0, (of,)), attempt=0)
@@ -759,7 +759,11 @@ def test_a_record_of_several_lines_lands_whole_with_its_lines_numbered_and_count
         Record(b"\n".join([moment % 1, moment % 1]) + b"\n"),
         Record(None),
     ]
-    plain = {"format": {"type": "json", "lines": True}, "beside_value": {"user": None}, "window_us": 3_600_000_000}
+    plain = {
+        "format": {"type": "json", "lines": True},
+        "key_header_columns": {"user": None},
+        "window_us": 3_600_000_000,
+    }
     held = BitMap64([RANGE_START + 5]).serialize()
     context = replace(world.context(), **plain, existing_dead_letters={("t", 0): held})
     result = world.stage(records, context)

@@ -65,7 +65,7 @@ def context_of(spec: StreamSpec, folder: str = "") -> StageContext:
         targets=targets,
         topic_ids={"t": "id"},
         units=spec.units,
-        beside_value=spec.beside_value,
+        key_header_columns=spec.key_header_columns,
         transform=check_transform(spec).transform if spec.transform else None,
         sensitive=sensitive_fields(spec, schema, {}),
     )
