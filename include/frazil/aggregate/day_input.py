@@ -61,7 +61,8 @@ def held_windows(signals: Sequence[Signal]) -> list[str]:
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
     """Return the input of a new run: the newest snapshot that the day's signals name, if the day is complete.
 
-    Otherwise, or if that snapshot has expired or was rolled back, the current one. Raises SpecError if there is none.
+    Otherwise, or if that snapshot has expired or was rolled back, the current one. Raises SpecError if the table has no
+    snapshot.
     """
     branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))

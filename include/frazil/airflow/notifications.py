@@ -23,7 +23,7 @@ Call = Callable[[Any], None]
 
 
 def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Wrap `call` so that the context has a message, by default of a failed task. Skips the call if there is none."""
+    """Wrap `call` so that the context has a message, by default of a failed task. Without one, nothing is called."""
 
     def report(context: Any) -> None:
         message = (message_of or failure_message)(context)
