@@ -209,7 +209,8 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         is_overtaken = attempt < MAX_READ_ATTEMPTS and _has_newer_rows_at_former_offsets(run, every or claimed)
         if not (is_overtaken or _has_new_replay(run)):
             break
-    evidence = _add_other_claims(run, claimed, evidence, compare_partition)
+    if every is None:
+        evidence = _add_other_claims(run, claimed, evidence, compare_partition)
     if drops_repeats:
         repeats = None if marker.routed else claimed.repeats  # routed tables drop repeats that are not counted here
         of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=replayed_from_source)
