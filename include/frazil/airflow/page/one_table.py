@@ -71,7 +71,8 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
     windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(found.identifier)
     known = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))
     dags = kept.ask("Airflow", ("dags", name), known, keep_s=CACHE_S)
-    runs = kept.ask("Airflow", ("runs", name), partial(_fetch_runs, specs[0]), keep_s=CACHE_S) if calendar else None
+    started_by = partial(_fetch_runs, specs[0]) if calendar else None
+    runs = kept.ask("Airflow", ("runs", name, key), started_by, keep_s=CACHE_S) if started_by else None
     (answer,) = kept.gather([shape], within_s=RESPONSE_TIMEOUT_S)
     complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
     (alerts,) = kept.gather([measured], within_s=0.2)
