@@ -245,7 +245,8 @@ class World:
         self.command("resume", "flood", "--accept")
 
     def _delete_topic(self) -> None:
-        self.kafka.admin().delete_topics(["topic"])["topic"].result(timeout=30)
+        admin = self.kafka.admin()  # a client that is dropped cancels what it was asked for
+        admin.delete_topics(["topic"])["topic"].result(timeout=30)
 
     def _make_topic_again(self) -> None:
         with suppress(Exception):  # a producer may have made it
