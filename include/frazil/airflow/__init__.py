@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from frazil.airflow.assets import partition_asset, reopened_asset
     from frazil.airflow.audits.dag import audit_asset, audit_dag
     from frazil.airflow.backfills.dag import backfill_dag
-    from frazil.airflow.dag_ids import partitions_dag_id, writer_dag_id
+    from frazil.airflow.dag_ids import writer_dag_id
     from frazil.airflow.dead_letters.dag import dead_letters_dag
     from frazil.airflow.declared_streams import check_declarations
     from frazil.airflow.health.dag import health_dag
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from frazil.airflow.writers.dag import writer_dags
     from frazil.airflow.writers.operator import WriterOperator
     from frazil.airflow.writers.trigger import WriterTrigger
+    from frazil.spec.routed_stream import partitions_dag_id
 
 __all__ = [
     "PartitionCompleteSensor",
@@ -59,7 +60,7 @@ _MODULES = {
     "check_declarations": "frazil.airflow.declared_streams",
     "partition_asset": "frazil.airflow.assets",
     "partition_dags": "frazil.airflow.partitions.dag",
-    "partitions_dag_id": "frazil.airflow.dag_ids",
+    "partitions_dag_id": "frazil.spec.routed_stream",
     "reopened_asset": "frazil.airflow.assets",
     "daily_dag_id": "frazil.airflow.aggregations.dag",
     "daily_dags": "frazil.airflow.aggregations.dag",

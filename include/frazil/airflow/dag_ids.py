@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frazil.operations.message import page_path
-from frazil.spec.model import StreamSpec
-from frazil.spec.route import VALUE
+from frazil.spec.routed_stream import partitions_dag_id
 
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
@@ -19,16 +18,6 @@ ROUTE_PREFIX = "route of "
 
 def writer_dag_id(stream: str) -> str:
     return f"frazil_writer_{stream}"
-
-
-def partitions_dag_id(table: str) -> str:
-    """Return the id of a table's partition DAG. A template's tables share one, with the stream's dotless name."""
-    return f"frazil_partitions_{table}"
-
-
-def partitions_dag_of(spec: StreamSpec) -> str:
-    """Return the id of the partition DAG of the table that a stream sees as its own."""
-    return partitions_dag_id(spec.name if VALUE in spec.signal_name else spec.table.identifier)
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:

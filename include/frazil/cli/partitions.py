@@ -21,8 +21,7 @@ from frazil.signals.completion import Assessment, assess_group, assess_table, re
 from frazil.signals.signal import Signal
 from frazil.spec.load import find_streams_of, load_valid_streams
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import VALUE
-from frazil.spec.routed_stream import is_group, never_complete_message
+from frazil.spec.routed_stream import is_group, never_complete_message, partitions_dag_of
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import absent_table_error
@@ -117,7 +116,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     if as_json:
         echo_json(document)
     else:
-        _print_windows(document, f"frazil_partitions_{specs[0].name if VALUE in specs[0].signal_name else table}")
+        _print_windows(document, partitions_dag_of(specs[0]))
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:

@@ -50,6 +50,7 @@ from frazil.signals.completion import assess_table
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
+from frazil.spec.routed_stream import partitions_dag_of
 from frazil.status.cost import PRICES_VARIABLE, Prices
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
@@ -67,11 +68,8 @@ def fetch_stream(spec: StreamSpec) -> StreamState:
     return read_stream_state(spec, now_ms=clock.now_ms())
 
 
-def fetch_windows(specs: Sequence[StreamSpec], *, dag: str) -> Windows | None:
-    """Read the completeness of a table's windows from the streams that feed it; None if the table does not exist.
-
-    `dag` signals these windows.
-    """
+def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
+    """Read the completeness of a table's windows from the streams that feed it; None if the table does not exist."""
     seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
@@ -86,7 +84,7 @@ def fetch_windows(specs: Sequence[StreamSpec], *, dag: str) -> Windows | None:
     unsignalled = ""
     if bound is not None:
         through_us = cursor.through_us if cursor else None
-        unsignalled = describe_signal_delay(seen.decision.complete, bound, through_us, dag=dag)
+        unsignalled = describe_signal_delay(seen.decision.complete, bound, through_us, dag=partitions_dag_of(specs[0]))
     return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders, unsignalled)
 
 

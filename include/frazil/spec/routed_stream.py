@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from frazil.spec.model import StreamSpec, Table
+from frazil.spec.route import VALUE
 from frazil.spec.sinks import Sinks
 
 
@@ -87,3 +88,13 @@ def list_windowed_views(spec: StreamSpec) -> list[StreamSpec]:
     """Return the stream, and its view from each routed table whose windows are signalled."""
     views = (view_from_table(spec, table) for table in (spec.route.complete if spec.route else ()))
     return [spec, *(view for view in views if view is not None)]
+
+
+def partitions_dag_id(table: str) -> str:
+    """Return the id of a table's partition DAG. A template's tables share one, with the stream's dotless name."""
+    return f"frazil_partitions_{table}"
+
+
+def partitions_dag_of(spec: StreamSpec) -> str:
+    """Return the id of the partition DAG of the table that a stream sees as its own."""
+    return partitions_dag_id(spec.name if VALUE in spec.signal_name else spec.table.identifier)

@@ -17,7 +17,7 @@ from pyiceberg.catalog import Catalog
 from frazil.aggregate.due import find_open_day, find_waiting_days, select_late_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_of
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.declared_streams import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, measure_route_share
 from frazil.maintenance.alert_rules import Reading, unread_reading
@@ -37,7 +37,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_valid import DeclaredFile, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group, list_windowed_views
+from frazil.spec.routed_stream import is_group, list_windowed_views, partitions_dag_of
 from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import open_stream_catalog

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil import clock
 from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
-from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_of
+from frazil.airflow.dag_ids import MAINTENANCE_DAG
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.airflow_database import find_unfinished_run, next_run_id, read_pauses
 from frazil.airflow.page.forms import (
@@ -59,6 +59,7 @@ from frazil.operations.prepared_actions import describe_staged, plan_abandon, pl
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import resend_signals
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import partitions_dag_of
 from frazil.supervise.desired import DesiredStore, open_desired_store
 from frazil.table.lost import open_stream_catalog
 

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from urllib.parse import quote
 
 from frazil import clock
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK_PREFIX, partitions_dag_id, writer_dag_id
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK_PREFIX, writer_dag_id
 from frazil.airflow.declared_streams import DeclaredStream
 from frazil.airflow.page import views
 from frazil.airflow.page.airflow_database import Measurement, newest_run_id, read_last_measurement, read_pauses
@@ -57,6 +57,7 @@ from frazil.operations.stream_view import (
 )
 from frazil.operations.table_view import RoutedTables, search_routed
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import partitions_dag_id
 from frazil.status.state import Level, StreamState
 
 T = TypeVar("T")

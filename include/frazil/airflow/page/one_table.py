@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from frazil import clock
-from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id, partitions_dag_of
+from frazil.airflow.dag_ids import MAINTENANCE_DAG
 from frazil.airflow.page.airflow_database import read_last_measurement, read_pauses, read_window_runs
 from frazil.airflow.page.views import (
     CACHE_S,
@@ -30,7 +30,7 @@ from frazil.operations.overview import ActiveAlert
 from frazil.operations.table_view import TableView, WindowRun, route_problems, table_health
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import view_from_table
+from frazil.spec.routed_stream import partitions_dag_id, partitions_dag_of, view_from_table
 from frazil.spec.units import format_duration
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil import clock
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_of, writer_dag_id
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared_streams import DeclaredStream, declared_streams
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.airflow.page.airflow_database import Measurement, read_last_measurement, read_pauses
@@ -224,7 +224,7 @@ def streams_by_table(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None
 
 def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
     key = ("windows", *map(fingerprint_of, specs))
-    fetch = partial(fetch_windows, specs, dag=partitions_dag_of(specs[0]))
+    fetch = partial(fetch_windows, specs)
     return answer_cache().ask(group_of(specs[0]), key, fetch, keep_s=max(WINDOWS_CACHE_S, keep_s))
 
 

@@ -16,7 +16,6 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
-from frazil.airflow.dag_ids import partitions_dag_of
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared_streams import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
@@ -25,7 +24,7 @@ from frazil.quality.gate import find_suite
 from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import VALUE
-from frazil.spec.routed_stream import list_windowed_views
+from frazil.spec.routed_stream import list_windowed_views, partitions_dag_of
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from pyiceberg.catalog import Catalog
 
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
-from frazil.airflow.dag_ids import partitions_dag_id
 from frazil.airflow.data_docs.address import docs_folder, docs_url
 from frazil.airflow.declared_streams import streams_feeding
 from frazil.airflow.gauges import export_windows
@@ -34,7 +33,7 @@ from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess_
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group
+from frazil.spec.routed_stream import is_group, partitions_dag_id
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import open_stream_catalog
