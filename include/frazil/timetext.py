@@ -39,3 +39,8 @@ def format_utc(ms: int | None) -> str:
     except OverflowError:
         return f"{ms} ms"
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
+
+
+def format_day(ms: int) -> str:
+    """Format the day (UTC) of milliseconds since 1970 as `2013-12-30`."""
+    return datetime.fromtimestamp(ms / 1000, UTC).date().isoformat()

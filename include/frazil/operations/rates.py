@@ -6,11 +6,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from statistics import fmean
 
 from frazil.history.points import TEN_MINUTES_MS, Point
 from frazil.status.cost import Prices, StreamCost
+from frazil.timetext import format_day
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
     """Return what a stream wrote and cost on each day that has points, newest first."""
     days: dict[str, tuple[StreamCost, int]] = {}
     for one in points:
-        day = datetime.fromtimestamp(one.at_ms / 1000, UTC).date().isoformat()
+        day = format_day(one.at_ms)
         unmeasured = 0 if one.cpu_ms else one.batches
         cost, files = days.get(day, (StreamCost(), 0))
         cost += StreamCost(one.batches, unmeasured, one.cpu_ms / 1000, one.writes, one.reads, one.bytes)

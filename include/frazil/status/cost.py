@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -17,6 +17,7 @@ from frazil.spec.values import Model
 from frazil.spec.yaml_file import read_mapping
 from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table, state_location
+from frazil.timetext import format_day
 
 PRICES_VARIABLE = "FRAZIL_PRICES"
 """Environment variable with the path of a YAML file of prices."""
@@ -101,6 +102,6 @@ def _costs(journals: JournalStore, since_ms: int) -> Iterator[tuple[str, StreamC
         if journal.created_at_ms < since_ms:
             return
         cost, written = journal.cost or BatchCost(), sum(file.bytes for file in journal.files)
-        day = datetime.fromtimestamp(journal.created_at_ms / 1000, UTC).date().isoformat()
+        day = format_day(journal.created_at_ms)
         unmeasured = int(journal.cost is None)
         yield day, StreamCost(1, unmeasured, cost.cpu_ms / 1000, cost.writes, cost.reads, written)
