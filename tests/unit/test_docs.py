@@ -40,9 +40,8 @@ def test_the_reference_names_every_command() -> None:
 
 def test_the_reference_names_every_dag_and_every_variable_that_dags_read() -> None:
     page = Path("docs/reference/dags.md").read_text()
-    code = "\n".join(
-        file.read_text() for room in ("include/frazil/airflow", "dags") for file in Path(room).rglob("*.py")
-    )
+    files = [file for room in ("include/frazil/airflow", "dags") for file in Path(room).rglob("*.py")]
+    code = "\n".join(file.read_text() for file in [*files, Path("include/frazil/spec/routed_stream.py")])
     dags = re.findall(r'(?:DAG_ID|_DAG) = "(frazil_\w+)"|return f"(frazil_\w+_)\{', code)
     variables = re.findall(r"FRAZIL_[A-Z]+(?:_[A-Z]+)*", code)
     assert len(dags) == 11
