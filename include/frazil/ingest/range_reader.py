@@ -79,7 +79,10 @@ def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Return each topic's slice (start, size) of an array, and the array: each partition's index in `ranges`, or -1."""
+    """Return each topic's slice (start, size) of a lookup array, and the array.
+
+    A topic's slice has the index in `ranges` of each of its partitions, or -1 for a partition without a range.
+    """
     sizes: dict[str, int] = {}
     for r in ranges:
         sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)
@@ -165,7 +168,7 @@ class RangeReader(ABC):
         yield from self._take_last_chunk()
 
     def _progress(self) -> tuple[int, int]:
-        """Return two numbers; when a range advances, one of them changes."""
+        """Return two numbers. Whenever a range advances, at least one of them changes."""
         return len(self._open), int(self._positions.sum())
 
     def _no_progress_timeout_s(self) -> float:
@@ -194,7 +197,7 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _fetch(self, wanted: int, timeout_s: float) -> int:
-        """Returns the number of messages and events."""
+        """Fetch up to `wanted` messages and events. Returns their number."""
 
     @abstractmethod
     def _take_full_chunks(self) -> Iterator[Chunk]:

@@ -99,7 +99,7 @@ class MultiPassReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Each pass closes its own reader."""
+        """Do nothing: each pass closes its own reader."""
 
     def __iter__(self) -> Iterator[Chunk]:
         for turn in group_into_passes(self._ranges):

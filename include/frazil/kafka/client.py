@@ -79,8 +79,8 @@ def describe_source(stream: str | None, servers: str) -> str:
 class _ConnectionErrors:
     """Collects the errors that `poll` delivers, with the time of the previous poll.
 
-    librdkafka's callback refers to this object: if it referred to the client, only the garbage collector could free
-    that.
+    librdkafka's callback refers to this object. If it referred to the client, only the garbage collector could free the
+    client.
     """
 
     def __init__(self) -> None:

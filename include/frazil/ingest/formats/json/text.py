@@ -49,7 +49,7 @@ class RecordError(Exception):
 
 
 def strip_message(value: bytes | None) -> bytes:
-    """Remove surrounding white space. Raises RecordError if it does not look like an object in UTF-8."""
+    """Remove surrounding white space. Raises RecordError if the value does not look like a JSON object in UTF-8."""
     if value is None:
         raise RecordError("Tombstone", "the message has no value")
     text = value.strip(WHITE_SPACE)
