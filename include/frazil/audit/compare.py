@@ -85,7 +85,7 @@ def count_duplicates(evidence: Evidence) -> int:
 
 
 def count_dropped(e: Evidence) -> int:
-    """Return the records that the transform dropped, each once, also if a backfill or a reset read them again."""
+    """Return the number of records that the transform dropped. Counts a record once, even if it was read repeatedly."""
     return sum(_dropped_in(e, group) for group in e.groups)
 
 
@@ -107,7 +107,7 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 
 def count_rows(e: Evidence) -> int:
-    """Return the rows of the audited commits, without those that a topic of another period has at their offsets."""
+    """Return how many rows the audited commits have, without rows of topics that only other periods' commits have."""
     own, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
@@ -152,7 +152,7 @@ def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Fin
 
 
 def find_ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that may also be a record's of an earlier topic or of a log before its truncation."""
+    """Return the offsets that may also be another record's: of an earlier topic, or of the log before truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
@@ -234,7 +234,7 @@ class _TableClaims:
     """Offsets in no table whose loss an operator accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
-        """Return the minimum of missing records in a group, and the number of records beyond its claims."""
+        """Return the minimum number of missing records in a group, and the number of records that exceed its claims."""
         accepted = self.accepted
 
         def count(r: CommittedRange) -> int:
@@ -281,7 +281,7 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
 
 
 def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
-    """Report where a table's records differ from the commit records, except those reported as missing."""
+    """Report where a table's records differ from the commit records. Leaves out records already reported as missing."""
     fewer = more = 0
     first: Group | None = None
     of_rows, dead_letters = witness.tally is e.rows, _dead_letter_claims(e)
@@ -309,17 +309,17 @@ def _claimed_records(r: CommittedRange) -> int:
 
 
 def _max_records(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
-    """Return the possible maximum of records in a group, except records of the topic `but`."""
+    """Return the maximum number of records that a group can have, except records of the topic with the id `but`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 
 def _is_exact(e: Evidence, group: Group) -> bool:
-    """Return whether `Group.lowest` applies: ranges overlap, of one log that was not truncated."""
+    """Return whether `Group.lowest` applies: the ranges overlap, and belong to one log that was not truncated."""
     return not group.is_single and len(group.generations) == 1 and not covered_offsets(e.rewritten) & group.offsets
 
 
 def _hidden_rows(e: Evidence, group: Group) -> int:
-    """Return how many missing rows of overlapping ranges dead letters of the same offsets may hide."""
+    """Return how many missing rows of overlapping ranges may go unnoticed: dead letters can have the same offsets."""
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
         return 0
@@ -329,7 +329,9 @@ def _hidden_rows(e: Evidence, group: Group) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare a dedupe stream's rows with its records minus `repeats`, unless unknown and compared `by_source`."""
+    """Compare a dedupe stream's number of rows with its records minus `repeats`. If commit records do not determine
+    this number, only reports that, unless records are also compared `by_source`.
+    """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     records = sum(_max_records(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
@@ -419,7 +421,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
 
 
 def describe_deleted_offsets(committed: int, first: int) -> str:
-    """Return a sentence about committed offsets that Kafka no longer has."""
+    """Return a message about committed offsets that Kafka no longer has."""
     checked = format_count(committed, "committed offset", "was|were")
     return f"Kafka no longer has offsets before {first:,}: {checked} checked against commit records only"
 
@@ -429,7 +431,7 @@ def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> 
 
 
 def is_counted_once(e: Evidence) -> bool:
-    """Return whether each audited offset was committed once and is one record's, so counting rows suffices."""
+    """Return whether each audited offset was committed once, for a single record. Counting rows is then sufficient."""
     once = all(group.is_single for group in e.groups)
     return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 

@@ -111,7 +111,7 @@ class ComparedTables:
 
     @classmethod
     def load(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> ComparedTables:
-        """Load the routed tables after the default table `main`, with its marker."""
+        """Load the routed tables, after `main` and its `marker` have been loaded."""
         if not (sinks := spec.sinks).can_follow:
             return cls({"main": main}, {})
         routed = load_route_tables(main.catalog, sinks)

@@ -58,7 +58,7 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters and, `with_source`, row values against Kafka's records."""
+    """Audit the table and its dead letters. With `with_source`, also compares the rows' values with Kafka's records."""
     named, result = spec.sinks.named, None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
@@ -76,7 +76,7 @@ def audit_upserts(
 
 
 def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding:
-    """Report that no values were compared. `rows` is the number of rows of the changes, if counted."""
+    """Report that no values were compared. `rows` is the number of changes that have a row, if counted."""
     sentence = (
         f"{format_count(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source compares them)"
@@ -136,7 +136,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     window: Period | None = None,
     by_records: bool = False,
 ) -> Iterator[Finding]:
-    """Report how merging Kafka's records of the claimed ranges would change the tables, without a commit."""
+    """Report how merging Kafka's records of the claimed ranges would change the tables. Commits nothing."""
     if marker.routed is not None and not spec.sinks.can_follow:
         sentence = (
             f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
@@ -194,7 +194,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
-    """Return the offsets to read again, from `start` to the marker, without skipped ones and accepted losses."""
+    """Return the offsets to read again, from `start` to the marker, without accepted losses and known skipped ones."""
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
@@ -275,7 +275,7 @@ def _report_table_differences(
 def _inserted_offsets(
     done: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of rows with an event time that merging would add to a dedupe table."""
+    """Return the offsets of rows that merging would add to a dedupe table. Leaves out rows without an event time."""
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
     target, event_time = context.target, context.rules.event_time or ""
@@ -300,7 +300,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     may_delete: str | None = None,
     by_others: int = 0,
 ) -> Iterator[Finding]:
-    """Report the keys that merging all records would change, and that no delete or other stream explains."""
+    """Report keys that merging all records would change. `may_delete` names what may have deleted missing keys."""
     again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
     restored = (
         f", also the {format_count(by_others, 'row')} that other streams of the table deleted" if by_others else ""

@@ -25,7 +25,7 @@ def check_own_table(spec: StreamSpec, table: Table | None) -> None:
 
 
 def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
-    """Explain why the stream's own table no longer has its name; None if it has. `table` has the name now."""
+    """Explain why the stream's own table is not found by its name; None if it is. `table` is the one found, if any."""
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None
     if table is None and (lost := find_lost_table(spec)):

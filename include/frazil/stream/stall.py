@@ -175,7 +175,7 @@ def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sam
 
 
 def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
-    """Return the stall at `sample`, the last one in `history`: of Kafka, the planner, offsets or the watermark."""
+    """Return a stall at `sample`, the last in `history`: of Kafka, planner, offsets, a transaction or the watermark."""
     if sample.phase not in WORKING_PHASES:
         return None
     return (
@@ -201,7 +201,7 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
 def _find_silent_planner(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find a planner without an answer while the writer waits, so the unread records are unknown."""
+    """Find a planner that has had no answer from Kafka while the writer waits. The unread records are then unknown."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -229,7 +229,7 @@ def _find_silent_planner(
 def _find_offset_stall(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find unread records without progress; a first batch over them may take as long as it advances."""
+    """Find unread records without progress. The first batch that reads them counts as progress while it advances."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.stall_timeout_ms:
         return None
@@ -352,7 +352,7 @@ class StallWatch:
         self._limits = dataclasses.replace(self._declared, interval_ms=interval_ms)
 
     def evaluate(self, sample: WriterSample) -> Stall | None:
-        """Return the stall at the sample's time, if any; while the writer takes over or stops, the last result."""
+        """Return the current stall, if any. While the writer takes over or stops, this is the last result."""
         self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING_PHASES:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)

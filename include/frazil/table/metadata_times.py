@@ -31,7 +31,7 @@ def next_ms(metadata: TableMetadata, now_ms: int) -> int:
 
 
 def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """Return the metadata `after` with its times, and both logs, in order."""
+    """Return `after`, with a time later than that of `before`, and with the entries of both logs in order of time."""
     if after == before:
         return after
     return after.model_copy(
