@@ -174,7 +174,10 @@ class OutageReported:
 
 @dataclass(frozen=True, slots=True)
 class TablesBehind:
-    """Routed tables are missing rows, and the writer retries adding them; without `names`, none is any longer."""
+    """Routed tables are missing rows, and the writer retries adding them.
+
+    If `names` is empty, no table is missing rows now.
+    """
 
     names: frozenset[str]
     sentence: str

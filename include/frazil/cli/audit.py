@@ -113,7 +113,7 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
 
 
 def _join_notes(result: Audit) -> Audit:
-    """Return the audit with one note for all partitions that have the same."""
+    """Return the audit with equal notes joined into one, which lists their partitions."""
     joined = dict[tuple[FindingKind, str, str], Finding]()
     for f in result.findings:
         key = f.kind, f.sentence, f.where if f.kind.is_wrong else ""

@@ -131,7 +131,7 @@ def show(  # noqa: PLR0913 - a command's options
 def discard_(  # noqa: PLR0913 - a command's options
     stream: str, streams_folder: Path, *, as_json: bool, because: str, by: str, dry_run: bool, yes: bool, **which: Any
 ) -> None:
-    """Mark dead letters of STREAM as settled, with the user and the reason.
+    """Mark dead letters of STREAM as discarded, with the user and the reason.
 
     The dead letters stay in their table, but `frazil dlq list` and `replay` omit them.
 

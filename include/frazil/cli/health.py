@@ -220,7 +220,7 @@ def _problem_sentence(error: Exception) -> str:
 def _report_if_possible(
     requests: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
 ) -> TableReport | None:
-    """Measure a table; None if it fits a route's name template but was not created by the route."""
+    """Measure a table. Return None if its name matches a route's template, but the route did not create it."""
     try:
         return requests.run(maintained.catalog, lambda: _measure_table(maintained, now_ms=now_ms, deep=deep))
     except NotMadeByRoute:

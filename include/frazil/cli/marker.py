@@ -59,9 +59,9 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     """Choose where STREAM continues to read.
 
     Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. For each topic-partition, shows what it skips
-    (records that never reach the table) and what it reads again (duplicates, if the table has them). Asks, and commits
-    the new marker with the next epoch in one snapshot. This fences a running writer: it ends within a minute, or after
-    the batch that it stages. No row is deleted.
+    (records that never reach the table) and what it reads again (duplicates, if the table has them). Asks for
+    confirmation, and commits the new marker with the next epoch in one snapshot. This fences a running writer: it ends
+    within a minute, or after the batch that it stages. No row is deleted.
 
     \b
     Example:
@@ -140,9 +140,9 @@ def _print_moves(
 def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
-    Shows how many rows the table has and since when, checks the schema (and adds missing declared columns), then writes
-    the first marker. The marker starts at the stream's declared source.start. If another stream of the table has read
-    the same topics (after a rename), it starts at that stream's position instead. No row changes.
+    Shows how many rows the table has, and the time of its oldest snapshot. Checks the schema, adds missing declared
+    columns, and writes the first marker. The marker starts at the stream's declared source.start. If another stream of
+    the table has read the same topics (after a rename), it starts at that stream's position instead. No row changes.
 
     \b
     Example:
@@ -181,7 +181,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
 def _describe_earlier_readers(
     stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None
 ) -> Iterator[str]:
-    """Yield sentences about streams that wrote records of the same topics to this table before."""
+    """Yield messages about streams that wrote records of the same topics to this table before."""
     for other, topics in others.items():
         yield (
             f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} continues at its position. "
@@ -234,7 +234,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
 
 
 def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
-    """Raise SpecError if rows wait for routed tables: only the journals, about to be deleted, list their files."""
+    """Raise SpecError if rows wait for routed tables: the journals, which list the rows' files, would be deleted."""
     try:
         marker = tables.marker()
     except MarkerUnreadable:

@@ -153,7 +153,7 @@ def _give_up(  # noqa: PLR0913
     *,
     yes: bool,
 ) -> bool:
-    """Give up the waiting rows of one table, if the user confirms. Return False if none waited."""
+    """Give up the waiting rows of one table, if the user confirms. Return False if no row waited."""
     _check_routed(opened, default_marker, found, table)
     is_routed, exists = route_may_include(opened.spec, opened.tables, table), _table_exists(opened, table)
     if is_routed and not exists:
@@ -219,7 +219,7 @@ def _is_settled(
 def _discard_rows(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Discard rows that wait for a table that the route no longer includes. Return True if that was all."""
+    """Discard rows that wait for a table that the route no longer includes. Return True if nothing more is to do."""
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)

@@ -233,7 +233,10 @@ def _run_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Ask this process to end when the parent ends, even if killed: only the parent holds the pipe's other end."""
+    """Wait until the parent ends, even if killed, then ask this process to end.
+
+    The parent is the only process that holds the other end of the pipe `lifeline`.
+    """
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
     os.kill(os.getpid(), signal.SIGTERM)

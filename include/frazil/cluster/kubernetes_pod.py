@@ -38,7 +38,7 @@ _SUPPORTED_PREFIXES = tuple(
 
 
 def pod_name(driver: ClusterDriver) -> str:
-    """Return the name of the driver's pod, by which Kubernetes refuses a second submission of the same launch."""
+    """Return the name of the driver's pod. It is unique to a launch, so Kubernetes refuses a second submission."""
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
     return f"frazil-{slug}"[: 63 - len(end)].rstrip("-") + end

@@ -22,7 +22,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check of `subject` found, in one sentence; `fix` is empty if nothing is to do, or `said` says it."""
+    """The finding of a check, in one sentence. `fix` is empty if nothing is to be done, or if `said` already has it."""
 
     subject: str
     state: CheckState

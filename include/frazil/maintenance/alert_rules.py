@@ -117,7 +117,10 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if the average one is small, else 0; None if sizes are unknown."""
+    """Return the number of data files if their average size is small; None if sizes are unknown.
+
+    Otherwise return 0, or up to `threshold` if the average is not yet large enough to end an alert.
+    """
     if health.data_files and not health.data_bytes:
         return None
     share = health.average_file_bytes / (health.target_file_bytes / 10)

@@ -98,10 +98,11 @@ def plan_compaction(
     spec_id: int,
     busy: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
-    """Choose the partitions that one run rewrites, from a deep measurement. Partitions that end by `complete_before_us`
-    (since 1970) get no more rows. Partitions of other specs than `spec_id` are not chosen, but Iceberg also rewrites
-    their small files that overlap a chosen partition; these count against the budget.
-    Rewrites of `busy` partitions come last, few and small: each may force a batch to merge again.
+    """Choose the partitions that one run rewrites, from a deep measurement.
+
+    Partitions that end by `complete_before_us` (since 1970) get no more rows. Partitions of other specs than `spec_id`
+    are not chosen. Iceberg also rewrites their small files that overlap a chosen partition; these count against the
+    budget. Rewrites of `busy` partitions come last, few and small: each may force a batch to merge again.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -137,7 +138,10 @@ def removed_files_per_byte(rewrite: Rewrite) -> float:
 def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | LeftPartition | None:
-    """Return the rewrite that a partition needs, or why its small files are left. Ignores the budget."""
+    """Return the rewrite that a partition needs, or why its small files are left; None if it needs no rewrite.
+
+    Ignores the budget.
+    """
     # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
         partition.deletes.shared >= MIN_DELETES_PER_FILE * partition.files
@@ -196,7 +200,7 @@ def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent:
 
 
 def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[LeftPartition]]:
-    """Split busy partitions' rewrites into parts that finish between two batches. Also returns the skipped ones."""
+    """Split rewrites of busy partitions into parts that finish between two batches. Also returns skipped partitions."""
     pieces: list[Rewrite] = []
     left: list[LeftPartition] = []
     each = max(MAX_BUSY_REWRITES // max(len(busy), 1), 1)
@@ -220,10 +224,12 @@ def _files_after_rewrite(size: int, target: int) -> int:
 def _select_within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[LeftPartition]]:
-    """Return the best rewrites within the budget, and what is left. The first that does not fit is taken in part, and
-    ends the run, so that no partition waits forever. A rewrite with shared delete files is taken whole, even if it
-    alone exceeds the budget. A rewrite is skipped if it exceeds the budget with files of `old` specs, or has no part
-    that is surely halved.
+    """Return the rewrites of one run, in the order of `ordered`, and the partitions that are left.
+
+    The cost of a rewrite includes overlapping files of `old` specs. The first rewrite that does not fit into `budget`
+    bytes is done in part, and ends the run, so that no partition waits forever. A rewrite with shared delete files is
+    done whole, even if it alone exceeds the budget. A rewrite is skipped if files of `old` specs make it exceed the
+    whole budget, or if it has no part that is certain to halve its files.
     """
     taken: list[Rewrite] = []
     left: list[LeftPartition] = []
@@ -278,9 +284,10 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
 
 
 def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number. Iceberg rewrites all files
-    below a size. At most `bytes / below` are as large (Markov's inequality), so an even number below half the target is
-    halved.
+    """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number.
+
+    Iceberg rewrites all files below a size. At most `bytes / below` files are as large (Markov's inequality). An even
+    number of files below half the target becomes at most half as many.
     """
     if rewrite.deleted_percent is not None:
         return _plan_due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
@@ -297,7 +304,7 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
 
 
 def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """Return a rewrite of up to `files` data files with many deleted rows."""
+    """Return a rewrite of up to `files` data files with many deleted rows; None if there are none."""
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:

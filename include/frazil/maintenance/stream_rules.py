@@ -272,7 +272,7 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
 
 
 def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
-    """Return the reading of the rule `aggregation`: complete days not aggregated `within` the time."""
+    """Return the reading of the rule `aggregation`: complete days that were not aggregated `within` this time."""
     days = ", ".join(
         f"{one.day} (complete since {format_utc(one.since_ms)})" for one in late[:MAX_LISTED]
     ) + _more_text(len(late))
@@ -301,7 +301,7 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
 
 
 def fact_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """Return the reading of a fact, whose alert fires and resolves at once."""
+    """Return the reading of a rule that is true or false. Its alert fires and resolves without hold time."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 
@@ -312,7 +312,10 @@ def _more_text(count: int) -> str:
 def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> IncompleteWindow | None:
-    """Return the table's first incomplete window, and what it waits for if due. `specs` has all its streams."""
+    """Return the table's first incomplete window, with the reason if it is due; None if none is known.
+
+    `specs` are all streams of the table.
+    """
     cursor = signals.cursor
     if cursor is None:
         return None

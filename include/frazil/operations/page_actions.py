@@ -137,7 +137,7 @@ def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> 
 
 
 def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
-    """Return a sentence for each Airflow component that must be started before the action takes effect."""
+    """Return a message for each Airflow component that must be started before the action takes effect."""
     return tuple(
         f"{one.words}: the action takes effect when the {one.component} runs again."
         for one in silent

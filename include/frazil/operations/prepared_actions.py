@@ -72,7 +72,7 @@ def compute_moves(
 def describe_stream_consequences(
     spec: StreamSpec, plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets
 ) -> list[str]:
-    """Return sentences about the consequences of a reset, which depend on the stream's mode."""
+    """Return messages about the consequences of a reset, which depend on the stream's mode."""
     merged = "by order" if spec.order_by else spec.sinks.mode.repeats
     return describe_consequences(plan, seen=seen, now=now, merged=merged)
 

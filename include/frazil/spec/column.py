@@ -89,7 +89,7 @@ class Column(Model):
         return (self.name,) if self.from_ is None else parse_path(self.from_)
 
     def reading_settings(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
-        """Return the settings for reading the column, except type and unit. `cast` is the stream's."""
+        """Return the settings for reading the column, except type and unit. `cast` is the stream's setting."""
         found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
         if "lenient" in {cast, self.cast} and "<" not in self.type:
             found["cast"] = self.cast or cast

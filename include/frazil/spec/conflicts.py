@@ -16,7 +16,7 @@ MAX_SCHEMA_CONFLICTS = 10
 
 
 def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return a sentence for each conflict between streams in names, tables, applications, topics and schemas."""
+    """Return a message for each conflict between streams in names, tables, applications, topics and schemas."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
@@ -32,7 +32,7 @@ def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
 
 
 def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return an error for each table of another stream that the stream declared in `path` would write."""
+    """Return a message for each table that the stream in `path` would write although another stream owns it."""
     return [
         error
         for error in (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
@@ -89,7 +89,10 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """A window of a table is complete only if all streams that route to it agree on its windows."""
+    """Yield an error for each routed table whose streams declare different windows or schema evolution.
+
+    A window is complete only if all streams that route to its table agree on the table's windows.
+    """
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     templates: dict[str, Path] = {}
     for path, spec in streams.items():
@@ -110,7 +113,10 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
 
 
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Streams of an application must agree on resources; its name must not be a stream's."""
+    """Yield an error for each resource that an application's streams declare differently, and for ambiguous names.
+
+    An application must not have a stream's name, because commands accept both.
+    """
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}
     for path, spec in streams.items():
@@ -137,7 +143,10 @@ def _describe_mode(spec: StreamSpec) -> str:
 
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Each stream is compared with the first one, but its topics with all streams before it."""
+    """Yield an error for each setting on which the streams of a table differ, and for each topic that two of them read.
+
+    Settings are compared with those of the first stream, topics with the topics of all earlier streams.
+    """
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         earlier = f"the stream in {first_path}, which also writes to {spec.table.identifier},"

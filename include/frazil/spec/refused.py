@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """A feature, and the values of another setting that exclude it."""
+    """A feature, and the values of another setting with which frazil refuses it."""
 
     feature: str
     place: str

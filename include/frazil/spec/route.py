@@ -98,7 +98,7 @@ class Route(Model):
         return self
 
     def derive_table_name(self, value: str) -> str:
-        """Return the table that the template creates for a routing value. Each value has its own."""
+        """Return the table that the template creates for a routing value. Different values have different tables."""
         if self.template is None:
             raise AssertionError("a route without a template creates no tables")
         return self.template.replace(VALUE, derive_name_part(value))
@@ -124,8 +124,8 @@ def find_refusal(value: str, allow: Iterable[str]) -> str | None:
 def derive_name_part(value: str) -> str:
     """Return the part of a table's name that stands for a routing value.
 
-    A plain value is used unchanged, unless it ends like a hash. Any other becomes its plain characters and a 48-bit
-    hash.
+    A plain value is used unchanged, unless it ends like a hash. Another value is reduced to its plain characters,
+    followed by 48 bits of its hash.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
@@ -204,7 +204,7 @@ def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _find_integer_problems(route: Route, column: str) -> Iterator[Problem]:
-    """Yield each key of `tables` that no value can equal, because it is not a canonical integer."""
+    """Yield a problem for each key of `tables` that no value can equal, because it is not a canonical integer."""
     for value in route.tables:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))

@@ -83,7 +83,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 def find_key_problems(
     spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]
 ) -> Iterator[Problem]:
-    """Yield each column that cannot be part of a key, which is at `where` in the YAML."""
+    """Yield a problem for each column that cannot be part of the key. `where` is the key's path in the YAML."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -135,14 +135,17 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
 
 
 def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that the fields of a tombstone's key fill, if `source.key` does not."""
+    """Return the key columns that fields of a tombstone's Kafka key must fill, because `source.key` does not.
+
+    Empty if tombstones do not delete rows.
+    """
     if spec.delete is None or not spec.delete.tombstones:
         return ()
     return tuple(name for name in spec.key if name not in spec.key_header_columns)
 
 
 def _keys_have_fields(spec: StreamSpec) -> bool:
-    """Keys are assumed to have the format of the values."""
+    """Return whether records' keys have fields. Keys are assumed to have the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -194,7 +197,7 @@ def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
-    """Change files store coordinates even if the table does not."""
+    """Yield a problem for each column named like a coordinate: change files always store coordinates."""
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:

@@ -76,7 +76,11 @@ def find_target_offsets(
 def _offsets_from_marker(
     seen: StateBeforeReset, now: AvailableOffsets, *, named: Offsets | None = None
 ) -> dict[TopicPartition, int]:
-    """Return the marker's offsets, limited to the offsets in Kafka. Without a marker, `named` must have all."""
+    """Return the marker's offsets, limited to the offsets in Kafka.
+
+    Without a readable marker, returns no offsets if `named` has all topic-partitions. Otherwise raises
+    MarkerUnreadable.
+    """
     if seen.marker is None:
         if named is not None and named.keys() == now.first.keys():
             return {}
@@ -114,7 +118,7 @@ _REPEATED_TEXTS: Mapping[str, str] = {
 def describe_consequences(
     plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets, merged: RepeatHandling = "no"
 ) -> list[str]:
-    """Return sentences about records that the table never gets after a reset, and records that it may get again."""
+    """Return messages about records that the table never gets after a reset, and records that it may get again."""
     sentences = []
     if seen.rolled_back:
         sentences.append(

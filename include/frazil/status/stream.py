@@ -44,7 +44,7 @@ def read_stream_state(
     """Read the state of one stream. Parts that cannot be read become problems.
 
     `problem` is the error in its declaration. Without `in_full`, waiting batches are counted instead of Kafka and
-    routed tables. With `out_of_reach`, the catalog is not read. Raises only errors that come from an upgrade of frazil.
+    routed tables. With `out_of_reach`, the catalog is not read. Raises only errors that an upgrade of frazil caused.
     """
     folder = run_folder(spec.name)
     try:
@@ -124,14 +124,14 @@ def _add_writer_report(
 
 
 def _find_caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
-    """Return when this host's last writer had committed every record, unless another has committed since."""
+    """Return when this host's last writer had committed every record; None if another writer has committed since."""
     if heartbeat is None or known.commits_elsewhere or known.writer.fenced:
         return None
     return heartbeat.caught_up_at_ms
 
 
 def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
-    """Whether a writer runs, or None: only commits show a writer on another host."""
+    """Whether a writer runs; None if unknown, because only commits show a writer on another host."""
     if known.writer.pid is not None:
         return True
     if known.writer.has_ended and not known.commits_elsewhere:

@@ -256,7 +256,10 @@ def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest consecutive launches that ended unasked, without a commit or a change, newest first."""
+    """Return the latest consecutive exits of writers that were not asked to end and had not committed, newest first.
+
+    Ends at an exit with another declaration or desired state, or more than `window_ms` before the last exit.
+    """
     last = exits[-1]
     same = _has_same_declaration(last)
 
@@ -274,10 +277,10 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
 def consecutive_crashes(
     observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
 ) -> list[ExitRecord]:
-    """Return the latest consecutive exits without a commit, newest first, while they still indicate a problem.
+    """Return the latest consecutive exits without a commit, newest first, while they indicate a problem.
 
-    They no longer do if the running writer has committed or outlived the others without lag, or if the failed service
-    responds again. The crash window, and another cause of the supervisor's decision, end them too.
+    Empty if the running writer has committed, if it has no lag and outlived the earlier writers, or if the failed
+    service responds again. Also empty after the crash window, and if the supervisor's decision has another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
@@ -294,7 +297,10 @@ def consecutive_crashes(
 
 
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
-    """Whether the service that made these writers end responds: Kafka or, without lag, the catalog."""
+    """Whether the service that made these writers end responds again.
+
+    The service is Kafka or the catalog. The catalog's response shows only while the writer has no lag.
+    """
     if heartbeat.epoch is None or heartbeat.lag is None:
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.error:

@@ -70,13 +70,13 @@ def daily_dags(
     application: str | Path = AGGREGATE_DAILY,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
-    """Return the aggregations' three DAGs each, by DAG id. A declaration that cannot be used gets only its daily DAG,
-    which shows the problem.
+    """Return three DAGs for each aggregation, by DAG id.
 
-    :param aggregations: folder of the declared aggregations.
-    :param streams: folder of the declared streams, which have the grain of the source's windows.
-    :param application: the PySpark file, by default the package's own.
-    :param on_failure: notifiers, called when a day could not be aggregated after all retries.
+    A declaration that cannot be used gets only its daily DAG, which shows the problem.
+
+    :param aggregations: folder of the declared aggregations. :param streams: folder of the declared streams, which
+    define whether a source's windows are hours or days. :param application: the PySpark file, by default the package's
+    own. :param on_failure: notifiers, called when a day could not be aggregated after all retries.
     """
     dags = []
     folder = Path(aggregations)
@@ -222,7 +222,10 @@ def _check_needed(day: _SignalledDay) -> None:
 
 
 def again(name: str, aggregations: str) -> None:
-    """Send an event for the run's day by succeeding; skip the task if the day's first run is still to come."""
+    """Check that the run's day is complete. The task's success sends the event that aggregates the day again.
+
+    Skips the task if the day is incomplete or held by a gate: its first run is still to come, and will read all rows.
+    """
     from frazil.aggregate.day_input import is_complete
 
     with fail_on_user_errors():

@@ -76,7 +76,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """Return the waiting days that no run, and no request since `requested_after_ms`, covers."""
+    """Return the waiting days that neither a run nor a request since `requested_after_ms` covers."""
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
         """Whether a run or request covers the day. A successful run does not: it read older revisions."""
@@ -104,7 +104,7 @@ def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> 
 
 
 def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """Return the DAG's runs that events of these assets started, and the days that they requested; None if unknown."""
+    """Return the DAG's runs that events of these assets started, and earlier requests, by day; None if unknown."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

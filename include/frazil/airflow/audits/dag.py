@@ -104,8 +104,9 @@ def _stream_tasks(name: Any, folder: str) -> None:
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the hours before this run, and store the results. Return the streams with findings or an error. Raises
-    FrazilError if all of several audits failed.
+    """Audit the hours before this run, and store the results. Return the streams with findings or an error.
+
+    Raises FrazilError if there are several audits and all fail.
     """
     from frazil.airflow.audits.findings import store_audits  # a DAG file that is parsed needs no PyIceberg
     from frazil.airflow.audits.tasks import audit_all
@@ -118,7 +119,10 @@ def audit(names: list[str], streams: str) -> list[str]:
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
-    """Audit one stream again, and send an event if there are findings. Skipped if the stream has not committed yet."""
+    """Audit one stream again, send an event if there are findings, and return the result.
+
+    Skipped if the stream has not committed yet.
+    """
     from frazil.airflow.audits.tasks import audit_hours
 
     found = audit_hours(name, Path(streams), **_audit_arguments())

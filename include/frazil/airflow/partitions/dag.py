@@ -110,7 +110,7 @@ def _partition_dag(
 
 
 def send(table: str, streams: str, name: str) -> None:
-    """Send the missing events of one asset, by its name `complete` or `reopened`."""
+    """Send the missing events of one asset. `name` is `complete` or `reopened`."""
     from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
@@ -201,7 +201,10 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 
 
 def _gate_sentence(table: str, suites: Path | None) -> str:
-    """Return which gate the table has: a suite with a misspelt name gates no window, which only this shows."""
+    """Return a sentence that names the table's gate, or says that it has none.
+
+    Only this sentence shows that a suite with a misspelt name gates no window.
+    """
     if suites is None:
         return "Its windows have no quality gate: `partition_dags` has no `expectations`."
     if suite := find_suite(suites, table):

@@ -47,7 +47,7 @@ class UnsentSignals:
 
 
 def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Mark all signals as sent if the store has no entry yet: a new Airflow gets no old events."""
+    """Mark all signals as sent if the store has no entry yet: a new Airflow installation gets no old events."""
     store: AssetStore = context["asset_state_store"][asset]
     if store.get(SENT_TO_KEY) is None:
         store.set(SENT_TO_KEY, signals.number)
@@ -57,7 +57,10 @@ def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) 
 
 
 def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
-    """Return what an asset has not received, and store where the next check begins. Raises AirflowException."""
+    """Return the signals that an asset has not received, and store where the next check begins.
+
+    Raises AirflowException while it is unknown which events were sent.
+    """
     store: AssetStore = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO_KEY) or 0)
     if not new:
@@ -85,9 +88,10 @@ def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asse
 def signals_to_send(
     signals: Mapping[tuple[str, int], Signal], sent: Collection[tuple[str, int]], *, reopened: bool
 ) -> dict[str, Signal]:
-    """Return the newest signal of each partition key, sorted by number, that is not in `sent`.
+    """Return the newest signal of each partition key, sorted by number, except signals in `sent`.
 
-    Signals that an operator requested again go to the first asset, whose consumers missed them.
+    With `reopened`, only signals of reopened windows count. Otherwise, only the remaining signals count. These include
+    signals that an operator requested again, because the first asset's consumers missed them.
     """
     newest = {
         key: s

@@ -32,18 +32,15 @@ def writer_dags(
     on_failure: OnFailure | None = None,
     queue: str | Mapping[str, str] | None = None,
 ) -> dict[str, DAG]:
-    """Return the writers' DAGs by DAG id: one for each stream with its own application, and one for each shared
-    application.
+    """Return the writers' DAGs by DAG id: one for each shared application, and for each stream that shares none.
 
-    An unreadable file shows its error in its own DAG, which stays as it was. A removed stream's DAG stays until its run
-    can end with the writer.
+    If a file becomes unreadable, its DAG stays as it was, and shows the error. A removed stream's DAG stays until its
+    run can end with the writer.
 
-    :param streams: folder of the declared streams.
-    :param application: the writer's Python file, by default the package's own.
-    :param shared_application: the Python file of shared applications, by default the package's own.
-    :param on_failure: notifiers, called when the supervisor gives up on a writer.
-    :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
-    serves their queue.
+    :param streams: folder of the declared streams. :param application: the writer's Python file, by default the
+    package's own. :param shared_application: the Python file of shared applications, by default the package's own.
+    :param on_failure: notifiers, called when the supervisor gives up on a writer. :param queue: the queue of all
+    writers, or queues by application name. Writers run on the hosts whose triggerer serves their queue.
     """
     own: list[DeclaredStream] = []
     shared: dict[str, list[DeclaredStream]] = defaultdict(list)

@@ -88,7 +88,7 @@ class HostedStreamTrigger(UserActionTrigger):
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _apply_user_action(self) -> None:
-        """Pause the stream if the task was marked, restart it if cleared."""
+        """Pause the stream if the user marked the task; restart the stream if the user cleared the task."""
         action = await self._task_action()
         self.log.info("The task was %s in Airflow.", action)
         if action is TaskAction.MARKED:
