@@ -254,6 +254,6 @@ class EventDispatcher:
             return
         self._logged_failures.add(failure)
         log.warning(
-            "stream %s: the event sink %r failed on %s; its next failures on events of this type are not logged: %r",
+            "stream %s: the event sink %r failed on %s; later failures on events of this type are not logged: %r",
             self.stream, self._sinks[number], type(event.what).__name__, error,
         )  # fmt: skip

@@ -91,9 +91,9 @@ def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
     chosen = choose_input(catalog, spec, day, signals)
     if chosen.revisions != revisions or held_windows(signals):
         raise SpecError(
-            f"{spec.source} no longer has snapshot {snapshot_id} (it has expired or was rolled back), and the signals "
-            f"of {day} have changed or a gate holds one of its windows. To choose another snapshot, clear the run's "
-            "first task, or omit --snapshot-id"
+            f"{spec.source} no longer has snapshot {snapshot_id}: it has expired or was rolled back. Since the run "
+            f"chose it, the signals of {day} have changed, or a gate holds one of the day's windows. To choose another "
+            "snapshot, clear the run's first task, or omit --snapshot-id"
         )
     return chosen
 

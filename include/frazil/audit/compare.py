@@ -188,8 +188,8 @@ def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
     others = _offsets_in_no_table(e) - e.kafka.dropped - find_missing_offsets(e)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(others),
-        f"{format_count(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost. The transform "
-        f"that is declared now does not drop them: {_format_offsets(others)}",
+        f"{format_count(len(others), 'record', 'is|are')} in no table, and the declared transform would not drop them. "
+        f"An earlier transform dropped them, or they are lost: {_format_offsets(others)}",
     )  # fmt: skip
 
 
@@ -200,9 +200,9 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
     others = len(e.kafka.offsets & offset_bitmap(cut, e.marker) - covered_offsets(e.rewritten))
     yield _make_finding(
         e, FindingKind.LOG_CUT, max(others, 1),
-        f"Kafka's log was truncated at offset {cut:,}, below the committed offset. From there on, the table's rows "
-        f"have no record in Kafka, and {format_count(others, 'newer record', 'is|are')} in no table. To continue from "
-        "there, run `frazil reset STREAM --to marker`",
+        f"Kafka's log was truncated at offset {cut:,}, below the committed offset. From that offset on, the table's "
+        f"rows have no record in Kafka, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
+        "from that offset, run `frazil reset STREAM --to marker`",
     )  # fmt: skip
 
 
@@ -211,7 +211,8 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & offset_bitmap(0, begin)
-    sentence = f"{format_count(len(before), 'row', 'is|are')} before the first commit record, at offset {begin:,}"
+    rows = format_count(len(before), "row")
+    sentence = f"cannot check {rows} before offset {begin:,}, where the first commit record begins"
     yield _make_finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
     unclaimed = e.rows.seen - claimed - before - covered_offsets(e.rewritten)
     rows = format_count(len(unclaimed), "row")
@@ -339,16 +340,15 @@ def compare_repeats(
         if by_source or records <= rows:
             return ()
         sentence = (
-            f"{format_count(records - rows, 'committed record', 'has|have')} no row: repeats or missing rows. The "
-            "number of repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, "
-            "or once snapshots have expired. To compare with Kafka's records, use `--source`"
+            f"{format_count(records - rows, 'committed record', 'has|have')} no row: they were dropped as repeats, or "
+            "their rows are missing. frazil cannot count dropped repeats after a reset, a rollback or a backfill of "
+            "committed offsets, or once snapshots have expired. To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - (repeats or 0) - rows
     sentence = (
-        f"the table has {format_count(rows, 'row')} of {format_count(records, 'committed record')}; {repeats or 0:,} "
-        "of them "
-        f"were dropped as repeats: {format_count(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
+        f"{format_count(records, 'record', 'was|were')} committed, and {repeats or 0:,} of them dropped as repeats. "
+        f"The table has {format_count(rows, 'row')}: {abs(off):,} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
 
@@ -389,7 +389,8 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
     remedy = "use `--source`" if e.kafka is None else "Kafka no longer has all of them"
     # The same sentence for each partition, so that it is printed once.
     sentence = (
-        f"a backfill, a reset or a recreated topic repeated some offsets, so not all records are counted; {remedy}"
+        "some offsets were committed more than once, by a backfill, by a reset or because the topic was recreated. "
+        f"Their records cannot be counted exactly; {remedy}"
     )
     yield _make_finding(e, FindingKind.NOT_COMPARED, open_, sentence)
 
@@ -409,8 +410,8 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
     again = covered_offsets(e.rewritten)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(again),
-        f"{format_count(len(again), 'offset', 'was|were')} assigned to a second record, because Kafka's log was "
-        f"truncated or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
+        f"Kafka assigned {format_count(len(again), 'offset')} to a second record, because its log was truncated, or a "
+        f"forgotten stream's topic was recreated. The table may have two rows at: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
         former = sum(_max_records(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
@@ -464,7 +465,7 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
     is_equal = rows == claimed + adopted
     if others := other_streams or (0 if is_equal else forgotten):
         sentence = (
-            f"{format_count(others, 'other stream')} wrote to the table: its rows cannot be counted against this one's"
+            f"{format_count(others, 'other stream')} wrote to the table, so frazil cannot count this stream's rows"
         )
         found.append(Finding(FindingKind.NOT_COMPARED, others, sentence, stream))
     elif not is_equal:

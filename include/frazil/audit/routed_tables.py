@@ -192,9 +192,9 @@ def _missing_table_message(tables: StreamTables, target: Target, member: RoutedT
     catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
     again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
-        f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
-        f"`frazil route {tables.stream}` shows the remedy. If not, its rows stay missing until it is renamed back, "
-        f"declared in route.tables by its new name, or registered again{again}"
+        f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route still declares this "
+        f"name, `frazil route {tables.stream}` shows the remedy. If not, rename the table back, declare its new name "
+        f"in route.tables, or register it again{again}"
     )
 
 
@@ -204,8 +204,8 @@ def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
         if one.problem:
             yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
         if one.waiting:
-            rows = format_count(one.waiting, "row", "waits|wait")
-            sentence = f"{rows} to be committed to the table. If they stay, run `frazil route`, which shows the reason"
+            rows = format_count(one.waiting, "row", "is|are")
+            sentence = f"{rows} not yet committed to the table. If this persists, `frazil route` shows the reason"
             yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
 
 
@@ -213,7 +213,7 @@ def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
     """Report that the rows of each table were not counted."""
     sentence = (
         "some offsets were committed more than once, for example by a backfill, or because the topic was recreated. "
-        "The rows of each table were not counted; --source compares the table of each row"
+        "So the rows were not counted by table; --source checks that each row is in the right table"
     )
     yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
 
@@ -277,8 +277,8 @@ def find_misplaced_rows(
     )
     if gone:
         sentence = (
-            f"{format_count(gone, 'row', 'was|were')} not checked for being in the right table, because Kafka no "
-            "longer has the records, and some offsets were committed more than once"
+            f"cannot check that {format_count(gone, 'row', 'is|are')} in the right table: Kafka no longer has the "
+            "records, and some offsets were committed more than once"
         )
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
 

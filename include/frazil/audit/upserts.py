@@ -49,9 +49,8 @@ from frazil.table.landed_offsets import split_by_partition
 
 _CompletedTask = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
-    ". A change that is older than the delete but came in a later batch may have restored the row, because the table "
-    "does not "
-    "record deletes. Send the delete again. If one batch can read both, you can also reset to before the delete"
+    ". The table does not record deletes. So an older change in a later batch than the delete may have restored the "
+    "row. Send the delete again. If one batch can read both, you can also reset to before the delete"
 )
 
 
@@ -120,8 +119,8 @@ def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(of).values()):
             sentence = (
-                f"{format_count(again, 'offset', 'was|were')} committed more than once, as after a reset: changes and "
-                "dead letters count each time"
+                f"{format_count(again, 'offset', 'was|were')} committed more than once, for example after a reset: "
+                "their changes and dead letters are counted each time"
             )
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
@@ -151,8 +150,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
-            f"the stream was moved back, and {format_count(again, 'offset', 'is|are')} yet to be read again: their "
-            "records were not compared. Audit again once the writer has caught up"
+            f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "
+            "not compared. Audit again once the writer has caught up"
         )
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
@@ -301,9 +300,11 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     by_others: int = 0,
 ) -> Iterator[Finding]:
     """Report keys that merging all records would change. `may_delete` names what may have deleted missing keys."""
-    again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
+    again = f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream"
     restored = (
-        f", also the {format_count(by_others, 'row')} that other streams of the table deleted" if by_others else ""
+        f". This also restores {format_count(by_others, 'row')} that other streams of the table deleted"
+        if by_others
+        else ""
     )
     late = LATE_AFTER_DELETE if spec.order_by else again
     for kind, count, which, what in (
@@ -333,8 +334,8 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
             yield Finding(kind, count, sentence, subject, which)
     if others := keys.others_updated + keys.others_deleted:
         sentence = (
-            f"{format_count(others, 'key', 'was|were')} not compared: the audit does not read the records of these "
-            "rows, which may belong to another stream"
+            f"{format_count(others, 'key', 'was|were')} not compared: their rows come from records that this audit "
+            "does not read, perhaps another stream's"
         )
         yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
 

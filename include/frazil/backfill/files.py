@@ -102,7 +102,7 @@ class FileSource:
                 raise SpecError(
                     f"{tally.copies:,} records of {tp[0]}-{tp[1]} are in the files more than once, the first at offset "
                     f"{first:,} in {index.describe_files_at(tp, first)}: frazil cannot determine which copy is right. "
-                    "Remove the others"
+                    "Remove all copies but one"
                 )
         return index
 

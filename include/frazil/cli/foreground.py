@@ -193,7 +193,7 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
         else "waiting for records",
         Phase.STAGING: f"{batch}: {format_count(heartbeat.batch_records, 'record')} read",
         Phase.JOURNALING: f"{batch}: committing",
-        Phase.COMMITTING: f"{batch}: {format_count(heartbeat.merged_rows, 'row')} read to merge it"
+        Phase.COMMITTING: f"{batch}: merging, {format_count(heartbeat.merged_rows, 'row')} read"
         if heartbeat.merged_rows
         else f"{batch}: committing",
         Phase.STOPPING: "ending",

@@ -322,7 +322,7 @@ def _recent_files_text(recent: RecentFiles | None) -> str:
         return "unknown"
     return (
         f"{recent.files:,} of the last {format_count(recent.commits, 'commit')}, {recent.files_per_partition:.1f} per "
-        f"partition and commit, the smallest 10 % of at most {format_rounded_bytes(recent.p10_bytes)}"
+        f"partition and commit; 10 % of them have at most {format_rounded_bytes(recent.p10_bytes)}"
     )
 
 

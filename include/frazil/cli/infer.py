@@ -20,7 +20,7 @@ from frazil.spec.load import DEFAULTS_FILE, read_defaults
 from frazil.spec.problems import describe_error
 from frazil.spec.references import resolve_properties
 
-NOTHING_INFERRED = "Nothing was inferred: fix that, or give another registry with --registry"
+NOTHING_INFERRED = "Nothing was inferred: fix this error, or give another registry with --registry"
 
 
 @click.command()

@@ -87,7 +87,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     """Show which windows of TABLE are complete, and why the next window is not.
 
     The table's partition DAG signals complete windows; this command signals windows only with --send-again or
-    --release. The text of a route's template stands for all tables that it created.
+    --release. To see all tables that a route's template created, give the template as TABLE.
 
     \b
     Example:

@@ -141,7 +141,7 @@ def _print_differences(found: _RouteDifferences, stream: str, output: CommandOut
         last = f"{format_count(coming.rows, 'row')} of the default table's last batch, of {format_utc(coming.since_ms)}"
         output.say(f"{coming.target} is missing {last}: the writer, if it runs, is about to commit them.")
     if not (found.coming or found.has_any):
-        output.say(f"No table of the route is behind (compares positions; frazil audit {stream} compares rows).")
+        output.say(f"No table of the route is behind. This compares positions; `frazil audit {stream}` compares rows.")
 
 
 def _give_up(  # noqa: PLR0913
@@ -181,8 +181,8 @@ def _give_up(  # noqa: PLR0913
             marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
             delete_table_record(opened.tables, table)
             output.say(
-                f"{table} was not created for these rows, and stays as it is. The stream continues without it: its "
-                "records become dead letters, unless the declaration adds it to route.tables."
+                f"The route did not create {table}, so the table is not changed. The stream continues without the "
+                "table: records for it become dead letters, unless you add the table to route.tables."
             )
             return True
         marker_changes.discard_rows_of_existing_table(opened.tables, table, default_marker)

@@ -104,8 +104,8 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
     found = ref.snapshot_id if ref else None
     if found != marker.open_snapshot_id:
         raise RolledBack(
-            f"branch {name!r} of table {table} has the rows of open windows of stream {marker.stream!r}. It should be "
-            f"at snapshot {marker.open_snapshot_id} but is at {found}: another engine or user moved or dropped it. "
+            f"branch {name!r} of table {table}, which stores rows of open windows of stream {marker.stream!r}, should "
+            f"be at snapshot {marker.open_snapshot_id}, but is at {found}: another engine or user moved or dropped it. "
             f"`frazil reset {marker.stream} --to marker` restores the branch if that snapshot still exists; otherwise "
             "the stream continues without these rows. To read the rows again, reset to a position before them "
             "(`--to offsets` or `--to timestamp`)"

@@ -279,7 +279,7 @@ class Followers:
             if not files_fit(table.metadata, files):
                 raise SchemaIncompatible(
                     f"rows that wait for table {target} were written for a schema or partition spec that the table no "
-                    "longer has: make columns that have since become required optional again"
+                    "longer has. If a column was made required since then, make it optional again"
                 )
             return reduce(_advance_marker, journals, marker)
 

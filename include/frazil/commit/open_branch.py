@@ -102,8 +102,8 @@ def check_aligned(
     fine = {i for i, f in _TimeFields(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
     if metadata.default_spec_id not in fine:
         raise SchemaIncompatible(
-            f"commit.align: watermark waits for every {align.grain} of {align.column}, but table {table} is not "
-            f"partitioned by this column: evolve its partitioning to hour({align.column})"
+            f"commit.align: watermark needs a table that is partitioned by {align.column}, at least by {align.grain}, "
+            f"and table {table} is not: evolve its partitioning to hour({align.column})"
             + (f" or day({align.column})" if align.grain is Grain.DAY else "")
             + ", or declare commit.align: none"
         )

@@ -244,7 +244,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
         ),
         (
             AccessDenied,
-            "correct the credentials in .pyiceberg.yaml, or grant permission to create, write, list and delete there",
+            "correct the credentials in .pyiceberg.yaml, or grant them permission to create, write, list and delete",
         ),
         (SchemaIncompatible, "change the declaration, or write to a new table"),
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),

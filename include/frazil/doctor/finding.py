@@ -47,7 +47,7 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
             yield from answers[subject].result(check.within_s)
         except TimeoutError:
             silent = f"no answer within {check.within_s:.0f} s"
-            yield Finding(subject, CheckState.WRONG, silent, "find out what it waits for")
+            yield Finding(subject, CheckState.WRONG, silent, "check the services that this check contacts")
 
 
 def _run_check(subject: str, check: Check) -> list[Finding]:

@@ -180,7 +180,8 @@ def _describe_registry(
         yield '# see "Capture changes of a database".'
     if written is not None:
         count_of = format_count(len(written.schemas), "schema")
-        yield f"# The columns come from {count_of} ({written.type}): those of {topic}-value and of the sample's ids."
+        found_by = f"the subject {topic}-value, and the sample's schema ids"
+        yield f"# The columns come from {count_of} ({written.type}) in the registry: {found_by}."
         if written.unknown:
             unknown = ", ".join(map(str, written.unknown[:8]))
             yield f"# The registry does not have these schema ids of the sample: {unknown}."

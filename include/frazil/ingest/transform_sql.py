@@ -447,7 +447,9 @@ class _Checker:
                 f"transform: {name} is called as an aggregate or with a schema name; write only its name and arguments"
             )
         if name in _AGGREGATES_BY_NAME and not _is_repeatable(call):
-            raise SpecError(f"transform: {name} needs the name of an exact aggregate as a constant")
+            raise SpecError(
+                f"transform: {name}: name the aggregate as a constant; approx…, reservoir… and any_value are refused"
+            )
         if name in _LENGTH_ARGUMENTS and not all(
             map(_is_small, call["arguments"][_LENGTH_ARGUMENTS[name] : _LENGTH_ARGUMENTS[name] + 3])
         ):

@@ -53,7 +53,7 @@ def create_client(client: Callable[[dict[str, Any]], Client], properties: Mappin
         tokens = [make_token(config)]
     except Exception as error:
         raise KafkaUnavailable(
-            f"{properties[METHOD]} makes no token for Kafka: {type(error).__name__}: {error}. Check "
+            f"{properties[METHOD]} did not create a token for Kafka: {type(error).__name__}: {error}. Check "
             "sasl.oauthbearer.* in source.properties, and the service that the function calls"
         ) from error
     return client({**settings, "oauth_cb": lambda text: tokens.pop() if tokens else make_token(text)})

@@ -103,7 +103,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
     whose = "frazil writes no delete files, so another engine wrote them"
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
-        whose = "merges leave at most one per data file, so others belong to removed data files or another engine"
+        whose = "merges leave at most one per data file; the rest belong to removed data files or another engine"
     shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
     sentence = f"{table} has {shown}, which every reader must apply; {whose}. {compact}"
     yield Reading("delete-files", beyond, limits.delete_files, shown, sentence)

@@ -153,8 +153,8 @@ def _evaluate(
         return LeftPartition(partition, LeftReason.OLD_SPEC, why)
     if deletes:
         gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
-        applied = format_count(partition.deletes.shared, "delete file", "is|are")
-        why = f"{applied} applied to {format_count(partition.files, 'file')} by every reader"
+        applied = format_count(partition.deletes.shared, "delete file")
+        why = f"every reader applies {applied} to {format_count(partition.files, 'file')}"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
     small = _evaluate_small(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
@@ -209,7 +209,8 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
         if rewrite.bytes > target:
             part = _plan_small_part(rewrite, target, target=target) or _plan_due_part(rewrite, 1)
         if part is None or len(pieces) >= MAX_BUSY_REWRITES:
-            why = f"{rewrite.reason}; batches are being merged into it, and a run does {MAX_BUSY_REWRITES} of these"
+            limit = f"a run makes at most {MAX_BUSY_REWRITES} rewrites of such partitions"
+            why = f"{rewrite.reason}; batches are being merged into it, and {limit}"
             left.append(LeftPartition(rewrite.partition, LeftReason.BUSY, why))
             continue
         reason = f"{part.reason}; batches are being merged into it"
@@ -233,7 +234,7 @@ def _select_within_budget(
     """
     taken: list[Rewrite] = []
     left: list[LeftPartition] = []
-    rest, spent = budget, f"the {budget:,} bytes of one run go to partitions that gain more"
+    rest, spent = budget, f"the run's budget of {budget:,} bytes goes to partitions that gain more"
     for place, alone in enumerate(ordered):
         overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
         rewrite = _add_older_specs(alone, overlapping)
@@ -241,14 +242,15 @@ def _select_within_budget(
         fitting = rewrite if cost <= rest else None if overlapping else _plan_small_part(rewrite, rest, target=target)
         if overlapping and cost > budget:
             old_spec_files = format_count(rewrite.old_spec_files, "small file")
-            why = f"{old_spec_files} of older specs would be rewritten with it, {cost:,} bytes"
-            left.append(LeftPartition(alone.partition, LeftReason.OVERLAP, f"{why} in all: rewrite those by hand"))
+            why = f"with {old_spec_files} of older partition specs, the rewrite exceeds the budget of a run"
+            why = f"{why} ({cost:,} bytes): rewrite those files by hand"
+            left.append(LeftPartition(alone.partition, LeftReason.OVERLAP, why))
             continue
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
         if fitting is None and deletes and not taken and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
         if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
-            why = f"{rewrite.reason}; it exceeds the whole budget of a run, and no part of it is certain to be halved"
+            why = f"{rewrite.reason}; the rewrite exceeds the budget of a run, and a part may not halve its files"
             left.append(LeftPartition(alone.partition, LeftReason.MARGINAL, why))
             continue
         if fitting is not None:
@@ -298,7 +300,7 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
     if not files:
         return None
     size = -(-rewrite.bytes * files // rewrite.files)
-    why = f"{rewrite.reason}; {files:,} of those below {below:,} bytes are within the budget"
+    why = f"{rewrite.reason}; {files:,} of the files below {below:,} bytes fit the budget"
     removed = files - _files_after_rewrite(size, target)
     return dataclasses.replace(rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below)
 
@@ -315,7 +317,7 @@ def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
         files=files,
         bytes=-(-due.due_bytes * files // due.due_files),
         removed=files,
-        reason=f"{alone.reason}; {files:,} of these are within the budget",
+        reason=f"{alone.reason}; {files:,} of these files fit the budget",
         largest_bytes=due.due_largest_bytes,
         busy=rewrite.busy,
     )

@@ -40,7 +40,8 @@ def plan_manifests(
     worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
     if not worth:
         fewest = sum(ideal.values())
-        return ManifestPlan((), f"{format_count(total, 'manifest')} would not be halved: their bytes need {fewest:,}")
+        few = f"a rewrite would not halve {format_count(total, 'manifest')}: {fewest:,} would remain"
+        return ManifestPlan((), few)
     left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
     return ManifestPlan(worth, f"{format_count(total, 'manifest', 'becomes|become')} about {left:,}")
 

@@ -135,8 +135,8 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
     main = metadata.refs.get(MAIN)
     if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):
         return (
-            "no snapshot expires: branch main has its own retention, by which Iceberg would expire snapshots that "
-            "streams still need; remove it, or declare `maintenance: {expiry: off}`"
+            "no snapshot expires: branch main has its own retention, and Iceberg would apply it to snapshots that "
+            "streams still need. Remove the branch's retention, or declare `maintenance: {expiry: off}`"
         )
     return None
 
@@ -173,7 +173,7 @@ def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], 
     if not (numbers and main):
         return {}
     first = next((at for at, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
-    return {first: "the audit of an open backfill may have begun there"}
+    return {first: "the audit of an open backfill may need it"}
 
 
 def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots

@@ -166,7 +166,7 @@ class _ActionRunner:
             "seconds": round(seconds, 3),
         }
         files = ", ".join(f"{count:,} {kind}" for kind, count in gone.items())
-        return self._make_outcome(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; removed with them: {files}", numbers)
+        return self._make_outcome(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; files removed: {files}", numbers)
 
     @property
     def _planner(self) -> MaintenancePlanner:

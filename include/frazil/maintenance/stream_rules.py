@@ -81,9 +81,9 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
     yield Reading("unmeasured", int(unread), 0, shown, sentence)
     yield _writer_reading(state, alerts, now_ms)
     sentence = (
-        f"stream {name} waits for its schema registry, without which its records cannot be decoded. {state.last_words} "
-        "`frazil validate --connect` shows whether it answers. The writer is then restarted automatically, and loses "
-        "nothing"
+        f"stream {name} waits for its schema registry, and cannot decode records until then. {state.last_words} "
+        "`frazil validate --connect` shows whether the registry answers. Once it does, the writer is restarted "
+        "automatically, and nothing is lost"
     )
     shown = "the schema registry does not answer" if state.registry else "no writer waits for a schema registry"
     hold_ms = min(alerts.stall, alerts.hold) // timedelta(milliseconds=1)
@@ -155,7 +155,7 @@ def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {format_count(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
-        first = f", such as {', '.join(found.places)}" if found.places else ""
+        first = f". Examples: {', '.join(found.places)}" if found.places else ""
         sentence = (
             f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
             f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows them"

@@ -212,7 +212,7 @@ class SchemaRegistry:
             timeout_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             raise self._unavailable_error(
                 f"did not return all references of a schema within {timeout_s:g} s; the next attempt fetches "
-                "only the others"
+                "only the missing ones"
             )
         subject, version = key
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)

@@ -117,7 +117,7 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
     own = specs[0].table.identifier, table.properties
     created = [spec for spec in specs if not isinstance(spec, RoutedStream) or spec.sinks.owns(*own)]
     if not created:
-        raise SpecError(f"{specs[0].name} did not create {signals.table}, so none of its windows is signalled")
+        raise SpecError(f"{specs[0].name} did not create {signals.table}, so the table's windows are not signalled")
     return _assess(table, created, signals, limit=limit, decided=decided)
 
 
@@ -367,7 +367,7 @@ def resend_signals(
         missing = [w.key for w in windows if w not in newest or not newest[w].sent]
         if missing or signals.cursor is None:
             raise SpecError(
-                f"cannot send {', '.join(missing)} of {table} again, because it was not signalled yet. "
+                f"cannot send windows of {table} again that were never signalled: {', '.join(missing)}. "
                 + _why_not_signalled(table, windows, signals.cursor)
             )
         again = [
@@ -384,7 +384,7 @@ def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | N
             f"Signals of {table} begin with {Window.containing(cursor.from_us, cursor.grain)}; earlier windows are "
             "never signalled"
         )
-    return f"`frazil partitions {table}` shows why it waits"
+    return f"`frazil partitions {table}` shows what the next window waits for"
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     first: dict[str, Path] = {}
     for path, spec in streams.items():
         if first.setdefault(spec.name, path) != path:
-            yield f"{path}: name: {spec.name!r} is the name of {first[spec.name]} too; rename one"
+            yield f"{path}: name: {spec.name!r} is also the name of the stream in {first[spec.name]}; rename one"
 
 
 def _catalog_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
@@ -98,7 +98,7 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
     for path, spec in streams.items():
         template = spec.sinks.template
         if spec.route and template in spec.route.complete and (other := templates.setdefault(template, path)) != path:
-            yield f"{path}: route.complete: {template!r} is the template of the stream in {other} too; rename one"
+            yield f"{path}: route.complete: {template!r} is also the template of the stream in {other}; rename one"
         for table in spec.sinks.named:
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
             mine, theirs = view_from_table(spec, table), view_from_table(its, table)
@@ -158,7 +158,7 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 "table need the same mode and key, so declare the same"
             )
         if first.maintenance != spec.maintenance:
-            yield f"{path}: maintenance: differs from that of {earlier[:-1]}; declare the same, or neither"
+            yield f"{path}: maintenance: differs from that of {earlier[:-1]}; declare the same in both, or in neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
             of_table = _evolution_conflict(first, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"

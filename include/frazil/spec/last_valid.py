@@ -237,7 +237,7 @@ class DeclarationMemory:
             self._record(path).unlink(missing_ok=True)
         except OSError as error:
             log.warning(
-                "the record of the last valid declaration of %s, a missing file, cannot be deleted: %s", path, error
+                "%s is missing, and the record of its last valid declaration cannot be deleted: %s", path, error
             )
 
     def _record(self, path: Path) -> Path:

@@ -36,7 +36,8 @@ class Compaction(SwitchableAction):
         default=5, description="A complete partition is rewritten if it has at least this many small files."
     )
     open_files: CountFromTwo = Field(
-        default=200, description="A partition that is still written to is rewritten above this number."
+        default=200,
+        description="A partition that is still written to is rewritten if it has at least this many small files.",
     )
     deleted_rows: Percentage = Field(
         default=20, description="A data file is rewritten once this percentage of its rows is deleted."
@@ -108,14 +109,14 @@ class Alerts(SwitchableAction):
     )
     stall: PositiveDuration = Field(
         default=timedelta(seconds=45),
-        description="How long a writer may be stalled, or without Kafka, catalog, storage or schema registry; at "
-        "most `hold`.",
+        description="How long a writer may be stalled, or without Kafka, catalog, storage or schema registry. A "
+        "shorter `hold` applies instead.",
     )
     restarts: Count = Field(
         default=2, description="How many times in a row the writer may end without a commit within an hour."
     )
     waiting_batches: Count = Field(
-        default=3, description="Batches that are journaled but not committed, if the last commit is old."
+        default=3, description="Batches that are journaled but not committed; 0 while commits are recent."
     )
     dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
     stale_changes: Percentage = Field(

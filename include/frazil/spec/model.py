@@ -84,8 +84,8 @@ class Commit(Model):
     )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
-        description="If metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` also commits "
-        "less often.",
+        description="What happens if metadata grows faster than maintenance shrinks it. `warn`: a warning. "
+        "`stretch`: also longer commit intervals.",
     )
     max_interval: PositiveDuration = Field(
         default=timedelta(minutes=10), description="The longest commit interval with `throttle: stretch`."
@@ -218,7 +218,7 @@ class StreamSpec(Model):
     distribution: Literal["none", "hash", "auto"] = Field(
         default="none",
         description="`none`: tasks write the records that they read. `hash`: rows are shuffled by table "
-        "partition, for fewer files. `auto`: as `hash` while that saves many files.",
+        "partition, for fewer files. `auto`: like `hash`, while a shuffle saves many files.",
     )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
@@ -227,8 +227,8 @@ class StreamSpec(Model):
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="The windows to signal. Default: `hour` or `day` if event time partitions the table by it, "
-        "else `none`.",
+        description="The windows to signal. Default: `hour` or `day`, if the table is partitioned by the hour or day "
+        "of event time; else `none`.",
     )
     complete_from: Moment | None = Field(
         default=None, description="The first window to signal; by default the one that is open at the first check."

@@ -50,7 +50,8 @@ class Route(Model):
     )
     allow: tuple[str, ...] = Field(
         default=("*",),
-        description="Patterns of values for which `template` creates tables. Other values are dead letters.",
+        description="Patterns of values for which `template` creates tables. Records with other values become dead "
+        "letters.",
     )
     limit: Annotated[int, IntegerBounds(1, 10_000)] = Field(
         default=100,
@@ -62,8 +63,8 @@ class Route(Model):
     )
     complete: tuple[str, ...] = Field(
         default=(),
-        description="The routed tables whose windows are signalled, once all rows of the window have landed. The "
-        "text of `template` stands for all tables that it creates.",
+        description="The routed tables whose windows are signalled, once all rows of the window have landed. To name "
+        "all tables that `template` creates, write the text of `template`.",
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),

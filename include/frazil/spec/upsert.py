@@ -128,8 +128,8 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
                     yield Problem(f"delete.values.{index}", value, what)
     if find_tombstone_fields(spec) and not _keys_have_fields(spec):
         what = (
-            "needs the keys of records: declare source.key, and only its column in key. Or use json, or avro or "
-            "protobuf with a registry: then the fields of record keys fill the key columns"
+            "needs the keys of records: declare source.key, with its column as the only column of key. With json, or "
+            "with avro or protobuf and a registry, source.key can be left out: fields of the keys fill the columns"
         )
         yield Problem("delete.tombstones", True, what)
 
@@ -174,7 +174,10 @@ def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Pr
             what = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
             yield Problem(place, path, what)
         elif name == spec.order_by and path in UNSORTED and column.type in {"string", ""}:
-            what = f"has numbers that do not sort as text, so it cannot be order-by; use {POSITION} or a numeric field"
+            what = (
+                "has numbers, which sort wrongly in a string column, so it cannot be order-by; use a numeric column or "
+                f"{POSITION}"
+            )
             yield Problem(place, path, what)
 
 
@@ -213,11 +216,10 @@ class Dedupe(Model):
     """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
-        min_length=1, description="The columns in which repeats are equal."
+        min_length=1, description="The columns that have the same values in a row and its repeats."
     )
     within: PositiveDuration = Field(
-        description="A row is dropped if the table or the batch has a row with the same key at most this far "
-        "away in event time."
+        description="How far apart in event time rows with the same key may be and still count as repeats."
     )
 
     @field_validator("key", mode="before")

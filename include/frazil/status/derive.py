@@ -209,7 +209,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = format_elapsed(now_ms - process.heartbeat_at_ms)
-        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old, and so is its report")
+        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old, so its state may be outdated")
     if process.error and not known.reset_since_end:
         # A writer that could not report why it ended left the last lines of its log, which may be long.
         words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")

@@ -147,7 +147,7 @@ def _fenced_sentence(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
     return (
         f"the writer of epoch {heartbeat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
         "commits nothing more, and exits with 13 (Fenced) within a minute, or after the batch that it stages. After a "
-        f"reset, `frazil resume {stream}` starts the next one once this one has ended; in the foreground, "
+        f"reset, `frazil resume {stream}` starts the next writer once this one has ended; in the foreground, use "
         f"`frazil run {stream}`"
     )
 
@@ -171,7 +171,7 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
     how = (
-        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to apply the new one"
+        "no supervisor restarts a foreground writer: end it (Ctrl-C) and run it again to apply the new declaration"
         if observation.process is ProcessState.FOREGROUND
         else "its supervisor (Airflow) restarts it after the current batch"
     )

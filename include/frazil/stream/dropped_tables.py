@@ -187,7 +187,7 @@ def describe_dropped_table(
         )
         first, on = "register the former table again", "continue with the new table"
         if belongs_to_others(spec, replacement, member.value):
-            on = f"keep the new table as it is, so that records of {member.value!r} become dead letters"
+            on = f"keep the new table as it is, and let records of {member.value!r} become dead letters"
     else:
         what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
         first, on = "register it again", "continue with an empty table" if has else "discard the rows that wait for it"
@@ -259,7 +259,7 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
     if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value
     raise SpecError(
-        f"table {identifier} was dropped, and the route value for which it was created is unknown: add it to "
+        f"table {identifier} was dropped, and the route value for which it was created is unknown. Add the table to "
         "route.tables until it exists again"
     )
 

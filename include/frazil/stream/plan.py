@@ -128,7 +128,7 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
     deadline_s = max(interval_s - stage_s, 0.0)
     oldest = f"the oldest record is {oldest_age_s:.1f} s old"
     if oldest_age_s >= deadline_s:
-        return BatchDecision(True, f"{oldest}, the batch will take about {stage_s:.1f} s")
+        return BatchDecision(True, f"{oldest}, and the batch will take about {stage_s:.1f} s")
     return BatchDecision(False, f"{oldest}, due at {deadline_s:.1f} s")
 
 

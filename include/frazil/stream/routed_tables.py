@@ -72,7 +72,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
             table = ensure_declared(catalog, declared, spec.name)
         if belongs_to_others(spec, table, value):
             raise RouteBehind(
-                f"table {target} exists, but was not created for these rows; if it is meant to have them, add it to "
+                f"table {target} exists, but was not created for these rows. To write them there, add the table to "
                 "route.tables"
             )
         _check_not_replaced(spec, tables, read_table_record(tables, target), table)
@@ -305,7 +305,7 @@ class RoutedTables:
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
             self.refused[value] = (
-                f"{identifier} exists, but was not created for it; if it is meant to have these rows, add it to "
+                f"{identifier} exists, but was not created for this value. To write the rows there, add the table to "
                 "route.tables"
             )
             return

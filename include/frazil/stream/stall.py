@@ -256,15 +256,16 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
         why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
         if sample.phase is Phase.STAGING and sample.delay_s >= MIN_NAMED_DELAY_S:
             why += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
-            return why, "Raise the quota. A batch of a producer must fit into 10 s of it, or it never arrives"
+            return why, "Raise the quota. A producer's batch that is larger than 10 s of the quota never arrives"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
         return why, f"Check that {parts} answer; {restart}"
     if wait.first_batch is not None:
         return (
-            f"batch {wait.first_batch} ended without them, and no other starts",
+            f"batch {wait.first_batch} ended without these records, and no other batch starts",
             f"See writer.log for the reason; {restart}",
         )
-    return "the planner sees them, but no batch starts", f"See writer.log for the planner's messages; {restart}"
+    do = f"See writer.log for the planner's messages; {restart}"
+    return "the planner sees these records, but no batch starts", do
 
 
 def _restart_remedy(stream: str) -> str:
@@ -322,13 +323,12 @@ def _explain_watermark_stall(
     )
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
-        do = "Check the event times that its producers set, and the dead letters, which have none"
+        do = "Check the event times that its producers set. Also check its dead letters: they have no event time"
         return f"its records arrive, and {newest}", do
-    idle = (
-        f"after watermark.idle-timeout ({format_elapsed(limits.idle_timeout_ms)}) without unread records it is left out"
-    )
+    timeout = format_elapsed(limits.idle_timeout_ms)
     silent = "the partition is empty: no records arrive" if is_empty else "no records arrive"
-    return f"{silent}, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
+    do = f"after watermark.idle-timeout ({timeout}) without unread records, the partition no longer counts"
+    return f"{silent}, and {newest}", f"Check its producers; {do}. To wait less, shorten the timeout"
 
 
 def _since_text(since_ms: int, sample: WriterSample) -> str:

@@ -125,7 +125,7 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
 
 def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: timedelta) -> str:
     parts = [
-        f"{count} {what} where maintenance leaves {kept}"
+        f"{count} {what} (maintenance should leave {kept})"
         for count, what, kept in (
             (low.snapshots, "snapshots", bounds.snapshots),
             (low.manifests, "manifests", bounds.manifests),
@@ -136,7 +136,7 @@ def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: ti
     done = (
         f"the commit interval is stretched from {format_duration(bounds.interval)} to {format_duration(whole)}"
         if bounds.longest > bounds.interval
-        else "commit.throttle: stretch would commit less often until it is in shape"
+        else "commit.throttle: stretch would commit less often until the metadata shrinks"
     )
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "

@@ -272,7 +272,7 @@ class TableReader:
     def desired(self, spec: StreamSpec | None) -> DesiredState | UnreadableState:
         """Return the desired state. Never raises an error."""
         if spec is None:
-            return UnreadableState("the stream's table is unknown, because the stream has no valid spec")
+            return UnreadableState("the stream's table is unknown, because the stream has no valid declaration")
         try:
             store = self._open(spec)
             problem = self._problem or "the table is not loaded yet; frazil will retry"

@@ -43,7 +43,8 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
 def atomic_commit_problem(name: str, properties: Mapping[str, str]) -> str | None:
     """Return why such a catalog cannot commit to several tables in one step; None if it can. Sends no request."""
-    kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
+    kind = catalog_type(properties)
+    instead = "Use a catalog with atomic commits to several tables, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()
         if database in TESTED_DATABASES:

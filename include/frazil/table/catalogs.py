@@ -223,7 +223,8 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
             "again"
         ) from error
     except BadRequestError as error:
-        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct what it names") from error
+        remedy = "Correct what the error names, in the declaration or the catalog's configuration"
+        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}. {remedy}") from error
     except _UNREACHABLE_ERRORS as error:
         raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:

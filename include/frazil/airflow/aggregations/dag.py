@@ -110,8 +110,8 @@ def _read_aggregation(
     if source.window is None:
         return replace(found, problem=f"{file.path}: source: {never_complete_message(source)}")
     if source.signal_name != spec.source:
-        what = f"the windows of {spec.source} are signalled together with those of other tables"
-        declare = f"name it in route.complete of stream {source.name!r}"
+        what = f"{spec.source} has no signals of its own: its windows are signalled together with other tables' windows"
+        declare = f"add {spec.source} to route.complete of stream {source.name!r}"
         return replace(found, problem=f"{file.path}: source: {what}; {declare}")
     return replace(found, spec=spec, grain=Grain(source.window))
 
@@ -215,7 +215,7 @@ def _check_needed(day: _SignalledDay) -> None:
         return
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(
-            f"the signals of {day.day} are not complete: frazil did not send the events that started this run"
+            f"not every window of {day.day} is signalled: the events that started this run are not from frazil"
         )
     if is_aggregated(day.catalog, day.spec, day.day, day.signals):
         raise AirflowSkipException(f"{day.spec.target} already has {day.day} at these revisions")
@@ -231,7 +231,10 @@ def again(name: str, aggregations: str) -> None:
     with fail_on_user_errors():
         day = _load_signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
-        raise AirflowSkipException(f"{day.day} is not complete, or is held by a gate: its first run will read all rows")
+        raise AirflowSkipException(
+            f"the first run of {day.day} is still to come and will read all rows: some window of the day is not "
+            "complete, or a gate holds it"
+        )
 
 
 def ask_for_late_days(name: str, aggregations: str) -> None:
@@ -276,6 +279,6 @@ From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:
 ```
 
 A day runs when its {found.grain} windows are complete, and again when one reopens (`{reopened_dag_id(found.name)}`). To
-run any past day: *Trigger* with the day, such as `2013-12-30`, as the partition key. The target's snapshots
-contain the snapshot and revisions of the source.
+run any past day: *Trigger* with the day, such as `2013-12-30`, as the partition key. Each snapshot of the target
+names the source's snapshot and revisions that it was computed from.
 """

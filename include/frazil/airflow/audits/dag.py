@@ -90,9 +90,8 @@ def _to_hours(every: timedelta) -> int:
     hours, rest = divmod(every, timedelta(hours=1))
     if rest or hours not in PERMITTED_INTERVALS_H:
         raise SpecError(
-            f"audits cannot run every {format_duration(every)}; use one of "
-            f"{', '.join(f'{one}h' for one in PERMITTED_INTERVALS_H)} "
-            f"({INTERVAL_VARIABLE}), because a run audits complete hours, and each hour of a day once"
+            f"audits cannot run every {format_duration(every)}: the interval must be whole hours that divide a day. "
+            f"Set {INTERVAL_VARIABLE} to one of {', '.join(f'{one}h' for one in PERMITTED_INTERVALS_H)}"
         )
     return hours
 

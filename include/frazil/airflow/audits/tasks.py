@@ -111,7 +111,7 @@ def _log_findings(result: Audit, found: AuditJson) -> None:
         "%s, %s to %s: %d batches, %d rows, %d dead letters, %d findings%s",
         found["stream"], found["from"], found["to"], result.batches, sum(p.rows for p in result.partitions),
         sum(p.dead_letters for p in result.partitions), found["findings"],
-        "" if result.complete else " in what was compared",
+        "" if result.complete else "; not everything was compared",
     )  # fmt: skip
 
 

@@ -201,8 +201,8 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
     unused = find_unused_suites(folder, tables)
     sentence = (
-        f"{', '.join(suite.name for suite in unused)} in {folder} gate no window, because no stream declares their "
-        "table, or it has no windows. Name each suite `<namespace.table>.json` after its table, or remove it"
+        f"suites in {folder} that gate no window: {', '.join(suite.name for suite in unused)}. No stream declares a "
+        "table of this name, or the table has no windows. Rename each suite to `<namespace.table>.json`, or remove it"
     )
     return fact_reading("declaration", bool(unused), sentence)
 

@@ -76,7 +76,7 @@ class RouteTables:
         """
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
-            log.info("%s did not create %s, so they are not maintained", self.name, ", ".join(others[:MAX_TABLES]))
+            log.info("not maintained, because %s did not create them: %s", self.name, ", ".join(others[:MAX_TABLES]))
         broken = {name: error for name, error in errors.items() if name not in others}
         for name, error in broken.items():
             log.error("cannot measure %s: %r", name, error)

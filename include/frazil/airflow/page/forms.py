@@ -107,7 +107,7 @@ def parse_day(form: Form) -> Window:
     day = _parse_window(form, "day")
     if day.grain is not Grain.DAY:
         raise Invalid(
-            "Enter a day, such as 2013-12-30. After only one hour, roll-ups of its day would wait for the other hours"
+            "Enter a day, such as 2013-12-30, not an hour: daily roll-ups need the events of all hours of the day"
         )
     return day
 

@@ -187,10 +187,11 @@ def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     one = "TABLE" if shared else table
     return f"""### Complete {specs[0].window}s of {table}
 
-A window (one {specs[0].window} of event time) is complete when each stream of the table has passed its end by its
-lateness ({lateness}). Then the asset `{partition_asset(table).name}` gets one event with the window's key, such as
-`{key}`. The asset `{reopened_asset(table).name}` gets one each time
-that late rows reopen it. The events' extra says, by key: revision, rows, dead letters, late rows, watermark, snapshot.
+A window (one {specs[0].window} of event time) is complete when the watermark of each stream of the table is past the
+window's end by the stream's lateness ({lateness}). Then the asset `{partition_asset(table).name}` gets one event with
+the window's key, such as `{key}`. The asset `{reopened_asset(table).name}` gets an event each time late rows reopen
+the window. The `extra` of an event has these values for each key: revision, rows, dead letters, late rows, watermark,
+snapshot.
 
 {_gate_sentence(table, suites)}
 
@@ -206,7 +207,7 @@ def _gate_sentence(table: str, suites: Path | None) -> str:
     Only this sentence shows that a suite with a misspelt name gates no window.
     """
     if suites is None:
-        return "Its windows have no quality gate: `partition_dags` has no `expectations`."
+        return "Its windows have no quality gate: `partition_dags` is called without `expectations`."
     if suite := find_suite(suites, table):
         return f"The quality gate of its windows is `{suite}`."
     return f"Its windows have no quality gate: `{suites}` has no suite `{table}.json`."

@@ -107,8 +107,8 @@ def _list_sent_signals(asset: Asset, context: Context, *, since: datetime | None
         return read_sent_signals(events.after(since.isoformat()) if since else events, asset.name)
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
         problem = (
-            "Airflow cannot list the events of the asset %s, probably because a run that they started is queued. "
-            "The records of the sending tasks are used instead: %s"
+            "Airflow cannot list the events of the asset %s: %s. Probably a run started by one of them is queued. "
+            "Using the records of the tasks that sent the events"
         )
         log.warning(problem, asset.name, error)
         return _read_recorded_signals(asset, context)
@@ -124,7 +124,8 @@ def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
         return published | publishing
     if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
-            f"it is unknown whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
-            "the task runs again, and Airflow cannot list the asset's events while a run that they started is queued"
+            f"cannot determine whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
+            "the task is not finished, and Airflow can list the asset's events only while no run started by one "
+            "of them is queued"
         )
     return published

@@ -189,8 +189,8 @@ def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGa
     if expectations is not None and store.get(GATED_KEY) is True:
         raise SpecError(
             f"the quality gate of {table}, {expectations / f'{table}.json'}, is missing, so no window is signalled. "
-            'Restore the file. To remove the gate, restore it with `"expectations": []`, and delete it after a run '
-            f"of {partitions_dag_id(table)}"
+            'Restore the file. To remove the gate, set `"expectations": []` in the restored file, let '
+            f"{partitions_dag_id(table)} run once, then delete the file"
         )
     return None
 

@@ -109,7 +109,8 @@ def _shared_doc_md(name: str, members: Sequence[DeclaredStream]) -> str:
             "",
             f"""Pausing this DAG leaves the application running. `frazil pause`, `resume` and `restart` take the name of
 a stream, or `{name}` for all of them. In this DAG, *Clear* of `{TASK_ID}` replaces the whole application, and *Mark
-failed* ends it until it is cleared or resumed. On a stream's task they restart or pause that stream alone.
+failed* ends it until it is cleared or resumed. On a stream's task, *Clear* restarts and *Mark failed* pauses only that
+stream.
 """,
         ]
     )
@@ -175,7 +176,7 @@ def _doc_md(found: DeclaredStream) -> str:
         f"""Pausing this DAG leaves the writer running. To operate the writer:
 
 - `frazil pause {found.name}`: the writer stops after the current batch, and stays stopped.
-- `frazil resume {found.name}`: the writer runs again, also after the supervisor gave up.
+- `frazil resume {found.name}`: the writer runs again, even if the supervisor gave up.
 - `frazil restart {found.name}`, or *Clear* here: a new writer replaces it after the current batch.
 - *Mark failed* or *Mark success* here: same as `frazil pause {found.name}`.
 - `frazil status {found.name}`: shows its state.

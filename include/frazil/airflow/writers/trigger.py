@@ -271,7 +271,7 @@ async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
         try:
             connection = await Connection.async_get(name)
         except AirflowNotFoundException:
-            problem = f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
+            problem = f"the declaration refers to the Airflow connection {name!r}, which does not exist; add it"
             raise SpecError(problem) from None
         fields = ("conn_type", "host", "login", "password", "schema", "port")
         known = {field: getattr(connection, field) for field in fields}

@@ -37,8 +37,8 @@ BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
 """First field ids of columns in `before`, of everything in `payload`, and of fields that are not columns."""
 NOT_AN_ENVELOPE, TRUNCATED, UNAVAILABLE = "NotAnEnvelope", "Truncated", "UnavailableValue"
 UNAVAILABLE_NULL = (
-    "null, which the connector also writes for a large value of this type that the update left unchanged: set replica "
-    "identity full on the source's table"
+    "null, but the connector also writes null for a large value of this type that an update did not change. Set "
+    "replica identity full on the source's table"
 )
 UNAVAILABLE_TEXT = (
     "the placeholder for a value that the event omits. The event creates a row, or changes a row's key, and so needs "
@@ -50,7 +50,7 @@ MONGODB_REMEDY = (
     "MongoDB's connector writes documents as text: declare no envelope, and a column {type: string, from: after}, as "
     "in the guide on captured changes"
 )
-_ROW_ERROR_START = re.compile(r"(?:payload\.)?(?:after|before): (?=required|an object is needed)")
+_ROW_ERROR_START = re.compile(r"(?:payload\.)?(?:after|before): (?=required|expected an object)")
 _SKIPPED_OPERATIONS = ("m",)
 """Operations that do not change a row: `m` is a message that an application wrote to the log."""
 _ROW_OPERATIONS = ("c", "u", "r")
@@ -252,7 +252,7 @@ class EnvelopeDecoder:
                 text = "op: missing: this is not a Debezium event; if a transform unwraps events, declare no envelope"
                 found[row] = (NOT_AN_ENVELOPE, text)
             else:
-                found[row] = (NOT_AN_ENVELOPE, f"op: {operation!r:.50}: c, u, r, d, t or m is needed")
+                found[row] = (NOT_AN_ENVELOPE, f"op: expected c, u, r, d, t or m, got {operation!r:.50}")
         for name, rows in (("after", states), ("before", deletes)):
             for row in np.flatnonzero(rows & ~parts.is_present(name)).tolist():
                 hint = "; give the source's table a replica identity" if name == "before" else ""

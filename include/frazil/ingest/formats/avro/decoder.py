@@ -328,7 +328,7 @@ def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
 
 
 def not_framed_text(value: bytes, name: str) -> str:
-    what = "is JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
+    what = "is JSON" if value.lstrip().startswith(b"{") else "does not begin with a zero byte and a schema id"
     return (
         f"the value {what}, but source.format is {name} with schema ids: write it with the registry's serializer, "
         "or declare another format"

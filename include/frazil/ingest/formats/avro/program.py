@@ -84,7 +84,7 @@ class LoopProgram:
 
     def _add_row(self, kind: int, target: TargetColumn) -> int:
         if len(self._rows) >= self._max_rows:
-            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
+            raise TooLarge(f"reading its types into the columns takes more than {MAX_OPERATIONS:,} operations")
         self._rows.append([0] * self._width)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node  # the same columns in Protobuf
         self._paths.append(target.path)

@@ -157,7 +157,7 @@ class FramedDecoder(WrappingDecoder):
 
 
 def _not_framed_text(value: bytes) -> str:
-    what = "is plain JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
+    what = "is plain JSON" if value.lstrip().startswith(b"{") else "does not begin with a zero byte and a schema id"
     return (
         f"the value {what}, but source.format is {{type: json, framing: confluent}}: write it with the serializer of "
         "the registry, or declare framing: none"

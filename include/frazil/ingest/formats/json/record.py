@@ -217,11 +217,11 @@ class RecordReader:
         if what.startswith("Object missing") or what.endswith(", got `null`"):
             return _ErrorTemplate("MissingRequired", f"{name}: {MISSING}", keys)
         if unit == LISTED:
-            return _ErrorTemplate(TYPE_MISMATCH, f"{name}: an array is needed, this is ", keys, _received_kind(what))
+            return _ErrorTemplate(TYPE_MISMATCH, f"{name}: expected an array, got ", keys, _received_kind(what))
         unit = unit and f"time in {unit}"
         needed = "a whole number" if unit else _EXPECTED_VALUES.get(type(kind), "a string")
         what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
-        mismatch = f"{name}: {needed}{what_for} is needed, this is "
+        mismatch = f"{name}: expected {needed}{what_for}, got "
         if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
             return _ErrorTemplate(
                 OUT_OF_RANGE, f"{name}: ", keys, "the number", f" is too big for {unit or kind}", mismatch

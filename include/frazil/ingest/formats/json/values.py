@@ -140,9 +140,7 @@ def _require_number(text: bytes) -> None:
     if text[0] not in b"-0123456789":
         # Do not parse nested values: one may be a number that is too big for the parser.
         empty = {b"{": {}, b"[": [], b"t": True, b"f": False}.get(text[:1])
-        raise InvalidValue(
-            f"a number is needed, this is {describe(msgspec.json.decode(text) if empty is None else empty)}"
-        )
+        raise InvalidValue(f"expected a number, got {describe(msgspec.json.decode(text) if empty is None else empty)}")
 
 
 def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
@@ -155,7 +153,7 @@ def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
         content = msgspec.json.decode(text)
         text = content.encode()
         if (found := _NUMBER.fullmatch(text)) is None:
-            raise InvalidValue(f"a number is needed, this is {describe(content)}")
+            raise InvalidValue(f"expected a number, got {describe(content)}")
     else:
         _require_number(text)
         found = _NUMBER.fullmatch(text)
@@ -215,7 +213,7 @@ def _convert_seconds(raw: msgspec.Raw) -> int:
     sign, digits, power, text = _split_number(raw)
     if len(digits) + power > 20:
         if text in SPECIAL_NUMBERS:
-            raise InvalidValue(f"a number (time in s) is needed, this is the number {number_as_sent(text)}")
+            raise InvalidValue(f"expected a number (time in s), got the number {number_as_sent(text)}")
         raise OutOfRange(f"{text[:64].decode()} is too big for a time in s")
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
