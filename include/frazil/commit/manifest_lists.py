@@ -33,7 +33,7 @@ _ENCODING = AvroEncoding.resolve(_SCHEMA, _SCHEMA, name="manifest_file")
 
 
 class ListWriter(ManifestListWriterV2):
-    """Writes a list of format version 2, with a schema that is resolved once per process."""
+    """Writes a manifest list of format version 2. Its schema is resolved once per process."""
 
     def __enter__(self) -> Self:
         self._writer = PreparedAvroFile(self._output_file, _ENCODING, metadata=self._meta)

@@ -123,7 +123,7 @@ class DataFileReader:
         self.file.close()
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield first position and rows of each row group, or of the row groups in `wanted`."""
+        """Yield the first position and the rows of each row group; if `wanted` is set, only of these row groups."""
         physical, expected = self._file_schema(), nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -194,7 +194,7 @@ class DataFileReader:
 
     @property
     def starts(self) -> list[int]:
-        """The position of the first row of each row group."""
+        """The position of the first row of each row group, followed by the number of rows."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -254,7 +254,7 @@ class TaskRun(ABC):
 
 
 def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
-    """Return a row group's rows, from position `start`, except those at the positions `leaving`."""
+    """Return the rows of a row group that begins at position `start`, except for the positions `leaving`."""
     stays = np.ones(rows.num_rows, np.bool_)
     stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
     return rows.filter(pa.array(stays))
@@ -272,7 +272,7 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, folder: str) -> StagedFile:
-    """Write a position-delete file for one data file, which readers skip for other files."""
+    """Write a position-delete file for one data file. Readers skip it for other files."""
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES_SCHEMA)
