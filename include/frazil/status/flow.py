@@ -110,7 +110,9 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
         summary = oldest.summary
         if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
             return oldest.timestamp_ms, True
-    return oldest.timestamp_ms if oldest and oldest.parent_snapshot_id is not None else None, False
+    # The parent's id does not show that older snapshots expired: PyIceberg removes it.
+    has_gap = oldest and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)
+    return oldest.timestamp_ms if oldest and has_gap else None, False
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
