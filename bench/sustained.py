@@ -174,7 +174,8 @@ def report(sent: int, cpu_s: Counter[str], times: dict[int, int], options: argpa
     metadata_kb = len(table.io.new_input(table.metadata_location)) / 1000
     manifests = len(head.manifests(table.io)) if head else 0
     print(f"{len(times)} snapshots were made, {len(table.metadata.snapshots)} are left; metadata.json has "
-          f"{metadata_kb:.0f} kB; {manifests} manifests, {files} files, {size / max(rows, 1):.1f} bytes a row")  # fmt: skip
+          f"{metadata_kb:.0f} kB; {manifests} manifests, {files} files, {size / max(rows, 1):.1f} bytes a row"
+          )  # fmt: skip
     print(f"writer CPU: {total:.1f} core-s, {total / max(rows, 1) * 1e6:.2f} core-s per million; "
           + ", ".join(f"{name} {used:.1f}" for name, used in sorted(cpu_s.items())))  # fmt: skip
 

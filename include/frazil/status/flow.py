@@ -95,6 +95,9 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     if since_ms is None:
         return found
     rejected = sum(one.rejected for one in commits if one.at_ms >= since_ms)
+    unknown = max(since_ms - (now_ms - HOUR_MS), 0) * LAST_HOUR_BUCKETS // HOUR_MS
+    if unknown and not is_reset:
+        found = replace(found, last_hour=found.last_hour[min(unknown, LAST_HOUR_BUCKETS - 1) :])
     return replace(found, rejected_last_day=rejected, rejected_since_ms=since_ms, rejected_since_reset=is_reset)
 
 
