@@ -1,11 +1,10 @@
 """What a commit costs as a table's history grows: `python -m bench.commit [SNAPSHOTS] [--substrate NAME]`.
 
 Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files) or another
-substrate of `bench.substrates`. Prints wall and CPU time of the last 100 commits at each mark, and what a reader opens:
-metadata file, manifest list and manifests, with the wall and CPU time of loading the table and planning a scan. If
-servers speak HTTP, it also prints the requests of a commit. 3,600 commits are an hour at a commit a second. No
-maintenance runs; with `--no-expiry`, the writer expires no snapshots either. The files are not there: a commit never
-opens them.
+substrate of `bench.substrates`. At each mark, prints wall and CPU time of the last 100 commits, and sizes of what a
+reader opens. *reader ms* is the time to load the table and plan a scan. If servers speak HTTP, it also prints the
+requests of a commit. 3,600 commits are an hour at a commit a second. No maintenance runs; with `--no-expiry`, the
+writer expires no snapshots either. The files are not there: a commit never opens them.
 """
 
 from __future__ import annotations

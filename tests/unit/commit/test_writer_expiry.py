@@ -1,4 +1,4 @@
-"""A writer's own commits expire old snapshots, and nothing that somebody needs."""
+"""A writer's own commits expire old snapshots, but never one that is still needed."""
 
 from __future__ import annotations
 
