@@ -1,9 +1,9 @@
 """A steady load through the real writer: `python -m bench.sustained --rate 78000 --seconds 240 --interval 60s`.
 
 Starts the embedded Kafka, a producer process that paces 120-byte JSON ticks over 32 partitions, and the writer as its
-supervisor would. Then it catches up, and prints freshness, CPU, files, and what commits and metadata came to. Everything
-shares this machine's cores: broker and producer included. Snapshots expire meanwhile, so their times are noted every
-minute, and the rows of up to 600 files, evenly spread, stand for all in the freshness.
+supervisor would. Then it catches up, and prints freshness, CPU, files, and what commits and metadata came to.
+Everything shares this machine's cores: broker and producer included. Snapshots expire meanwhile, so their times are
+noted every minute, and the rows of up to 600 files, evenly spread, stand for all in the freshness.
 """
 
 from __future__ import annotations
