@@ -170,7 +170,9 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
         entries = {**_position_summary(marker), **summary}
         if change or merge:  # main receives other rows than those of the batch
             entries.pop(WINDOWS_KEY, None)
-        return update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
+        proposed = update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
+        removals = handle.expiry.take_updates(handle.load_with) if handle.expiry else ()
+        return dataclasses.replace(proposed, updates=(*proposed.updates, *removals))
 
     return TableCommit(handle, propose, update.written)
 

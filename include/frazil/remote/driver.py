@@ -26,6 +26,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order
+from frazil.signals.pins import read_pins
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
 from frazil.supervise.desired import DesiredStore
@@ -68,7 +69,7 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
         try:
             check_version(order.wanted.version)
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
-            write(spec, until_caught_up=order.wanted.until_caught_up)
+            write(spec, until_caught_up=order.wanted.until_caught_up, read_pins=read_pins)
         except SystemExit:
             reporter.ended = DriverExit(0)
             raise
