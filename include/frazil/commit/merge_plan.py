@@ -26,12 +26,12 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import PrimitiveType, UUIDType
 
 from frazil.commit.manifest_lists import live_manifests
-from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
+from frazil.table.declared import FORMAT_VERSION
 
 PATH_FIELD_ID = 2147483546
 """Iceberg's field id of `file_path` in position-delete files."""

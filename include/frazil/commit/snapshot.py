@@ -45,6 +45,7 @@ from frazil.commit.manifest_writing import (
     write_with_removals,
 )
 from frazil.ingest.contract import Content, StagedFile
+from frazil.pyiceberg_fixes.version_3 import next_row_id, without_row_ids
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 
@@ -91,8 +92,6 @@ class SnapshotWriter:
     base: BaseManifests | None = None
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""
-    earlier_snapshots: int = 0
-    """Snapshots in the same update with a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -111,8 +110,12 @@ class SnapshotWriter:
         merged = (self.merged.manifest,) if self.merged else ()
         return [*self.manifests, *(self.base.written if self.base else ()), *merged]
 
-    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
-        """Return the next attempt, based on the metadata of `table`, with `summary` in its summary."""
+    def prepare(
+        self, table: Table, *, summary: Mapping[str, str], now_ms: int, before: Snapshot | None = None
+    ) -> PreparedSnapshot:
+        """Return the next attempt, based on the metadata of `table`, with `summary` in its summary. `before` is the
+        snapshot that the same update adds first.
+        """
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
             self.snapshot_id = metadata.new_snapshot_id()
@@ -120,7 +123,17 @@ class SnapshotWriter:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
         base = self.base or self._base(table, parent, path, self.snapshot_id)
-        number = metadata.next_sequence_number() + self.earlier_snapshots
+        number = 1 + (before.sequence_number or 0) if before else metadata.next_sequence_number()
+        first_row_id = next_row_id(metadata, before)
+        with ListWriter(
+            table.io.new_output(path),
+            self.snapshot_id,
+            parent.snapshot_id if parent else None,
+            number,
+            avro_codec(metadata),
+            next_row_id=first_row_id,
+        ) as writer:
+            add_manifests(writer, [*self.manifests, *base.stays], path=path, parent=parent)
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
@@ -129,15 +142,9 @@ class SnapshotWriter:
             timestamp_ms=next_ms(metadata, now_ms),
             summary=_build_summary(self.files, self.moved, extra=summary, base=base),
             schema_id=metadata.current_schema_id,
+            first_row_id=first_row_id,
+            added_rows=None if first_row_id is None else (writer.next_row_id or 0) - first_row_id,
         )
-        with ListWriter(
-            output_file=table.io.new_output(path),
-            snapshot_id=snapshot.snapshot_id,
-            parent_snapshot_id=snapshot.parent_snapshot_id,
-            sequence_number=number,
-            compression=avro_codec(metadata),
-        ) as writer:
-            add_manifests(writer, [*self.manifests, *base.stays], snapshot=snapshot, parent=parent)
         prepared = PreparedSnapshot(
             snapshot=snapshot,
             updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot, self.branch)),
@@ -223,7 +230,7 @@ class SnapshotWriter:
             yield layout, [to_data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
         by_spec = attrgetter("spec_id")
         for spec_id, moved in itertools.groupby(sorted(self.moved, key=by_spec), key=by_spec):
-            yield ManifestLayout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
+            yield ManifestLayout.for_spec(metadata.specs()[spec_id], metadata), [without_row_ids(f) for f in moved]
 
 
 def base_without_files(

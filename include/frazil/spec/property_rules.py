@@ -136,8 +136,8 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
             )
         elif key.startswith("frazil."):
             yield Problem(path, value, "begins with frazil., which is reserved for frazil; remove it")
-        elif key == "format-version" and value != "2":
-            yield Problem(path, value, "is not supported; frazil writes format version 2")
+        elif key == "format-version" and value not in ("2", "3"):
+            yield Problem(path, value, "is not supported; frazil writes format versions 2 and 3")
         elif key == "write.format.default" and value.lower() != "parquet":
             yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
         elif key in _VERSION_PROPERTIES and value not in ("v1", "v2"):

@@ -1,0 +1,127 @@
+"""Tables of Iceberg format version 3 that frazil and Spark write in turn. Rows keep their ids."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from frazil.commit.committer import Committer
+from frazil.table.catalogs import load_catalog
+from tests.unit.commit.conftest import FaultyCatalog, World, new_world
+
+pytestmark = pytest.mark.usefixtures("shared_home")
+
+TABLE = "default.demo.events"
+BATCHES = 34
+"""Enough for a commit that merges manifests."""
+
+
+@pytest.fixture
+def version(request: pytest.FixtureRequest) -> int:
+    return getattr(request, "param", 3)
+
+
+@pytest.fixture
+def world(tmp_path: Path, version: int) -> Iterator[World]:
+    catalog = load_catalog(None)
+    assert isinstance(catalog, SqlCatalog)
+    catalog.create_namespace_if_not_exists("demo")
+    world = new_world(FaultyCatalog(catalog), tmp_path, version=version)
+    world.clock_ms = time.time_ns() // 1_000_000
+    yield world
+    for table in (world.table, world.dead_letter_table):
+        location = catalog.load_table(table).location()
+        catalog.drop_table(table)
+        shutil.rmtree(location.removeprefix("file://"))  # the next test has a table there too
+
+
+def rows(spark: Any, at: int | None = None) -> dict[int, tuple[int, int]]:
+    """Each row's id and the number of the commit that last changed it, by its Kafka offset."""
+    spark.sql(f"REFRESH TABLE {TABLE}")
+    version = "" if at is None else f" VERSION AS OF {at}"
+    found = spark.sql(f"SELECT kafka_offset, _row_id, _last_updated_sequence_number FROM {TABLE}{version}").collect()
+    by_offset = {offset: (row_id, number) for offset, row_id, number in found}
+    assert len(by_offset) == len(found)
+    assert None not in {part for pair in by_offset.values() for part in pair}
+    assert len({row_id for row_id, _ in by_offset.values()}) == len(found)
+    return by_offset
+
+
+def write(world: World, committer: Committer, start: int, batches: int = 1) -> int:
+    """Commit batches of three rows, and return the next offset."""
+    for number in range(batches):
+        world.run(committer, {0: (start + 3 * number, start + 3 * number + 3)})
+    return start + 3 * batches
+
+
+def assert_kept(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]) -> None:
+    assert {offset: after[offset] for offset in before} == before
+
+
+def test_each_row_keeps_one_id_while_manifests_are_merged(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0, 3)
+    first = rows(spark)
+    end = write(world, committer, end, BATCHES)
+    last = rows(spark)
+
+    assert sorted(last) == list(range(end))
+    assert_kept(first, last)
+    head = world.load().current_snapshot()
+    assert head is not None
+    assert len(head.manifests(world.load().io)) < BATCHES
+    assert max(row_id for row_id, _ in last.values()) < world.load().metadata.next_row_id  # type: ignore[operator, union-attr]
+    assert last[end - 1][1] == head.sequence_number
+
+
+def test_spark_appends_between_two_commits(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0)
+    spark.sql(f"INSERT INTO {TABLE} SELECT ts, name, kafka_partition, kafka_offset + 1000 FROM {TABLE}")
+    before = rows(spark)
+    end = write(world, committer, end, BATCHES)
+    after = rows(spark)
+    assert sorted(after) == [*range(end), *range(1000, 1003)]
+    assert_kept(before, after)
+
+
+def test_spark_compacts_deletes_and_appends_and_the_writer_goes_on(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0, 3)
+    before = rows(spark)
+    spark.sql("CALL default.system.rewrite_data_files(table => 'demo.events', options => map('rewrite-all', 'true'))")
+    assert rows(spark) == before
+    end = write(world, committer, end, 2)
+    spark.sql("CALL default.system.rewrite_manifests('demo.events')")
+    assert_kept(before, rows(spark))
+    spark.sql(f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+    spark.sql(f"DELETE FROM {TABLE} WHERE kafka_offset IN (1, 4)")
+    before = rows(spark)
+    end = write(world, committer, end, BATCHES)
+    after = rows(spark)
+    assert_kept(before, after)
+    assert sorted(after) == [offset for offset in range(end) if offset not in (1, 4)]
+    assert world.load().scan().to_arrow().num_rows == len(after)
+    now = "current_timestamp() + INTERVAL 1 HOUR"
+    spark.sql(f"CALL default.system.expire_snapshots(table => 'demo.events', older_than => {now}, retain_last => 1)")
+    end = write(world, committer, end, 2)
+    assert_kept(after, rows(spark))
+
+
+@pytest.mark.parametrize("version", [2], indirect=True)
+def test_a_table_that_another_program_upgrades_is_written_on(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0, 3)
+    spark.sql(f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('format-version' = '3')")
+    end = write(world, committer, end)
+    before = rows(spark)
+    end = write(world, committer, end, BATCHES)
+    after = rows(spark)
+    assert sorted(after) == list(range(end))
+    assert_kept(before, after)
