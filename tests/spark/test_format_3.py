@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import FileFormat
 
 from frazil.commit.committer import Committer
 from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog, World, new_world
+from tests.unit.commit.upserts import BY_REGION, UpsertWorld, upsert_world
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -27,6 +29,25 @@ def version(request: pytest.FixtureRequest) -> int:
     return getattr(request, "param", 3)
 
 
+def drop_tables(catalog: SqlCatalog, world: World) -> None:
+    for table in (world.table, world.dead_letter_table):
+        location = catalog.load_table(table).location()
+        catalog.drop_table(table)
+        shutil.rmtree(location.removeprefix("file://"))  # the next test has a table there too
+
+
+@pytest.fixture
+def accounts(tmp_path: Path, version: int) -> Iterator[UpsertWorld]:
+    catalog = load_catalog(None)
+    assert isinstance(catalog, SqlCatalog)
+    catalog.create_namespace_if_not_exists("demo")
+    now_ms = time.time_ns() // 1_000_000
+    faulty = FaultyCatalog(catalog)
+    world = upsert_world(faulty, tmp_path, BY_REGION, version=version, how="merge-on-read", clock_ms=now_ms)
+    yield world
+    drop_tables(catalog, world)
+
+
 @pytest.fixture
 def world(tmp_path: Path, version: int) -> Iterator[World]:
     catalog = load_catalog(None)
@@ -35,17 +56,19 @@ def world(tmp_path: Path, version: int) -> Iterator[World]:
     world = new_world(FaultyCatalog(catalog), tmp_path, version=version)
     world.clock_ms = time.time_ns() // 1_000_000
     yield world
-    for table in (world.table, world.dead_letter_table):
-        location = catalog.load_table(table).location()
-        catalog.drop_table(table)
-        shutil.rmtree(location.removeprefix("file://"))  # the next test has a table there too
+    drop_tables(catalog, world)
+
+
+def sql(spark: Any, text: str, table: str = TABLE) -> Any:
+    """Run a statement on the table's newest metadata, which Spark caches."""
+    spark.sql(f"REFRESH TABLE {table}")
+    return spark.sql(text)
 
 
 def rows(spark: Any, at: int | None = None) -> dict[int, tuple[int, int]]:
     """Each row's id and the number of the commit that last changed it, by its Kafka offset."""
-    spark.sql(f"REFRESH TABLE {TABLE}")
     version = "" if at is None else f" VERSION AS OF {at}"
-    found = spark.sql(f"SELECT kafka_offset, _row_id, _last_updated_sequence_number FROM {TABLE}{version}").collect()
+    found = sql(spark, f"SELECT kafka_offset, _row_id, _last_updated_sequence_number FROM {TABLE}{version}").collect()
     by_offset = {offset: (row_id, number) for offset, row_id, number in found}
     assert len(by_offset) == len(found)
     assert None not in {part for pair in by_offset.values() for part in pair}
@@ -83,7 +106,7 @@ def test_each_row_keeps_one_id_while_manifests_are_merged(spark: Any, world: Wor
 def test_spark_appends_between_two_commits(spark: Any, world: World) -> None:
     committer = world.begin()
     end = write(world, committer, 0)
-    spark.sql(f"INSERT INTO {TABLE} SELECT ts, name, kafka_partition, kafka_offset + 1000 FROM {TABLE}")
+    sql(spark, f"INSERT INTO {TABLE} SELECT ts, name, kafka_partition, kafka_offset + 1000 FROM {TABLE}")
     before = rows(spark)
     end = write(world, committer, end, BATCHES)
     after = rows(spark)
@@ -95,13 +118,13 @@ def test_spark_compacts_deletes_and_appends_and_the_writer_goes_on(spark: Any, w
     committer = world.begin()
     end = write(world, committer, 0, 3)
     before = rows(spark)
-    spark.sql("CALL default.system.rewrite_data_files(table => 'demo.events', options => map('rewrite-all', 'true'))")
+    sql(spark, "CALL default.system.rewrite_data_files(table => 'demo.events', options => map('rewrite-all', 'true'))")
     assert rows(spark) == before
     end = write(world, committer, end, 2)
-    spark.sql("CALL default.system.rewrite_manifests('demo.events')")
+    sql(spark, "CALL default.system.rewrite_manifests('demo.events')")
     assert_kept(before, rows(spark))
-    spark.sql(f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
-    spark.sql(f"DELETE FROM {TABLE} WHERE kafka_offset IN (1, 4)")
+    sql(spark, f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+    sql(spark, f"DELETE FROM {TABLE} WHERE kafka_offset IN (1, 4)")
     before = rows(spark)
     end = write(world, committer, end, BATCHES)
     after = rows(spark)
@@ -109,7 +132,7 @@ def test_spark_compacts_deletes_and_appends_and_the_writer_goes_on(spark: Any, w
     assert sorted(after) == [offset for offset in range(end) if offset not in (1, 4)]
     assert world.load().scan().to_arrow().num_rows == len(after)
     now = "current_timestamp() + INTERVAL 1 HOUR"
-    spark.sql(f"CALL default.system.expire_snapshots(table => 'demo.events', older_than => {now}, retain_last => 1)")
+    sql(spark, f"CALL default.system.expire_snapshots(table => 'demo.events', older_than => {now}, retain_last => 1)")
     end = write(world, committer, end, 2)
     assert_kept(after, rows(spark))
 
@@ -118,10 +141,47 @@ def test_spark_compacts_deletes_and_appends_and_the_writer_goes_on(spark: Any, w
 def test_a_table_that_another_program_upgrades_is_written_on(spark: Any, world: World) -> None:
     committer = world.begin()
     end = write(world, committer, 0, 3)
-    spark.sql(f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('format-version' = '3')")
+    sql(spark, f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('format-version' = '3')")
     end = write(world, committer, end)
     before = rows(spark)
     end = write(world, committer, end, BATCHES)
     after = rows(spark)
     assert sorted(after) == list(range(end))
     assert_kept(before, after)
+
+
+ACCOUNTS = "default.demo.accounts"
+ROWS = {number: ("eu" if number % 2 else "us", number) for number in range(20)}
+
+
+def accounts_of(spark: Any) -> dict[int, tuple[str, int]]:
+    found = sql(spark, f"SELECT id, region, amount, _row_id FROM {ACCOUNTS}", ACCOUNTS).collect()
+    assert len({row.id for row in found}) == len({row._row_id for row in found}) == len(found)
+    return {row.id: (row.region, row.amount) for row in found}
+
+
+@pytest.mark.parametrize("version", [2, 3], indirect=True)
+def test_upserts_and_spark_delete_by_deletion_vectors(spark: Any, accounts: UpsertWorld, version: int) -> None:
+    committer = accounts.begin()
+    accounts.upsert(committer, [*ROWS.items()])
+    accounts.upsert(committer, [(1, None)])
+    if version == 2:
+        sql(spark, f"ALTER TABLE {ACCOUNTS} SET TBLPROPERTIES ('format-version' = '3')", ACCOUNTS)
+    accounts.upsert(committer, [(0, ("us", 100)), (3, None)])
+    expected = {**ROWS, 0: ("us", 100)}
+    del expected[1], expected[3]
+    assert accounts_of(spark) == accounts.accounts() == expected
+
+    sql(spark, f"ALTER TABLE {ACCOUNTS} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')", ACCOUNTS)
+    sql(spark, f"DELETE FROM {ACCOUNTS} WHERE id IN (4, 5)", ACCOUNTS)
+    accounts.upsert(committer, [(6, None), (7, ("eu", 700))])
+
+    del expected[4], expected[5], expected[6]
+    expected[7] = ("eu", 700)
+    assert accounts_of(spark) == accounts.accounts() == expected
+    head = accounts.load().current_snapshot()
+    assert head is not None
+    entries = [e for m in head.manifests(accounts.load().io) for e in m.fetch_manifest_entry(accounts.load().io)]
+    vectors = [e.data_file[17] for e in entries if e.data_file.file_format is FileFormat.PUFFIN]
+    assert len(vectors) == len(set(vectors)) == 2
+    assert all(e.data_file.file_format is FileFormat.PARQUET for e in entries if e.data_file.content == 0)

@@ -42,7 +42,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
-from frazil.pyiceberg_fixes.version_3 import first_row_id
+from frazil.pyiceberg_fixes.version_3 import file_key, first_row_id
 from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
@@ -211,10 +211,10 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Rewrite a manifest with the live entries `entries`; files at the paths `removed` become deleted."""
+    """Rewrite a manifest with the live entries `entries`; files with the keys `removed` become deleted."""
     layout = ManifestLayout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     entries = tuple(entries)
-    written = (_updated_entry(entry, snapshot_id, deleted=entry.data_file.file_path in removed) for entry in entries)
+    written = (_updated_entry(entry, snapshot_id, deleted=file_key(entry.data_file) in removed) for entry in entries)
     copied = CopiedEntries.from_manifest(manifest, table.io)
     if copied:
         copied = copied.with_row_ids(manifest, entries)

@@ -45,7 +45,8 @@ from frazil.commit.manifest_writing import (
     write_with_removals,
 )
 from frazil.ingest.contract import Content, StagedFile
-from frazil.pyiceberg_fixes.version_3 import next_row_id, without_row_ids
+from frazil.merge.deletion_vectors import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, VECTOR_OFFSET
+from frazil.pyiceberg_fixes.version_3 import file_key, next_row_id, without_row_ids
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 
@@ -241,13 +242,13 @@ def base_without_files(
     table: Table,
     snapshot_id: int,
 ) -> BaseManifests:
-    """Return the manifests that a snapshot of main keeps, rewritten if they list files at the paths `removed`."""
+    """Return the manifests that a snapshot of main keeps, rewritten if they list files with the keys `removed`."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
     leaves: list[DataFile] = []
     for manifest in manifests:
         entries = read_entries(manifest)
-        leaving = [entry.data_file for entry in entries if entry.data_file.file_path in removed]
+        leaving = [entry.data_file for entry in entries if file_key(entry.data_file) in removed]
         if leaving:
             path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
             manifest = write_with_removals(  # noqa: PLW2901 - the rewritten manifest replaces it
@@ -256,7 +257,7 @@ def base_without_files(
             written.append(manifest)
         stays.append(manifest)
         leaves += leaving
-    if missing := set(removed) - {file.file_path for file in leaves}:
+    if missing := set(removed) - set(map(file_key, leaves)):
         raise ValueError(f"no manifest lists the files to remove: {sorted(missing)}")
     head = head_of(table.metadata)
     return BaseManifests(stays, leaves, head.summary if head else None, written)
@@ -287,26 +288,37 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
         None if text is None else from_bytes(_require_primitive(kind), base64.b64decode(text))
         for kind, text in zip(types, file.partition, strict=True)
     ]
+    is_vector = file.path.endswith(PUFFIN_SUFFIX)
     built = DataFile.from_args(
         content=_CONTENT[file.content],
         file_path=file.path,
-        file_format=FileFormat.PARQUET,
+        file_format=FileFormat.PUFFIN if is_vector else FileFormat.PARQUET,
         partition=Record(*values),
         record_count=file.records,
         file_size_in_bytes=file.bytes,
-        column_sizes=dict(file.column_sizes),
+        column_sizes={} if is_vector else dict(file.column_sizes),
         value_counts=dict(file.value_counts),
         null_value_counts=dict(file.null_value_counts),
         nan_value_counts=dict(file.nan_value_counts),
         lower_bounds={k: base64.b64decode(v) for k, v in file.lower_bounds.items()},
         upper_bounds={k: base64.b64decode(v) for k, v in file.upper_bounds.items()},
-        split_offsets=list(file.split_offsets),
+        split_offsets=None if is_vector else list(file.split_offsets),
         sort_order_id=file.sort_order_id,
         key_metadata=None,
         equality_ids=None,
+        **(_vector_fields(file) if is_vector else {}),
     )
     built.spec_id = file.spec_id
     return built
+
+
+def _vector_fields(file: StagedFile) -> dict[str, object]:
+    """Return what only the manifest entry of a deletion vector has."""
+    return {
+        "referenced_data_file": base64.b64decode(file.lower_bounds[PATH_ID]).decode(),
+        "content_offset": VECTOR_OFFSET,
+        "content_size_in_bytes": file.column_sizes[POSITION_ID],
+    }
 
 
 def _require_primitive(kind: object) -> PrimitiveType:

@@ -7,18 +7,32 @@ to manifests and manifest lists, and does not check the sequence number of a sna
 from __future__ import annotations
 
 import pyiceberg.manifest
-from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile, _ManifestCache
+from pyiceberg.manifest import DataFile, FileFormat, ManifestEntry, ManifestFile, _ManifestCache
+from pyiceberg.table import delete_file_index
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, _apply_table_update, _TableMetadataUpdateContext
 
 FIRST_ROW_ID_POSITIONS = {DataFile: 16, ManifestFile: 15}
+_REFERENCED_POSITION = 17
 
 
 def first_row_id(record: DataFile | ManifestFile) -> int | None:
     """Return the id of the first row, as stored: null if a reader has to derive it."""
     found: int | None = record[FIRST_ROW_ID_POSITIONS[type(record)]]
     return found
+
+
+def vector_of(file: DataFile) -> str | None:
+    """Return the data file whose deletion vector this is."""
+    found: str | None = file[_REFERENCED_POSITION] if file.file_format is FileFormat.PUFFIN else None
+    return found
+
+
+def file_key(file: DataFile) -> str:
+    """Return the path, which is unique except for deletion vectors: a Puffin file may have several."""
+    of = vector_of(file)
+    return file.file_path if of is None else f"{file.file_path}#{of}"
 
 
 def without_row_ids(file: DataFile) -> DataFile:
@@ -46,6 +60,15 @@ TableMetadataV3.model_rebuild(force=True)
 pyiceberg.manifest.DEFAULT_READ_VERSION = 3  # type: ignore[assignment]
 for _kind in (DataFile, ManifestEntry, ManifestFile):
     _kind.from_args.__func__.__defaults__ = (3,)  # type: ignore[attr-defined]
+
+_find_by_bounds = delete_file_index._referenced_data_file_path
+
+
+def _referenced_data_file(delete_file: DataFile) -> str | None:
+    return vector_of(delete_file) or _find_by_bounds(delete_file)
+
+
+delete_file_index._referenced_data_file_path = _referenced_data_file  # deletion vectors have no bounds
 
 _keep_manifest = _ManifestCache.get_or_cache
 
