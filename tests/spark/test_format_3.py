@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import FileFormat
 
 from frazil.commit.committer import Committer
+from frazil.maintenance.due import Action
+from frazil.maintenance.outcomes import Ending
+from frazil.maintenance.run import maintain
 from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog, World, new_world
-from tests.unit.commit.upserts import BY_REGION, UpsertWorld, upsert_world
+from tests.unit.commit.upserts import BY_REGION, UpsertWorld, maintained, upsert_world
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -131,8 +135,8 @@ def test_spark_compacts_deletes_and_appends_and_the_writer_goes_on(spark: Any, w
     assert_kept(before, after)
     assert sorted(after) == [offset for offset in range(end) if offset not in (1, 4)]
     assert world.load().scan().to_arrow().num_rows == len(after)
-    now = "current_timestamp() + INTERVAL 1 HOUR"
-    sql(spark, f"CALL default.system.expire_snapshots(table => 'demo.events', older_than => {now}, retain_last => 1)")
+    later = f"TIMESTAMP '{datetime.now(UTC) + timedelta(hours=1):%Y-%m-%d %H:%M:%S}'"
+    sql(spark, f"CALL default.system.expire_snapshots(table => 'demo.events', older_than => {later}, retain_last => 1)")
     end = write(world, committer, end, 2)
     assert_kept(after, rows(spark))
 
@@ -154,10 +158,16 @@ ACCOUNTS = "default.demo.accounts"
 ROWS = {number: ("eu" if number % 2 else "us", number) for number in range(20)}
 
 
-def accounts_of(spark: Any) -> dict[int, tuple[str, int]]:
-    found = sql(spark, f"SELECT id, region, amount, _row_id FROM {ACCOUNTS}", ACCOUNTS).collect()
+def ids_of(spark: Any) -> dict[tuple[int, str, int], tuple[int, int]]:
+    """The id of each account's row, and the number of the commit that last changed it."""
+    columns = "id, region, amount, _row_id, _last_updated_sequence_number"
+    found = sql(spark, f"SELECT {columns} FROM {ACCOUNTS}", ACCOUNTS).collect()
     assert len({row.id for row in found}) == len({row._row_id for row in found}) == len(found)
-    return {row.id: (row.region, row.amount) for row in found}
+    return {tuple(row[:3]): tuple(row[3:]) for row in found}
+
+
+def accounts_of(spark: Any) -> dict[int, tuple[str, int]]:
+    return {number: (region, amount) for number, region, amount in ids_of(spark)}
 
 
 @pytest.mark.parametrize("version", [2, 3], indirect=True)
@@ -185,3 +195,18 @@ def test_upserts_and_spark_delete_by_deletion_vectors(spark: Any, accounts: Upse
     vectors = [e.data_file[17] for e in entries if e.data_file.file_format is FileFormat.PUFFIN]
     assert len(vectors) == len(set(vectors)) == 2
     assert all(e.data_file.file_format is FileFormat.PARQUET for e in entries if e.data_file.content == 0)
+
+
+def test_maintenance_keeps_the_ids_of_rows(spark: Any, accounts: UpsertWorld) -> None:
+    committer = accounts.begin()
+    accounts.upsert(committer, [*ROWS.items()])
+    accounts.upsert(committer, [(1, None), (3, None), (5, None)])
+    before = ids_of(spark)
+    now_ms = time.time_ns() // 1_000_000
+    (done,) = maintain(lambda: spark, accounts.catalog.inner, maintained(), actions=[Action.COMPACTION], now_ms=now_ms)
+    assert (done.ending, done.numbers["files-removed"], done.numbers["deletes-dropped"]) == (Ending.DONE, 1, 1), done
+    assert ids_of(spark) == before
+    assert accounts.delete_files() == 0
+    accounts.upsert(committer, [(7, None), (20, ("us", 20))])
+    after = ids_of(spark)
+    assert {row: after.get(row) for row in before} == {**before, (7, "eu", 7): None}

@@ -47,6 +47,12 @@ _INTEGER_PROPERTIES = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|n
 PAGE_VERSION_PROPERTY = "write.parquet.page-version"
 _VERSION_PROPERTIES = ("write.parquet.format-version", PAGE_VERSION_PROPERTY)
 
+FORMAT_3_READERS = (
+    "makes a new table that fewer engines read, and that cannot go back to version 2. Spark with Iceberg 1.12, "
+    "PyIceberg 0.12 and DuckDB 1.4 read it, Amazon Athena does not, and Trino was not tried"
+)
+"""What to know before a table of Iceberg format version 3 is made."""
+
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")

@@ -45,7 +45,11 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
     layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
-    for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
+    layout["format version"] = [str(table.metadata.format_version)]
+    terms = _layout_terms(declared.partitioning, declared.order, declared.schema)
+    if "format-version" in spec.table.properties:
+        terms["format version"] = [spec.table.properties["format-version"]]
+    for word, wanted in terms.items():
         if wanted and wanted != layout[word]:
             logger.warning(
                 "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
@@ -165,7 +169,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
             location=declared.location,
             partition_spec=declared.partitioning,
             sort_order=declared.order,
-            properties=declared.properties,
+            properties={**declared.properties},  # PyIceberg removes the format version
         )
     except TableAlreadyExistsError:
         return catalog.load_table(declared.identifier)
