@@ -31,14 +31,15 @@ IMAGE = "localhost/frazil:1"
 PROGRAMS = ("containerd", "runc", "iptables", "ip", "openssl", "nsenter", "unshare")
 
 
-def what_is_missing() -> str | None:
-    """Why this machine cannot run the node; None if it can."""
+def what_is_missing(*programs: str) -> str | None:
+    """Why this machine cannot run the node with these programs from the folder of binaries; None if it can."""
     if os.geteuid():
         return "a Kubernetes node needs root"
     folder = os.environ.get(BINARIES)
     if not folder or not (Path(folder) / "kubelet").is_file():
         return f"set {BINARIES} to a folder with the binaries of Kubernetes 1.34 (see tests/kubernetes/node.sh)"
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    missing += [name for name in programs if not (Path(folder) / name).is_file()]
     return f"a Kubernetes node needs {', '.join(missing)}" if missing else None
 
 
@@ -67,7 +68,7 @@ class Node:
         for each in (pause, image):
             self._script("load", str(each))
         self.kubectl("create", "namespace", NAMESPACE)
-        self.kubectl("apply", "--filename", str(CHECKOUT / "deploy/kubernetes-rbac.yaml"))
+        self.kubectl("apply", "--filename", str(CHECKOUT / "deploy/chart/permissions.yaml"))
 
     def down(self) -> None:
         self._script("down")
@@ -80,9 +81,15 @@ class Node:
         file.write_text(yaml.safe_dump(found))
         return file
 
-    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        command = [f"{os.environ[BINARIES]}/kubectl", "--kubeconfig", str(self.folder / "admin.conf"), *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    def kubectl(self, *arguments: str) -> str:
+        return self._run("kubectl", *arguments)
+
+    def helm(self, *arguments: str) -> str:
+        return self._run("helm", *arguments)
+
+    def _run(self, program: str, *arguments: str) -> str:
+        command = [f"{os.environ[BINARIES]}/{program}", "--kubeconfig", str(self.folder / "admin.conf"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -105,6 +112,23 @@ class Node:
         assert done.returncode == 0, (self.folder.parent / "node.log").read_text()
 
 
+def pod_mounts(folder: Path) -> dict[str, Path]:
+    """Folders of this machine that pods see at the same paths, by volume name; only `run` and `cache` are writable."""
+    return {
+        "run": folder,
+        "usr": Path("/usr"),
+        "java": Path("/etc/java-17-openjdk"),
+        "base": Path(sys.base_prefix),
+        "venv": Path(sys.prefix).resolve(),
+        "checkout": CHECKOUT,
+        "cache": Path(os.environ["XDG_CACHE_HOME"]),
+    }
+
+
+def pod_environment() -> dict[str, str]:
+    return {name: os.environ.get(name, "") for name in ("XDG_CACHE_HOME", "PYTHONPATH")}
+
+
 def spark_properties(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Properties for pods that see `folder`, this Python and this checkout at the paths that they have here."""
     found = {
@@ -116,19 +140,9 @@ def spark_properties(folder: Path, environment: Mapping[str, str]) -> dict[str, 
         "spark.pyspark.python": sys.executable,
         "spark.kubernetes.allocation.batch.delay": "1s",
     }
-    cache = Path(os.environ["XDG_CACHE_HOME"])
-    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment}
-    mounts = {
-        "run": folder,
-        "usr": Path("/usr"),
-        "java": Path("/etc/java-17-openjdk"),
-        "base": Path(sys.base_prefix),
-        "venv": Path(sys.prefix).resolve(),
-        "checkout": CHECKOUT,
-        "cache": cache,
-    }
+    environment = pod_environment() | dict(environment)
     for who in ("driver", "executor"):
-        for name, path in mounts.items():
+        for name, path in pod_mounts(folder).items():
             key = f"spark.kubernetes.{who}.volumes.hostPath.{name}"
             found |= {f"{key}.mount.path": str(path), f"{key}.options.path": str(path)}
             found |= {f"{key}.mount.readOnly": str(name not in {"run", "cache"}).lower()}

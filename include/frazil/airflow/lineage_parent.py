@@ -41,7 +41,7 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def submit_as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the task the OpenLineage parent of runs that are submitted here. Yields `spark` with the parent."""
+    """Make the task the OpenLineage parent of runs that are submitted here. Yields `spark` with the parent added."""
     from frazil.lineage.facts import PARENT_VARIABLE
 
     parent = parent_id(context)

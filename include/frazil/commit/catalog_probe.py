@@ -51,7 +51,7 @@ _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Raise CommitRefused if the catalog cannot hold the stream, unless it is embedded or has passed before."""
+    """Raise CommitRefused if the catalog cannot hold a stream. Skips embedded catalogs and those that passed before."""
     config = catalog_config(spec.table.catalog)
     record = _record_path(config)
     if config.embedded or record.exists():
@@ -71,7 +71,7 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 
 
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
-    """Return what the catalog and its storage cannot do, one sentence each. Leaves no table behind."""
+    """Return a message for each feature that the catalog or its storage is missing. Leaves no table behind."""
     with (
         translate_catalog_errors(catalog.name),
         _create_namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace,

@@ -28,5 +28,5 @@ class BatchCost:
 
     @classmethod
     def from_json(cls, raw: Sequence[int]) -> BatchCost:
-        """Read the numbers. A newer version's further numbers are ignored."""
+        """Return the cost, given its numbers. Ignores further numbers, which a newer version wrote."""
         return cls(*raw[: len(SUMMARY)])

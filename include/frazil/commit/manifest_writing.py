@@ -143,7 +143,7 @@ class _Writer(ManifestWriterV2):
         return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
 
     def record(self) -> RecordingWriter:
-        """Return a writer that also keeps the encoded data files of the entries that it writes."""
+        """Keep the encoded data file of each entry that this writer writes. Returns the recorder that has them."""
         encoding = self._encoding()
         fields: Any = encoding.avro.writer
         *others, (_, of_data_file) = fields.field_writers
@@ -211,7 +211,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Rewrite a manifest with the live entries `entries`; files with the keys `removed` become deleted."""
+    """Rewrite a manifest with its live `entries`. Entries of files with the keys `removed` become deleted entries."""
     layout = ManifestLayout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     entries = tuple(entries)
     written = (_updated_entry(entry, snapshot_id, deleted=file_key(entry.data_file) in removed) for entry in entries)
@@ -224,7 +224,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
 def write_merged(
     merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """Write the entries of manifests of one kind into one manifest, as existing files, and return it."""
+    """Write one manifest with the entries of manifests of the same kind, as existing files. Return the new manifest."""
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
@@ -355,7 +355,7 @@ class CopiedEntries:
 
     @property
     def kind(self) -> frozenset[tuple[str, str]]:
-        """Equal for manifests whose entries have the same fields and table schema."""
+        """Properties that two manifests must share to be merged: all of the header except the codec."""
         return frozenset((key, text) for key, text in self.header.items() if key != AVRO_CODEC_KEY)
 
     @classmethod
@@ -467,13 +467,13 @@ class RecordingWriter:
 
 @dataclass(frozen=True, slots=True)
 class WrittenEntries:
-    """The entries of a manifest that this process wrote. The statistics of their files are only in the copies."""
+    """The entries of a manifest that this process wrote. Only `copied` has the statistics of their files."""
 
     copied: CopiedEntries
     entries: tuple[ManifestEntry, ...]
 
     def existing(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
-        """Yield the entries as existing files. Added files get the manifest's numbers."""
+        """Yield the entries as existing files. Added files get the manifest's snapshot id and sequence number."""
         for entry in self.entries:
             if entry.status is ManifestEntryStatus.EXISTING:
                 yield entry

@@ -73,7 +73,7 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare the snapshots of both branches, again in each attempt: the open branch may have changed."""
+        """Prepare a snapshot of each branch. Each attempt does so again, because the open branch may have changed."""
         name = open_branch_name(self.stream)
         found = head_of(table.metadata, name)
         head_id, branch_updates = self._change_branch(table, change, found, now_ms=now_ms)
@@ -108,7 +108,7 @@ class MarkedUpdate:
     def _change_branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
-        """Return the id of the open branch's head after the change, and the updates after main's snapshot."""
+        """Return the id of the open branch's head (None if the branch ends), and the updates after main's snapshot."""
         name = open_branch_name(self.stream)
         if change.ends:
 
@@ -159,7 +159,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return a commit of the marker that `decide` returns, which adds `files` or the result of `merge`."""
+    """Return a commit of the marker that `decide` returns. The commit also adds `files` or the result of `merge`."""
     update = MarkedUpdate(tables.stream, files, merge)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
@@ -208,7 +208,7 @@ def _position_summary(marker: Marker) -> dict[str, str]:
 
 
 def format_iso_utc(us: int) -> str:
-    """Format microseconds since 1970 as ISO 8601; out of range, as a number with its unit."""
+    """Format microseconds since 1970 as ISO 8601. A time that is out of range becomes a number with its unit."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:
@@ -217,8 +217,9 @@ def format_iso_utc(us: int) -> str:
 
 @dataclass(slots=True)
 class BranchRemoval:
-    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these used. Snapshots that
-    remained would list files as added that are now in main, and Iceberg's incremental clean-up would delete these.
+    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used. If the
+    snapshots remained, they would list files as added that are now in main. Iceberg's incremental clean-up would then
+    delete these files.
     """
 
     branch: str

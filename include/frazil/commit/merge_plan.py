@@ -76,7 +76,7 @@ class MergePlan:
 def plan_merge(
     table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
-    """Plan a merge. Groups keep their task of the plan `before`. Raises SchemaIncompatible for what it cannot merge."""
+    """Plan a merge. Groups keep the task that they had in `before`. Raises SchemaIncompatible for unsuitable tables."""
     head = head_of(table.metadata)
     manifests = live_manifests(head, table.io)
     if not changes:
@@ -228,7 +228,7 @@ class _Group:
 def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
-    """Return the groups with the files that may contain their keys; one group if a file has another partition spec."""
+    """Return groups of changes with files that may have their keys; one group if a file has another partition spec."""
     deletes = _index_deletes(wanted.table, manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
@@ -269,7 +269,7 @@ class PartitionKeys:
         )
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
-        """Return the values of identity partitions by field id, except for columns that the file has."""
+        """Return constants by field id for columns that the file does not have, from its identity partition values."""
         if file.spec_id not in self._identities:
             fields = enumerate(self._table.metadata.specs()[file.spec_id].fields)
             identities = {i: part.source_id for i, part in fields if isinstance(part.transform, IdentityTransform)}
@@ -384,7 +384,7 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
-    """Return each group's task index: that of the plan `before`, or else, heaviest first, the lightest."""
+    """Return each group's task. Groups keep their task in `before`; others, heaviest first, get the lightest."""
     bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

@@ -141,7 +141,7 @@ class MergeWriter:
         return attempt
 
     def _run(self, context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
-        """Return the tasks' results. Runs only tasks that have none yet."""
+        """Return the tasks' results. Runs only the tasks that have no result yet."""
         folder = context.target.folder
         missing = [task for task in tasks if (folder, task) not in self._results]
         if missing:

@@ -48,7 +48,7 @@ def plan_repeats(
     parallelism: int,
     before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
-    """Plan the tasks. Raises SchemaIncompatible for missing key columns or unreadable deletes."""
+    """Plan the tasks that find repeats. Raises SchemaIncompatible for missing key columns or unreadable deletes."""
     key_schema(table, rules.key)
     paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))
     files = _files_near(table, staged, rules)

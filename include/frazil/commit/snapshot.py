@@ -67,8 +67,9 @@ class PreparedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class BaseManifests:
-    """The manifests that a new snapshot keeps from its branch, and the files that leave it. Only snapshots of main mark
-    them as deleted: from another branch they move to main, and an expiry could delete marked files.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only a snapshot of
+    main marks these files as deleted. Files that leave another branch move to main, and snapshot expiry could delete
+    marked files.
     """
 
     stays: Sequence[ManifestFile]
@@ -82,8 +83,8 @@ class BaseManifests:
 @dataclass(slots=True)
 class SnapshotWriter:
     """Writes a commit's manifests once, and a manifest list for each attempt. A new branch's first snapshot has no
-    parent. All attempts have the snapshot id that the manifests contain. Without files, each attempt has its own id, so
-    that one that landed unnoticed does not block the next.
+    parent. All attempts have the same snapshot id, because the manifests contain it. Without files, each attempt has
+    its own id: an attempt that landed unnoticed then does not block the next.
     """
 
     files: Sequence[StagedFile]
@@ -171,16 +172,17 @@ class SnapshotWriter:
         return BaseManifests(fewer or stays, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Require that main is unchanged, for a branch's first snapshot, which could lower the sequence number."""
+        """Require an unchanged main for a branch's first snapshot, which could otherwise lower the sequence number."""
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files of failed attempts that are not needed, given the `table` after them. An attempt's manifest
-        list is waste once its sequence number is below the next one: every catalog then refuses it. Its snapshot may
-        have landed and expired, so manifests are waste only if no later snapshot lists them.
+        """Delete files of failed attempts that are no longer needed. `table` is the table after the attempts. A
+        manifest list is waste once its sequence number is below the table's next one, because every catalog then
+        refuses the attempt. The attempt's snapshot may have landed and expired, so manifests are waste only if no later
+        snapshot lists them.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         written = {m.manifest_path for m in self._written}
@@ -356,7 +358,7 @@ def _build_summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch. A new branch other than main never expires: it alone has its rows."""
+    """Return the update that moves the branch. A new branch other than main never expires: only it has its rows."""
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,

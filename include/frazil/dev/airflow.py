@@ -46,7 +46,10 @@ _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 
 
 class EmbeddedAirflow(process.EmbeddedService):
-    """An Airflow in the folder `home`, with the checkout's plugins and DAGs. `extra` overrides variables."""
+    """An Airflow installation in the folder `home`, with the checkout's plugins and DAGs.
+
+    `extra` overrides environment variables.
+    """
 
     def __init__(  # noqa: PLR0913 - each by its name
         self,

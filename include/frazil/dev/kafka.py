@@ -59,7 +59,10 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 class EmbeddedKafka(process.EmbeddedServer):
-    """A broker in one folder. If one runs there, it is used unchanged. `settings` secure additional `listeners`."""
+    """A broker in one folder. A broker that already runs there is used as it is.
+
+    `settings` secure additional `listeners`.
+    """
 
     TITLE, RECORD, READY_TIMEOUT_S = "Kafka", "kafka", 120
 

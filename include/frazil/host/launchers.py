@@ -9,5 +9,5 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
-    """Return a writer application's launcher. `folder` is its run folder, if outside this FRAZIL_HOME."""
+    """Return a writer application's launcher. `folder` is its run folder, if this is outside FRAZIL_HOME."""
     return LocalLauncher(application, folder=folder)

@@ -40,7 +40,7 @@ _COORDINATES = (
 
 
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
-    """Return the columns of a change file: the table's (required only in the key), coordinates, `CHANGE_COLUMNS`."""
+    """Return a change file's schema: table columns (required only in the key), coordinates, and `CHANGE_COLUMNS`."""
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
     places = [field for field in _COORDINATES if field.name not in there]

@@ -35,7 +35,7 @@ _SETTINGS = {
 def find_diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Return the topic-partitions whose log no longer contains their position: an offset and its leader epoch.
+    """Return the topic-partitions whose log no longer contains their position, which is an offset and its leader epoch.
 
     Includes positions that retention deleted. Raises KafkaUnavailable if a response is missing.
     """

@@ -49,7 +49,7 @@ METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.meta
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What other components need, although the table's metadata does not show it."""
+    """The needs of signals and of downstream jobs, which the table's metadata does not show."""
 
     cursor: Cursor | None = None
     """How far the signals have counted late rows and dead letters."""
@@ -119,7 +119,7 @@ def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
 
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the bytes of the `files` files removed with expired snapshots, from their children's summaries."""
+    """Estimate the bytes of the `files` files that expiry removes, from summaries of expired snapshots' children."""
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
     removed = sum(
@@ -135,14 +135,14 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
     main = metadata.refs.get(MAIN)
     if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):
         return (
-            "no snapshot expires: branch main has its own retention, by which Iceberg would expire snapshots that "
-            "streams still need; remove it, or declare `maintenance: {expiry: off}`"
+            "no snapshot expires: branch main has its own retention, and Iceberg would apply it to snapshots that "
+            "streams still need. Remove the branch's retention, or declare `maintenance: {expiry: off}`"
         )
     return None
 
 
 def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the indexes in `main` of commits whose late rows or dead letters no signal may have counted."""
+    """Return the indexes in `main` of commits with late rows or dead letters that signals may not have counted yet."""
     return [
         at
         for at, snapshot in enumerate(main)
@@ -155,7 +155,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 def _held_positions(
     metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
 ) -> dict[int, str]:
-    """Return indexes in `main`, with reasons: all snapshots from the head to there must be kept."""
+    """Return indexes in `main`, each with the reason to keep all snapshots from the head to that index."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
@@ -167,13 +167,13 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index of the oldest snapshot that an open backfill's audit may need."""
+    """Return the index of the oldest snapshot that an open backfill's audit may need, with the reason."""
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
         return {}
     first = next((at for at, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
-    return {first: "the audit of an open backfill may have begun there"}
+    return {first: "the audit of an open backfill may need it"}
 
 
 def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
@@ -205,7 +205,10 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
 def _branch_snapshots(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield the snapshots that other users' branches keep, outside main or by their own retention."""
+    """Yield the snapshots that other users' branches keep, with reasons.
+
+    A branch keeps its snapshots that are not in main, and those within its own retention.
+    """
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue

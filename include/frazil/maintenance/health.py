@@ -17,7 +17,10 @@ def p10(sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """A partition's delete files, for one data file or several, and their effect on its data files."""
+    """A partition's delete files, and their effect on its data files.
+
+    A delete file applies to one data file, or is shared by several.
+    """
 
     bytes: int = 0
     rows: int = 0
@@ -133,7 +136,7 @@ class TableHealth:
 
     @property
     def deleted_percent(self) -> float:
-        """Share of the rows in data files that readers read in vain."""
+        """Percentage of the rows in data files that are deleted, so readers read them in vain."""
         return 100 * self.deleted_rows / max(self.rows + self.deleted_rows, 1)
 
     @property

@@ -124,7 +124,7 @@ class DataFileReader:
         self.file.close()
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield first position and rows of each row group, or of the row groups in `wanted`."""
+        """Yield the first position and the rows of each row group; if `wanted` is set, only of these row groups."""
         physical, expected = self._file_schema(), nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -195,7 +195,7 @@ class DataFileReader:
 
     @property
     def starts(self) -> list[int]:
-        """The position of the first row of each row group."""
+        """The position of the first row of each row group, followed by the number of rows."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -255,7 +255,7 @@ class TaskRun(ABC):
 
 
 def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
-    """Return a row group's rows, from position `start`, except those at the positions `leaving`."""
+    """Return the rows of a row group that begins at position `start`, except for the positions `leaving`."""
     stays = np.ones(rows.num_rows, np.bool_)
     stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
     return rows.filter(pa.array(stays))

@@ -192,7 +192,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """Return the end of the log, from the beginning of a line unless that is longer than the limit."""
+        """Return the end of the log. It begins with a whole line, unless this line is longer than the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes

@@ -74,7 +74,7 @@ def find_consumer_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Addresses with references are not checked."""
+    """Yield the problem of the brokers' addresses, if any. Addresses with references are not checked."""
     text = spec.source.bootstrap_servers
     if "${" not in text and (what := find_servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
@@ -113,7 +113,7 @@ def _sensitive_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
 
 
 def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield each reference that cannot be parsed, and a `table.location` that cannot be used."""
+    """Yield a problem for each reference that cannot be parsed, and for a `table.location` that cannot be used."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
@@ -155,7 +155,7 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Spark's vectorised reader cannot read booleans in pages of version v2 (Iceberg 1.12)."""
+    """Yield a problem for v2 pages with booleans, which Spark's vectorised reader cannot read (Iceberg 1.12)."""
     if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
     path, unread = (

@@ -18,7 +18,7 @@ _connection: int | None = None
 
 
 class AttemptAbandoned(BaseException):
-    """Ends an abandoned task attempt at any point, so that its files are removed. No error of the task."""
+    """Ends an abandoned task attempt at any point, so that its files are removed. It is not an error of the task."""
 
 
 def check_not_abandoned() -> None:

@@ -32,8 +32,8 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
 
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
-    """Run the writer until it has caught up (with `until_caught_up`), or until SIGTERM or SIGINT, after which it
-    commits the current batch. Returns whether a signal ended it. `sinks` receive its events. Raises the errors of
+    """Run the writer until SIGTERM or SIGINT or, with `until_caught_up`, until it has caught up. After a signal, it
+    still commits the current batch. Returns whether a signal ended it. `sinks` receive its events. Raises the errors of
     `Writer.run`.
     """
     log_to_stderr()

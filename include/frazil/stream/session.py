@@ -121,7 +121,7 @@ def _cluster_properties(resources: Resources) -> dict[str, str]:
 
 
 def _pod_properties(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a driver in a pod that frazil created, with which executors end."""
+    """Return the Spark properties of a driver in a pod that frazil created. They let executors end with the pod."""
     if POD_NAME not in environment:
         return {}
     return {
@@ -146,7 +146,7 @@ PYTHON_PROBLEMS = {
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor's Python or frazil does not fit."""
+    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor's Python or frazil is unsuitable."""
     try:
         slots = spec.resources.cores
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()

@@ -55,7 +55,7 @@ class SupervisionStep:
 
 
 class Program(Protocol):
-    """What a supervisor needs of a program."""
+    """The interface of a program that a supervisor needs."""
 
     def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram: ...
 
@@ -85,7 +85,7 @@ class Supervisor:
         return self._step(act=True)
 
     def preview(self) -> SupervisionStep:
-        """Observe and decide without acting."""
+        """Observe and decide without acting. Return the step."""
         return self._step(act=False)
 
     def pause_for_user(self, *, by: str, reason: str) -> SupervisionStep:

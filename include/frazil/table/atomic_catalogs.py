@@ -23,7 +23,7 @@ COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function that commits to several tables in one step. Raises SpecError if the catalog has none."""
+    """Return the function that commits to several tables in one step. Raises SpecError if the catalog cannot."""
     if reason := atomic_commit_problem(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":
@@ -42,8 +42,9 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
 
 def atomic_commit_problem(name: str, properties: Mapping[str, str]) -> str | None:
-    """Return why such a catalog cannot commit to several tables in one step, if so. Sends no request."""
-    kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
+    """Return why such a catalog cannot commit to several tables in one step; None if it can. Sends no request."""
+    kind = catalog_type(properties)
+    instead = "Use a catalog with atomic commits to several tables, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()
         if database in TESTED_DATABASES:

@@ -31,7 +31,7 @@ MAX_CACHED_METADATA = 8
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Let commits of a SQL, Hive or Glue catalog share snapshots, and a SQL catalog parse each file only once."""
+    """Let commits of a SQL, Hive or Glue catalog share snapshots. A SQL catalog also parses each file only once."""
     if isinstance(catalog, MetastoreCatalog):
         _share_snapshots(catalog)
         _configure_once(catalog)
@@ -62,7 +62,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy shares snapshots and schemas, and which searches the newest snapshot first."""
+    """Return a subclass whose deep copy shares snapshots and schemas. It searches the newest snapshots first."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -140,7 +140,7 @@ def _parse_once(catalog: SqlCatalog) -> None:
 
 
 def write_small_objects_in_one_request(catalog: Catalog) -> Catalog:
-    """Upload small files to S3 in one request, if Arrow accesses the table."""
+    """Let the catalog's tables upload small files to S3 in one request, if Arrow writes them."""
     load = catalog._load_file_io
 
     def load_file_io(*arguments: Any, **named: Any) -> Any:

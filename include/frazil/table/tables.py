@@ -38,9 +38,9 @@ CREATION_TIMEOUT_S = 1.0
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's table, created or safely evolved. Only warns of another partitioning or sort order. Raises
-    SpecError if an engine could not read a new column, TableLost if a new table would share a folder,
-    SchemaIncompatible, AccessDenied, CommitUnavailable.
+    """Return the stream's table, which is created or safely evolved first. Only logs a warning if partitioning or sort
+    order differ from the declaration. Raises SpecError if an engine could not read a new column, and TableLost if a new
+    table would share a folder. Also raises SchemaIncompatible, AccessDenied and CommitUnavailable.
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
@@ -83,7 +83,7 @@ def check_existing_tables(spec: StreamSpec) -> None:
 
 
 def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if rows of the declared schema no longer fit both tables."""
+    """Raise SchemaIncompatible if rows of the declaration no longer fit the table or the dead-letter table."""
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
         _check_format_version(table)
         if missing := find_evolutions(table, declared, spec.name):
@@ -109,7 +109,7 @@ def data_location(table: Table) -> str:
 
 
 def state_location(table: Table, stream: str) -> str:
-    """Return `<location>/_frazil/<stream>`. Spark's remove_orphan_files ignores the underscore."""
+    """Return `<location>/_frazil/<stream>`. Spark's remove_orphan_files skips names that begin with an underscore."""
     return f"{table.location().rstrip('/')}/{STATE_FOLDER}/{stream}"
 
 
@@ -153,7 +153,7 @@ def _check_format_version(table: Table) -> None:
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table, and return it, even if another process was faster."""
+    """Create the namespace and the table. Returns the table, even if another process created it first."""
     check_readable_schema(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -182,7 +182,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
 
 
 def _wait_for_creation(catalog: Catalog, identifier: str) -> Table | None:
-    """Return a table that another process is creating, once the catalog has it, if in time."""
+    """Wait until the catalog has a table that another process is creating, and return it; None if it takes too long."""
     deadline_s = time.monotonic() + CREATION_TIMEOUT_S
     while time.monotonic() < deadline_s:
         time.sleep(0.1)

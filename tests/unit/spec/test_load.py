@@ -686,7 +686,7 @@ def test_a_folder_is_loaded_by_name_and_sorted(declare: Declare, tmp_path: Path)
 def test_streams_that_get_in_each_others_way_are_refused(declare: Declare, tmp_path: Path) -> None:
     declare("1.yaml")
     declare("2.yaml")
-    with pytest.raises(SpecError, match=r"2\.yaml: name: 'flights' is the name of .*1\.yaml too"):
+    with pytest.raises(SpecError, match=r"2\.yaml: name: 'flights' is also the name of .*1\.yaml"):
         load_streams(tmp_path)
     declare("2.yaml", name="other", table="demo.flights_dead_letters")
     with pytest.raises(SpecError, match=r"1\.yaml: dead-letters\.table: 'demo\.flights_dead_letters' is the table"):

@@ -42,7 +42,7 @@ class RouteFindings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Parse what `to_json` wrote. Other content, which other users can write, is ignored."""
+        """Parse the result of `to_json`. Ignores invalid content, because other users can write the store."""
         after, beyond = value.get("after"), value.get("beyond")
         found = beyond.items() if isinstance(beyond, Mapping) else ()
         valid = {

@@ -73,7 +73,7 @@ def _removal_message(table: str) -> str:
 
 
 class CompletionTrigger(PollingTrigger):
-    """Fires when windows can be signalled, or when another process has signalled one after `number`."""
+    """Fires when windows can be signalled, or when another process has added a signal with a number above `number`."""
 
     _searched_s: float | None = None
     """When late rows of a template's tables were last searched; None if only the task did."""

@@ -78,7 +78,7 @@ class WriterOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Fail, because the supervisor gave up, which is first recorded on disk."""
+        """Record on disk that the supervisor gave up, and fail."""
         from frazil.host.given_up import confirm_given_up  # needed by a running task only
 
         reason = str(event["reason"])

@@ -45,7 +45,10 @@ def as_record_schemas(schemas: SchemaText) -> SchemaText: ...
 @overload
 def as_record_schemas(schemas: SchemaSource) -> SchemaSource: ...
 def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:
-    """Return Avro schemas of records whose only field has the given schema. Their encoded values are the same bytes."""
+    """Wrap Avro schemas in records with one field.
+
+    Avro encodes such a record with the same bytes as the field's value.
+    """
     return _as_record(schemas) if isinstance(schemas, SchemaText) else _RecordSchemas(schemas)
 
 

@@ -109,8 +109,11 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
 
 @loop
 def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """Parse 32 hexadecimal digits, with hyphens anywhere. Returns the position after it, or NO. The first byte is the
-    lowest of the first word.
+    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID.
+
+    Returns the position after it, or NO.
+
+    The UUID's first byte is the lowest byte of the first word.
     """
     digits = 0
     words[at] = 0
