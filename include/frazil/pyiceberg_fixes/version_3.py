@@ -1,7 +1,7 @@
 """Lets PyIceberg 0.12 write metadata of format version 3, and read all fields of its manifests.
 
-PyIceberg refuses to write the metadata, omits `next-row-id` from new metadata, ignores the fields that version 3 adds
-to manifests and manifest lists, and does not check the sequence number of a snapshot.
+PyIceberg refuses to write the metadata, and omits `next-row-id` from new metadata. It ignores the fields that version 3
+adds to manifests and manifest lists. It does not check a snapshot's sequence number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In tables of Iceberg format version 3, a row has one id, and keeps it. Tests derive ids as the specification says."""
+"""A row of a table of format version 3 has one id, and keeps it. Tests derive the ids as the specification says."""
 
 from __future__ import annotations
 
