@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import Producer, TopicPartition
 from pyiceberg.types import StringType
 
+from frazil.commit.snapshot import SnapshotWriter
 from tests.acceptance.world import World
 from tests.polling import eventually
 
@@ -179,7 +180,9 @@ def _foreign_writes(world: World) -> None:
     table = world.table()
     with table.transaction() as transaction:
         transaction.set_properties({"owner": "somebody else"})
-    table.append(table.scan().to_arrow().slice(0, 0))
+    prepared = SnapshotWriter(()).prepare(table, summary={}, now_ms=time.time_ns() // 1_000_000)
+    table.catalog.commit_table(table, prepared.requirements, prepared.updates)
+    table = world.table()
     table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "kept").commit()
 
 

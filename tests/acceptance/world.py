@@ -79,6 +79,7 @@ FIELDS = (
 )
 """A record's fields, where a transform computes the columns."""
 
+FORMAT_3 = '{format-version: "3"}'
 SHAPES = (
     Shape("by day", 4, "partition-by: [day(at)]\ncommit: {interval: 1s}\n"),
     Shape("one partition, sorted", 1, "partition-by: [hour(at)]\nsort-by: [note, id desc]\ncommit: {interval: 1s}\n"),
@@ -113,6 +114,16 @@ SHAPES = (
     Shape(
         "routed by a computed column", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n",
         routed="room", transformed=True,
+    ),
+    Shape("of format version 3", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n", FORMAT_3),
+    Shape(
+        "whole windows of format version 3", 2,
+        "partition-by: [hour(at)]\ncommit: {interval: 1s, align: watermark}\n", FORMAT_3,
+    ),
+    Shape(
+        "upserted with deletion vectors", 2,
+        "mode: upsert\nmerge: merge-on-read\nkey: [id]\npartition-by: [day(at)]\ncommit: {interval: 1s}\n", FORMAT_3,
+        keeps="newest",
     ),
 )  # fmt: skip
 

@@ -92,8 +92,9 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def is_overtaken(error: Exception) -> bool:
-    """Return whether a snapshot was refused because another branch took its sequence number."""
-    return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
+    """Return whether a snapshot was refused because another branch took its sequence number or row ids."""
+    taken = ("older than last sequence number", "next-row-id")
+    return isinstance(error, ValueError | BadRequestError) and any(text in str(error) for text in taken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,18 +76,19 @@ class MarkedUpdate:
         """Prepare a snapshot of each branch. Each attempt does so again, because the open branch may have changed."""
         name = open_branch_name(self.stream)
         found = head_of(table.metadata, name)
-        updates: tuple[TableUpdate, ...]
-        head, updates = self._change_branch(table, change, found, now_ms=now_ms)
+        head_id, branch_updates = self._change_branch(table, change, found, now_ms=now_ms)
         main = SnapshotWriter(change.to_main, moved=() if change.drops else change.leaving_files)
         self.written.append(main)
         entries = {key: text for key, text in summary.items() if key != OPEN_SNAPSHOT_KEY}
-        if head:
-            entries[OPEN_SNAPSHOT_KEY] = str(head.snapshot_id)
+        if head_id is not None:
+            entries[OPEN_SNAPSHOT_KEY] = str(head_id)
         prepared = main.prepare(table, summary=entries, now_ms=now_ms)
-        marked: Change[M] = self._with_marker(table, prepared, marker, head.snapshot_id if head else None)
+        marked: Change[M] = self._with_marker(table, prepared, marker, head_id)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
         return dataclasses.replace(
-            marked, requirements=(*marked.requirements, unmoved), updates=(*marked.updates, *updates)
+            marked,
+            requirements=(*marked.requirements, unmoved),
+            updates=(*marked.updates, *branch_updates(prepared.snapshot)),
         )
 
     def _with_marker(
@@ -106,8 +107,8 @@ class MarkedUpdate:
 
     def _change_branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
-    ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """Return the open branch's head after the change (None if the branch ends), and the table updates."""
+    ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
+        """Return the id of the open branch's head (None if the branch ends), and the updates after main's snapshot."""
         name = open_branch_name(self.stream)
         if change.ends:
 
@@ -117,17 +118,17 @@ class MarkedUpdate:
 
             end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
             self.written.append(end)
-            return None, end.updates(table)
+            return None, lambda _: end.updates(table)
         if not (change.joining_files or change.leaving_files) and change.base == found:
-            return found, ()
+            return found.snapshot_id if found else None, lambda _: ()
         base = BaseManifests(change.stays, change.leaving_files, change.base.summary if change.base else None)
+        head_id = table.metadata.new_snapshot_id()
         writer = SnapshotWriter(
-            change.joining_files, branch=name, base=base, manifest_key=change.manifest_key, earlier_snapshots=1
+            change.joining_files, branch=name, base=base, manifest_key=change.manifest_key, snapshot_id=head_id
         )
         self.written.append(writer)
         summary = {"frazil.stream": self.stream, "frazil.operation": ALIGN_OPERATION}
-        prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
-        return prepared.snapshot, prepared.updates
+        return head_id, lambda main: writer.prepare(table, summary=summary, now_ms=now_ms, before=main).updates
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]

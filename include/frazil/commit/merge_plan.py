@@ -26,15 +26,14 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import PrimitiveType, UUIDType
 
 from frazil.commit.manifest_lists import live_manifests
-from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.merge.deletion_vectors import PATH_ID
+from frazil.pyiceberg_fixes.version_3 import file_key, vector_of
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
-PATH_FIELD_ID = 2147483546
-"""Iceberg's field id of `file_path` in position-delete files."""
 MIN_SPLIT_BYTES = 64 * 2**20
 """Size below which a second phase of tasks would cost a group more than it saves."""
 
@@ -78,7 +77,6 @@ def plan_merge(
     table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
     """Plan a merge. Groups keep the task that they had in `before`. Raises SchemaIncompatible for unsuitable tables."""
-    check_format(table)
     head = head_of(table.metadata)
     manifests = live_manifests(head, table.io)
     if not changes:
@@ -88,16 +86,6 @@ def plan_merge(
     groups = _build_groups(wanted, manifests, read)
     tasks, insert_tasks, bins = _divide_into_tasks(groups, parallelism, before.bins if before else {})
     return MergePlan(tasks, insert_tasks, read, manifests, bins)
-
-
-def check_format(table: Table, declared: str = "mode: upsert") -> None:
-    """Raise SchemaIncompatible unless the table has format version 2, the only one that frazil merges into."""
-    name, version = ".".join(table.name()), table.metadata.format_version
-    if version != FORMAT_VERSION:
-        raise SchemaIncompatible(
-            f"table {name} has format version {version}; a stream with {declared} needs version {FORMAT_VERSION}. "
-            f"{'Upgrade the table' if version < FORMAT_VERSION else 'Write to a new table'}, then start again"
-        )
 
 
 def key_schema(table: Table, key: Collection[str]) -> Schema:
@@ -307,7 +295,7 @@ def _index_deletes(
                     "mode: upsert cannot apply. Compact the table with the engine that wrote them, stop that engine "
                     "from writing to the table, then start again"
                 )
-            if file.file_format is not FileFormat.PARQUET:
+            if file.file_format is not FileFormat.PARQUET and vector_of(file) is None:
                 raise SchemaIncompatible(
                     f"table {'.'.join(table.name())} has deletes in a {file.file_format.value} file "
                     f"({file.file_path}), which a stream with mode: upsert cannot read. Compact the table with the "
@@ -338,7 +326,12 @@ def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: Partition
         spec_id=file.spec_id,
         partition=keys.for_file(file),
         deletes=tuple(
-            DeleteFile(d.file_path, d.record_count, alone=_path_bounds(d) == (path, path))
+            DeleteFile(
+                d.file_path,
+                d.record_count,
+                alone=_path_bounds(d) == (path, path),
+                key=file_key(d) if vector_of(d) else "",
+            )
             for d in sorted(deletes, key=lambda d: d.file_path)
         ),
         constants=keys.constants(file),
@@ -346,7 +339,7 @@ def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: Partition
 
 
 def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
-    return (file.lower_bounds or {}).get(PATH_FIELD_ID), (file.upper_bounds or {}).get(PATH_FIELD_ID)
+    return (file.lower_bounds or {}).get(PATH_ID), (file.upper_bounds or {}).get(PATH_ID)
 
 
 def _divide_into_tasks(

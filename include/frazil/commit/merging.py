@@ -98,7 +98,8 @@ class MergeWriter:
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
         properties = tuple(sorted(target.properties.items()))
-        key = (rules, target.schema_json, target.spec_json, target.sort_order_json, properties)
+        metadata = (target.format_version, target.schema_json, target.spec_json, target.sort_order_json)
+        key = (rules, *metadata, properties)
         if key not in self._folders:
             self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{MERGED_FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])

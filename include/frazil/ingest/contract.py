@@ -87,6 +87,7 @@ class TargetTable:
     io: Mapping[str, str] = field(default_factory=dict)
     """PyIceberg FileIO properties for this table only, because vended credentials are valid for a single table."""
     content: Content = "data"
+    format_version: int = 2
 
 
 @dataclass(frozen=True, slots=True)

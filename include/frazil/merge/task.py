@@ -25,7 +25,7 @@ from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newe
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask, RowRemoval, TableFile
 from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
 from frazil.merge.repeats import RepeatsRun
-from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_position_deletes
+from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
 
@@ -160,12 +160,10 @@ class _MergeRun(TaskRun):
                     self.copy(file.path, positions)
                     replaced.append(file.path)
                 elif len(removed.positions):
-                    self.staged.append(
-                        write_position_deletes(self.io, file, positions, folder=self.context.target.folder)
-                    )
+                    self.staged.append(write_deletes(self.io, file, positions, target=self.context.target))
                 else:
                     continue
-                dropped += [delete.path for delete in file.deletes if delete.alone]
+                dropped += [key for delete in file.deletes if (key := delete.removable_key)]
         return tuple(replaced), tuple(dropped)
 
     def _count(self, **counts: int) -> None:

@@ -11,6 +11,8 @@ from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.reader import DoubleReader
 
+import frazil.pyiceberg_fixes.version_3  # noqa: F401 - patches tables of format version 3
+
 
 def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
     found: float = STRUCT_DOUBLE.unpack(decoder.read(8))[0]

@@ -201,7 +201,7 @@ class StreamSpec(Model):
     merge: MergeMode = Field(
         default="auto",
         description="For `mode: upsert`. `copy-on-write` rewrites changed files. `merge-on-read` marks old rows in "
-        "position-delete files. `auto`: `merge-on-read` until many rows of a file are deleted, then "
+        "delete files. `auto`: `merge-on-read` until many rows of a file are deleted, then "
         "`copy-on-write`.",
     )
     route: Route | None = Field(

@@ -39,7 +39,7 @@ def _is_affected(need: str, wrong: str) -> bool:
 
 
 def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
-    """Return problems that are errors only while the stream's table does not exist."""
+    """Return problems that are errors only until the table exists, and choices that some engines cannot read."""
     found = [
         (place, name, reason)
         for column in spec.columns
@@ -52,7 +52,10 @@ def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
         if column.name.lower() in METADATA_COLUMNS
     ]
     still = "Existing tables with the column can still be written to, but no new table is created with it"
-    return tuple(Problem(place, value, f"{reason}. {still}") for place, value, reason in found)
+    warnings = [Problem(place, value, f"{reason}. {still}") for place, value, reason in found]
+    if (version := spec.table.properties.get("format-version")) == "3":
+        warnings.append(Problem("table.properties.format-version", version, property_rules.FORMAT_3_READERS))
+    return tuple(warnings)
 
 
 def _check_columns(spec: StreamSpec) -> Iterator[Problem]:

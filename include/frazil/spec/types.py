@@ -359,7 +359,7 @@ def _unknown_type_error(name: str) -> ValueError:
             "for known fields: struct<name: type>, list<type> or map<string, type>"
         )
     if lower in _FORMAT_3_TYPES:
-        return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")
+        return ValueError(f"has {name!r}, a type of Iceberg's format version 3 that frazil cannot write")
     close = get_close_matches(lower, [*PRIMITIVE_NAMES, "decimal", "fixed", "struct", "list", "map"], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return ValueError(f"has {name!r}, which is not an Iceberg type{hint} (allowed: {ALLOWED_TYPES})")

@@ -15,7 +15,7 @@ from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.io import FileIO
 from pyiceberg.serializers import Compressor
 from pyiceberg.table import StagedTable, Table
-from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
 from pyiceberg.utils.config import Config
@@ -54,7 +54,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
         return made
 
     def stage_shared(current: Table | None, *change: Any) -> StagedTable:
-        if current is None or type(current.metadata) not in (TableMetadataV1, TableMetadataV2):
+        if current is None:
             return stage_whole(current, *change)
         shared = _change_class(_sharing_class(type(current.metadata)), current.metadata)
         made = stage_whole(

@@ -20,7 +20,13 @@ from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
 from frazil.spec.former_columns import parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, table_identifier
+from frazil.table.declared import (
+    WRITTEN_VERSIONS,
+    DeclaredTable,
+    declared_dead_letters,
+    declared_table,
+    table_identifier,
+)
 from frazil.table.lost import explain_lost_table, find_remains
 from frazil.table.remains import STATE_FOLDER
 from frazil.table.schema_update import check_readable_schema, evolve_to, find_evolutions
@@ -39,7 +45,11 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
     layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
-    for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
+    layout["format version"] = [str(table.metadata.format_version)]
+    terms = _layout_terms(declared.partitioning, declared.order, declared.schema)
+    if "format-version" in spec.table.properties:
+        terms["format version"] = [spec.table.properties["format-version"]]
+    for word, wanted in terms.items():
         if wanted and wanted != layout[word]:
             logger.warning(
                 "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
@@ -134,11 +144,11 @@ def _check_evolvable(table: Table) -> None:
 
 def _check_format_version(table: Table) -> None:
     version = table.metadata.format_version
-    if version != FORMAT_VERSION:
+    if version not in WRITTEN_VERSIONS:
         upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
         raise SchemaIncompatible(
-            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes version "
-            f"{FORMAT_VERSION}: {upgrade if version < FORMAT_VERSION else 'write to a new table'}"
+            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes versions "
+            f"{' and '.join(map(str, WRITTEN_VERSIONS))}: {upgrade if version < 2 else 'write to a new table'}"
         )
 
 
@@ -159,7 +169,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
             location=declared.location,
             partition_spec=declared.partitioning,
             sort_order=declared.order,
-            properties=declared.properties,
+            properties={**declared.properties},  # PyIceberg removes the format version
         )
     except TableAlreadyExistsError:
         return catalog.load_table(declared.identifier)

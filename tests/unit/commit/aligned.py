@@ -134,11 +134,12 @@ class Aligned:
         assert self.world.used_manifests() == self.world.manifests()
 
 
-def aligned_in(folder: Path) -> Aligned:
+def aligned_in(folder: Path, *, version: int = 2) -> Aligned:
     """A stream by the hour in a catalog and folder of its own."""
     inner = SqlCatalog("lake", uri=f"sqlite:///{folder}/hourly.db", warehouse=(folder / "hourly").as_uri())
     inner.create_namespace("demo")
-    inner.create_table("demo.events", SCHEMA, partition_spec=BY_HOUR)
+    properties = {"format-version": str(version)}
+    inner.create_table("demo.events", SCHEMA, partition_spec=BY_HOUR, properties=properties)
     inner.create_table("demo.events_dead_letters", DEAD_LETTER_SCHEMA)
     return Aligned(World(FaultyCatalog(inner), folder))
 

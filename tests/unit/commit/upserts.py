@@ -167,9 +167,17 @@ def maintained() -> MaintainedTable:
     return find_maintained([SPEC], SPEC.table.identifier)
 
 
-def upsert_world(catalog: FaultyCatalog, folder: Path, spec: PartitionSpec = BY_BUCKET, **settings: Any) -> UpsertWorld:
+def upsert_world(
+    catalog: FaultyCatalog,
+    folder: Path,
+    spec: PartitionSpec = BY_BUCKET,
+    *,
+    version: int = 2,
+    **settings: Any,
+) -> UpsertWorld:
     """A stream whose tables are there and empty."""
-    catalog.inner.create_table("demo.accounts", SCHEMA, partition_spec=spec)
+    properties = {"format-version": str(version)}
+    catalog.inner.create_table("demo.accounts", SCHEMA, partition_spec=spec, properties=properties)
     catalog.inner.create_table(
         "demo.accounts_dead_letters", DEAD_LETTER_SCHEMA, partition_spec=DEAD_LETTER_PARTITION_SPEC
     )

@@ -315,7 +315,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"source": {"bootstrap-servers": "${FOO}", "topics": "x"}},
         ["source.bootstrap-servers", "${env:NAME}"],
     ),
-    ("format version", {"table": {"identifier": "a.b", "properties": {"format-version": 3}}}, ["format version 2"]),
+    (
+        "format version",
+        {"table": {"identifier": "a.b", "properties": {"format-version": 4}}},
+        ["format versions 2 and 3"],
+    ),
     ("pages", {"table": {"identifier": "a.b", "properties": {"write.parquet.page-version": 2}}}, ["v1 or v2"]),
     (
         "pages with a boolean",
