@@ -83,12 +83,13 @@ class MarkedUpdate:
         if head_id is not None:
             entries[OPEN_SNAPSHOT_KEY] = str(head_id)
         prepared = main.prepare(table, summary=entries, now_ms=now_ms)
+        to_branch: tuple[TableUpdate, ...] = branch_updates(prepared.snapshot)
         marked: Change[M] = self._with_marker(table, prepared, marker, head_id)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
         return dataclasses.replace(
             marked,
             requirements=(*marked.requirements, unmoved),
-            updates=(*marked.updates, *branch_updates(prepared.snapshot)),
+            updates=(*marked.updates, *to_branch),
         )
 
     def _with_marker(
