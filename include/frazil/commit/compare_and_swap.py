@@ -1,6 +1,7 @@
 """Performs a compare-and-swap on one or several tables, repeated until its outcome is decided. After a conflict it
-proposes again on new metadata. After another failure the commit may still land, so the next attempt first looks for it.
-Files of attempts that cannot land are deleted at the end; other files stay until orphan removal.
+proposes the change again on new metadata. After any other failure the commit may still land, so the next attempt first
+checks whether it has landed. Files of attempts that cannot land are deleted at the end; other files stay until orphan
+removal.
 """
 
 from __future__ import annotations

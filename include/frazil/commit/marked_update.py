@@ -1,5 +1,5 @@
 """Builds the update that changes a table together with its marker: a snapshot of main and, with `commit.align:
-watermark`, one of the open branch. Its requirements cover both branches. Also removes branches.
+watermark`, a snapshot of the open branch. The update's requirements cover both branches. Also removes branches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Derives a table's signals: the feeding streams, the complete windows, and their row counts. An assessment reads
-markers and the summaries of commits since the last signal, and manifests only if these do not suffice. Rows are
-counted, and gates run, only for windows that are signalled.
+"""Derives a table's signals from the streams that feed it: which windows are complete, and how many rows they have. An
+assessment reads markers and the summaries of commits since the last signal, and manifests only if these do not suffice.
+Rows are counted, and gates run, only for windows that are signalled.
 """
 
 from __future__ import annotations

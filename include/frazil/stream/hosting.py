@@ -1,5 +1,5 @@
-"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots: a hundred
-of each would use a whole core without new records.
+"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots. A hundred
+writers with their own threads and clients would use a whole core even without new records.
 """
 
 from __future__ import annotations
