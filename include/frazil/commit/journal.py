@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
-"""The newest commit records, which audits and health checks read, are not folded."""
+"""Number of the newest commit records that are not folded, because audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """The content that closes a batch's key: the batch must never be committed."""
 

@@ -86,7 +86,7 @@ class ManifestLayout:
 
 
 MAX_CACHED_ENCODINGS = 64
-"""Two for each of a stream's tables."""
+"""Maximum number of encodings in memory. A stream uses two for each of its tables."""
 
 
 MAX_KEPT_BYTES = 64 * 2**20
@@ -94,7 +94,7 @@ MAX_KEPT_BYTES = 64 * 2**20
 MAX_KEPT_FILES = 32
 """Entries of a commit with more files are not kept: such commits are few."""
 MAX_KEPT_ENTRIES = 1_024
-"""A manifest with as many entries is not merged again."""
+"""Entries of a manifest with this many or more are not kept, because it is not merged again."""
 
 
 @dataclass(frozen=True, slots=True)

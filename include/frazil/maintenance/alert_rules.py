@@ -17,7 +17,7 @@ CLEAR_RATIO = 0.8
 """An alert ends at this share of its threshold. The gap keeps it from flapping."""
 
 MIN_FILE_DIVISOR = 256
-"""Least number of data files by which a manifest list is divided, because it begins with 4 KiB of schema."""
+"""Minimum number of data files by which a manifest list's size is divided: the list begins with 4 KiB of schema."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import format_count
 
 MIN_DELETES_PER_FILE = 0.1
-"""Shared delete files per data file from which a whole partition is rewritten."""
+"""A whole partition is rewritten if it has at least this many shared delete files per data file."""
 
 
 @dataclass(frozen=True, slots=True)

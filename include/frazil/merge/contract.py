@@ -138,13 +138,13 @@ class MergeCounts:
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Below the row's `order_by`."""
+    """Changes whose `order_by` value is below the row's."""
     superseded: int = 0
-    """Behind another change of batch and key."""
+    """Changes that lost to a newer change of the same key in the batch."""
     unchanged: int = 0
     """Updates without new values, and deletes of unknown keys."""
     repeated: int = 0
-    """Repeats of a row of table or batch."""
+    """Repeats of a row in the table or in the batch."""
 
     def __add__(self, other: MergeCounts) -> MergeCounts:
         return MergeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
