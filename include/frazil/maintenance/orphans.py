@@ -200,7 +200,7 @@ def classify_files(
 ) -> Evaluation:
     """Classify the table's own files: referenced, registered, young, or candidates for deletion.
 
-    The result also says why no candidate may be deleted, if so.
+    If no candidate may be deleted, the result also states why.
     """
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
