@@ -30,7 +30,7 @@ from frazil.table.tables import state_location
 BUSY_INTERVALS = 2
 """How long a changed partition is busy, in longest commit intervals of its stream."""
 MAX_BATCHES = 12
-"""Merged ones, and unmerged ones, that are read for each stream."""
+"""Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
 
 
 def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:

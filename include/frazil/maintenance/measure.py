@@ -70,7 +70,7 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
 class AskKafka(Enum):
     NEVER = auto()
     FOR_ALERTS = auto()
-    """Only if an alert needs the lag."""
+    """Ask Kafka only if an alert needs the lag."""
     ALWAYS = auto()
 
 
@@ -85,7 +85,7 @@ def measure(
     """Return the table's health; None if the table does not exist.
 
     With `deep`, the health includes the files of each partition. `ask_kafka` says whether to ask Kafka for the lag of
-    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and any error of the storage.
+    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and storage errors.
     """
     with translate_catalog_errors(catalog.name):
         try:

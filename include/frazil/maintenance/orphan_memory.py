@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILES = 100_000
-"""That are remembered. Later runs handle the rest."""
+"""Maximum number of orphan files that are remembered. Later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_PARTITIONS_PER_ACTION = 200
-"""Iceberg's planning compares every file with each of them."""
+"""Maximum number of partitions per action: Iceberg's planning compares every file with each of them."""
 MAX_GROUP_FILES = 16
 """Target files in one commit of an action. A failed commit loses only these."""
 MAX_BUSY_ATTEMPTS = 3
@@ -35,7 +35,7 @@ class LostRace(Exception):
 
 
 class SparkFailed(Exception):
-    """Any other error in the JVM."""
+    """An error in the JVM other than `LostRace`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,10 @@ class PendingAnswer(Generic[T]):
 
 
 class AnswerCache:
-    """The cache of one process. Each daemon thread works on a group's queue within the context `around`."""
+    """Cached answers of one process. Daemon threads, at most `threads` per group, read the entries in a group's queue.
+
+    Each thread runs in a context that `around` creates.
+    """
 
     def __init__(
         self,

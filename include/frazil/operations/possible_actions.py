@@ -30,7 +30,7 @@ class ActionState:
 
 
 def build_action_state(status: StreamState | None, history: TableHistory | None, *, is_read: bool) -> ActionState:
-    """Build the state from a stream's status and history. `is_read` is as in `ActionState`."""
+    """Build the state from a stream's status and history. For `is_read`, see `ActionState`."""
     if status is not None and status.table_exists is False:
         history, is_read = None, True
     found = history or TableHistory(has_dead_letters=not is_read)

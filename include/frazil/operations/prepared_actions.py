@@ -64,8 +64,8 @@ def compute_moves(
             raise SpecError(
                 f"stream {spec.name!r} has or had a route. This reset would make it read "
                 f"{format_count(again, 'offset')} again, and duplicate the rows that its tables have for them. Nothing "
-                f"was changed. To add rows that a table is missing, run `frazil reset {spec.name} --to marker` and "
-                f"`frazil backfill {spec.name}`"
+                f"was changed. To add rows that are missing from a table, run `frazil reset {spec.name} --to marker` "
+                f"and `frazil backfill {spec.name}`"
             )
     return list_moves(target, held=keep_same_topics(seen.held, seen.source, now.source), available=now)
 
