@@ -34,8 +34,10 @@ class CaughtUpTracker:
 
 
 def _has_same_records(one: PlannerReport, other: PlannerReport) -> bool:
-    return one.ends == other.ends and one.in_transactions == other.in_transactions
+    return (
+        one.ends == other.ends and one.in_transactions == other.in_transactions and one.is_complete == other.is_complete
+    )
 
 
 def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
-    return not report.unread(offsets) and not report.in_transactions
+    return report.is_complete and not report.unread(offsets) and not report.in_transactions
