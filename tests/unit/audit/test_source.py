@@ -14,6 +14,7 @@ from frazil.audit import kafka_source
 from frazil.audit.claims import Claims
 from frazil.audit.findings import FindingKind
 from frazil.audit.ranges import CommittedRange
+from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import TopicPartition
@@ -26,8 +27,10 @@ IDENTITY = SourceIdentity("c1", {"t": "id-1"})
 class StandInKafka:
     """A log whose leader of epoch 1 had nothing from offset 40 on, and which has grown to 100 since."""
 
-    def describe(self) -> Any:
-        return SimpleNamespace(identity=IDENTITY, partitions=(T0, T1))
+    leaderless: frozenset[TopicPartition] = frozenset()
+
+    def describe(self) -> Topics:
+        return Topics(IDENTITY, (T0, T1), self.leaderless)
 
     def earliest(self, partitions: Any) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
