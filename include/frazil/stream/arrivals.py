@@ -5,6 +5,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import PlannerReport
@@ -22,7 +23,11 @@ class CaughtUpTracker:
 
     def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
         """Add a report, and return the time of the newest one whose records are all before the offsets."""
-        if report is not None and not (self._reports and report.observed_at_ms <= self._reports[-1].observed_at_ms):
+        if (
+            report
+            and report.is_complete
+            and not (self._reports and report.observed_at_ms <= self._reports[-1].observed_at_ms)
+        ):
             if self._reports and _has_same_records(self._reports[-1], report):
                 self._reports.pop()
             self._reports.append(report)
@@ -34,10 +39,10 @@ class CaughtUpTracker:
 
 
 def _has_same_records(one: PlannerReport, other: PlannerReport) -> bool:
-    return (
-        one.ends == other.ends and one.in_transactions == other.in_transactions and one.is_complete == other.is_complete
-    )
+    return one.ends == other.ends and one.in_transactions == other.in_transactions
 
 
 def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
-    return report.is_complete and not report.unread(offsets) and not report.in_transactions
+    """Return whether all records of the report are before the offsets, also those that were in transactions then."""
+    ends = {tp: end + report.in_transactions.get(tp, 0) for tp, end in report.ends.items()}
+    return not replace(report, ends=ends).unread(offsets)

@@ -495,6 +495,19 @@ def test_a_writer_that_begins_without_a_leader_reads_the_others_and_knows_no_lag
     assert CaughtUpTracker().update(world.reports[-1], {TP0: 5, TP1: 3}) is not None
 
 
+def test_a_stream_has_caught_up_once_the_transactions_of_a_report_have_ended():
+    tracker, report = CaughtUpTracker(), PlannerReport({TP0: 5}, observed_at_ms=1_000)
+    assert tracker.update(report, {TP0: 3}) is None
+    assert tracker.update(replace(report, observed_at_ms=2_000), {TP0: 3}) is None
+    in_transaction = replace(report, in_transactions={TP0: 2}, observed_at_ms=3_000)
+    assert tracker.update(in_transaction, {TP0: 5}) == 2_000, "nothing was in a transaction then"
+    assert tracker.update(replace(in_transaction, observed_at_ms=4_000), {TP0: 5}) == 2_000
+    assert tracker.update(replace(report, leaderless=frozenset({TP1}), observed_at_ms=5_000), {TP0: 5}) == 2_000
+    ended = PlannerReport({TP0: 8}, observed_at_ms=6_000)
+    assert tracker.update(ended, {TP0: 7}) == 4_000
+    assert tracker.update(ended, {TP0: 8}) == 6_000
+
+
 def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_is_asked(world: World):
     world.planner.position = Position({TP0: 1000, TP1: 0}, leader_epochs={TP0: 4})
     world.kafka.end[TP0], world.kafka.leader_epoch, world.kafka.log_cut = 900, 5, {TP0: 900}
