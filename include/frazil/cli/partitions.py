@@ -90,7 +90,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     """Show which windows of TABLE are complete, and why the next window is not.
 
     The table's partition DAG signals complete windows; this command signals windows only with --send-again or
-    --release. The text of a route's template stands for all tables that it created.
+    --release. To see all tables that a route's template created, give the template as TABLE.
 
     \b
     Example:
@@ -123,7 +123,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table, given its name or that of one of its streams."""
+    """Return the streams that write to a table. `name` is the table's name, or that of one of these streams."""
     specs = load_valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
@@ -133,7 +133,7 @@ def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
 
 
 def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
-    """Return the state of a table's windows. Raises if they never complete, or if the table does not exist."""
+    """Return the state of a table's windows. Raises SpecError if they never complete or the table does not exist."""
     assessment = assess_table(catalog, specs)
     if assessment is None:
         if specs[0].window is None:
@@ -150,7 +150,7 @@ def _parse_window(key: str) -> Window:
 
 
 def _windows_of_day(key: str, grain: Grain) -> Sequence[Window]:
-    """Return all windows of a day. Refuses an hour: the roll-up of its day would wait for the others."""
+    """Return all windows of a day. Refuses an hour: the roll-up of its day would wait for the other hours."""
     window = _parse_window(key)
     if window.grain is not Grain.DAY:
         raise click.UsageError(f"--send-again needs a day, but {key} is an hour: give {key[:10]}")

@@ -114,7 +114,7 @@ class Shaper:
         return dataclasses.replace(decoded, rows=self._protect(decoded.rows)) if self._protect else decoded
 
     def add_drift(self, drift: SchemaDrift, chunk: Chunk, *, kept: NDArray[np.int64]) -> None:
-        """Add a chunk's schema drift to `drift`, without the casts of records that are not in `kept`."""
+        """Add a chunk's drift to `self.drift`, without the casts of records that are not in `kept`."""
         if drift.cast and not isinstance(chunk, RowChunk):
             others = np.setdiff1d(np.arange(len(chunk)), kept)
             of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}

@@ -53,7 +53,7 @@ def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
 
 
 def context_for_target(context: StageContext, target: Target) -> StageContext:
-    """Return the context with the column names of the target's table."""
+    """Return the context with the target's table as `main`, and with that table's column names."""
     if target == FIRST_PASS:
         return _first_pass_context(context)
     if not is_routed(target):

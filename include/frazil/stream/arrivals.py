@@ -22,12 +22,9 @@ class CaughtUpTracker:
         self._reports: list[PlannerReport] = []
 
     def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
-        """Add a report, and return the time of the newest one whose records are all before the offsets."""
-        if (
-            report
-            and report.is_complete
-            and not (self._reports and report.observed_at_ms <= self._reports[-1].observed_at_ms)
-        ):
+        """Add a report. Return the time of the newest report whose records all come before the committed `offsets`."""
+        before_ms = self._reports[-1].observed_at_ms if self._reports else -1
+        if report is not None and report.is_complete and report.observed_at_ms > before_ms:
             if self._reports and _has_same_records(self._reports[-1], report):
                 self._reports.pop()
             self._reports.append(report)

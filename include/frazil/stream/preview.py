@@ -39,7 +39,7 @@ class PreviewedRecord:
 
 
 def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
-    """Preview the newest `limit` records, sorted by topic, partition and offset. Raises SpecError and Kafka's."""
+    """Preview the newest `limit` records, sorted by topic, partition and offset. Raises SpecError and Kafka errors."""
     context, schema = _build_context(spec)
     ranges = _newest_ranges(spec, limit)
     if not ranges:
