@@ -22,7 +22,9 @@ def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_tha
     assert found[1].error.startswith("Unwritable: SyntaxException: ")
 
 
-def test_a_record_that_changes_nothing_and_one_that_is_rejected_have_other_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source = {"format": {"type": "json", "envelope": "debezium"}}
     spec = without_transform({"id": "long not null", "n": "long"}, source, mode="upsert", key="id")
     other = b'{"op": "m", "message": {}}'
