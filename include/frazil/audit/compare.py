@@ -256,6 +256,8 @@ class _TableClaims:
 
     def count_short(self, group: Group, topic_ids: Container[str]) -> int:
         """Return how many records of these topics a group is missing, if it has none of other topics of the name."""
+        if group.is_single:
+            return 0
         bounds, offsets = group.bounds(self.claimed), group.offsets
         if len(bounds) < 2:
             return 0
