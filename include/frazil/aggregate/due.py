@@ -100,7 +100,7 @@ def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: Aggrega
 
 
 def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
-    """Return an aggregation's days in a target's history whose input is still in the source's history."""
+    """Return an aggregation's days in a target's history. Omits days whose input is not in the source's history."""
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):

@@ -40,7 +40,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     """Write the streams until SIGTERM or SIGINT, then commit the current batches. Raises errors that end all streams.
 
     With `until_caught_up`, each writer ends when it has caught up, and the result is the exit codes by stream. Log
-    lines have the stream's name as the thread.
+    lines have the stream's name as the thread's name.
     """
     log_to_stderr(with_threads=True)
     require_pyspark()
@@ -93,7 +93,10 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """Return the declaration that starts Spark: one stream's, with the application's name and resources, and FAIR."""
+    """Return the declaration with which Spark starts: that of one stream, with the application's name and resources.
+
+    The scheduler mode is FAIR.
+    """
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}
     return application.streams[0].model_copy(

@@ -64,7 +64,7 @@ def count_landed_elsewhere(staged: StagedRecords) -> int:
 
 
 def find_problems(staged: StagedRecords) -> list[str]:
-    """Return why the staged records must not be published, one sentence per reason; empty if they may be."""
+    """Return a message for each reason not to publish the staged records; empty if they may be published."""
     problems = []
     for name, tallies, count in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),
@@ -90,7 +90,7 @@ def find_problems(staged: StagedRecords) -> list[str]:
 
 
 def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Yield a sentence for each table that has rows of records now staged for another table."""
+    """Yield a message for each table that has rows whose records are now staged for another table."""
     for target, own in staged.items():
         for other in tables.keys() - {target}:
             if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):

@@ -108,7 +108,7 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
 
 def local_spark_settings(catalog: str | None) -> dict[str, str]:
-    """Return the settings of a Spark that uses all cores, on localhost only, with one catalog's jars."""
+    """Return the settings of a local Spark session that uses all cores, only localhost, and one catalog's jars."""
     return {
         "spark.master": "local[*,4]",
         "spark.driver.memory": "4g",

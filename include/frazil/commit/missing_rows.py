@@ -40,7 +40,7 @@ def find_lagging_tables(
     waiting: Mapping[Target, list[Journal]] | None = None,
     remedy: ExplainMissingTable = lambda _: None,
 ) -> list[LaggingTable]:
-    """Return the routed tables that are missing rows of waiting batches (by default: of all), sorted by name."""
+    """Return the routed tables that are missing rows of `waiting` batches (default: of all batches), sorted by name."""
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
@@ -76,7 +76,7 @@ def _check_table(
 
 
 def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[LaggingTable]:
-    """Return the routed tables without rows of the last published backfill; none once its end is recorded."""
+    """Return the routed tables that are missing rows of the last published backfill; empty once its end is recorded."""
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
@@ -109,7 +109,7 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
 
 
 def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
-    """Return the first batch that some routed table does not have, by loading the tables."""
+    """Return the first batch that some routed table does not have. Loads the tables."""
     found = list[Journal]()
     for target, journals in Followers.load(tables, default_marker).waiting.items():
         try:

@@ -38,7 +38,7 @@ _TIME_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ProposedColumn:
-    """A proposed column, or a field that cannot be a column: then its type is None."""
+    """A proposed column. Its type is None if the field cannot be a column."""
 
     name: str
     type: str | None
@@ -56,7 +56,7 @@ class ProposedColumn:
 
 
 def propose_columns(whole: FieldStatistics, *, timestamps_ms: Sequence[int]) -> tuple[ProposedColumn, ...]:
-    """Propose a column for each field, in order of appearance; without a type if the field cannot be one."""
+    """Propose a column for each field, in order of appearance. A field that cannot be a column has no type."""
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     found: list[ProposedColumn] = []
@@ -118,7 +118,7 @@ def _propose_column(name: str, observed: FieldStatistics, sampled: int, middle_s
 
 
 def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
-    """Yield a remark for each type that some values do not have, or that no value shows."""
+    """Yield a remark for each guessed type that some values do not fit, or for which no value was seen."""
     where = f"{path}: " if path else ""
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values have a different type"
@@ -146,7 +146,7 @@ def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
 
 
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
-    """Return the unit of a field whose integers are times since 1970, in this century.
+    """Return the unit of a field whose integers are times of this century, counted from 1970; None for other fields.
 
     The field's name must suggest a time, or the times must be close to Kafka's timestamps.
     """
@@ -160,7 +160,7 @@ def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) ->
 
 
 def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s: float | None) -> float:
-    """Return the seconds between the middle of a field's times and that of Kafka's timestamps; infinity if unknown."""
+    """Return the seconds between the middle of a field's times and Kafka's median timestamp; infinity if unknown."""
     if middle_s is None:
         return float("inf")
     if unit is not None:

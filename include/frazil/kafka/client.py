@@ -79,8 +79,8 @@ def describe_source(stream: str | None, servers: str) -> str:
 class _ConnectionErrors:
     """Collects the errors that `poll` delivers, with the time of the previous poll.
 
-    librdkafka's callback refers to this object: if it referred to the client, only the garbage collector could free
-    that.
+    librdkafka's callback refers to this object. If it referred to the client, only the garbage collector could free the
+    client.
     """
 
     def __init__(self) -> None:
@@ -175,8 +175,8 @@ def _mechanism_problem(mechanism: str) -> str:
     problem = _property_error({"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, **credentials})
     if mechanism == "GSSAPI" and problem:
         return (
-            "needs Kerberos, without which the wheels of confluent-kafka are built: build it from its sources with "
-            "libsasl2, or use SCRAM, a client certificate or OAUTHBEARER"
+            "needs Kerberos, which the wheels of confluent-kafka do not support: build confluent-kafka from source "
+            "with libsasl2, or use SCRAM, a client certificate or OAUTHBEARER"
         )
     return problem if "${" not in mechanism else ""
 

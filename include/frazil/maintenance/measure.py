@@ -82,9 +82,10 @@ def measure(
     deep: bool = False,
     ask_kafka: AskKafka = AskKafka.NEVER,
 ) -> TableHealth | None:
-    """Return the table's health, if it exists; with `deep`, also the files of each partition. `ask_kafka` says
-    whether Kafka is asked for the lag of streams without a writer here. Raises AccessDenied, CommitUnavailable,
-    NotMadeByRoute, and any error of the storage.
+    """Return the table's health; None if the table does not exist.
+
+    With `deep`, the health includes the files of each partition. `ask_kafka` says whether to ask Kafka for the lag of
+    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and any error of the storage.
     """
     with translate_catalog_errors(catalog.name):
         try:
@@ -183,7 +184,7 @@ def _is_replace(snapshot: Snapshot) -> bool:
 
 
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Return the files that the newest batches added, except for a route's tables, which may be thousands."""
+    """Return totals of the files that the newest batches added; None for a route's tables, which may be thousands."""
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
     batches = [files for spec in maintained.streams for files in _files_by_batch(table, spec, maintained.kind)]
@@ -258,13 +259,13 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Return the time (ms) of the marker's snapshot, which never expires."""
+    """Return the time (ms) of the marker's snapshot, which never expires; None without a marker."""
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
 
 
 def observe_writer(stream: str) -> Observation | None:
-    """Observe this host's writer of the stream, if its run folder can be read."""
+    """Observe this host's writer of the stream. Return None if its run folder cannot be read."""
     try:
         return open_launcher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:

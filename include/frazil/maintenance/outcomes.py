@@ -114,7 +114,7 @@ def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
 
 
 def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """Encode the newest results of each action and ending. Skips results dated over `MAX_AGE_MS` from now."""
+    """Encode the newest results of each action and ending. Skips results more than `MAX_AGE_MS` before or after now."""
     seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):

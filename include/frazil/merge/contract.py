@@ -14,8 +14,8 @@ from typing import Any, Literal
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
 
 RowRemoval = Literal["auto", "copy-on-write", "merge-on-read"]
-"""`copy-on-write` rewrites a data file without the rows, `merge-on-read` names them in a position-delete file, `auto`
-decides by their share.
+"""`copy-on-write` rewrites a data file without the rows, `merge-on-read` names them in a delete file, `auto` decides by
+their share. A delete file is a position-delete file or, in tables of format version 3, a deletion vector.
 """
 
 
@@ -65,6 +65,12 @@ class DeleteFile:
     records: int
     alone: bool
     """Whether it concerns one data file, so a new delete file can replace it."""
+    key: str = ""
+    """The name by which a commit removes it, if not the path: a Puffin file may have several deletion vectors."""
+
+    @property
+    def removable_key(self) -> str | None:
+        return self.key or (self.path if self.alone else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +153,11 @@ class MergeCounts:
 @dataclass(frozen=True, slots=True)
 class MergeResult:
     files: tuple[StagedFile, ...]
-    """Data files, and position-delete files for one data file each."""
+    """Data files, and delete files for one data file each."""
     replaced: tuple[str, ...]
     """Data files that were rewritten; for repeats: files of its `share`."""
     dropped_deletes: tuple[str, ...]
-    """Delete files that delete nothing, or that one of `files` replaces."""
+    """Keys of delete files that delete nothing, or that one of `files` replaces."""
     counts: MergeCounts
     matched: bytes = b""
     """The changes whose keys are in the task's files, unless it inserts."""

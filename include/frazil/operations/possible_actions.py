@@ -66,7 +66,7 @@ def _list_candidates(now: ActionState) -> Iterator[PageAction]:
 
 
 def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str | None:
-    """Return why a backfill or replay is not possible now; None if it is, and for other actions."""
+    """Return why a backfill or replay is not possible now; None if it is possible, and for other actions."""
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
         PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),

@@ -1,7 +1,7 @@
 """The driver of a writer in a cluster: writes the stream, and reports to its agent through the table's storage.
 
-It also runs without an agent. It ends after its current batch if its order asks for this or is for another driver, or
-if the stream is paused. It ends immediately if its JVM, the parent process, has ended.
+It also runs without an agent. It ends after its current batch if the stream is paused, if its order says so, or if the
+order names another driver. It ends immediately if its JVM, the parent process, has ended.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """Return the end of the log, from the beginning of a line unless that is longer than the limit."""
+        """Return the end of the log. It begins with a whole line, unless this line is longer than the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes

@@ -72,7 +72,7 @@ class Flow:
 
     @property
     def recent_reasons(self) -> Reasons:
-        """The dead letters of the last `recent_minutes` by error class: all classes of `measured`, perhaps 0."""
+        """The dead letters of the last `recent_minutes` by error class. A class of `measured` may have a count of 0."""
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
@@ -102,9 +102,10 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Return when the count of rejected records starts, and whether a reset is the reason; None for `since_ms`.
+    """Return when the count of rejected records starts (None: at `since_ms`), and whether a reset is the reason.
 
-    Records before a reset do not count, because the stream may read them again, nor do those of expired snapshots.
+    Records before a reset do not count, because the stream may read them again. Records whose snapshots have expired do
+    not count either.
     """
     oldest = None
     for oldest in ancestors(metadata):
@@ -190,5 +191,5 @@ def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms:
 
 
 def _parse_number(text: str | None) -> int:
-    """Parse a number in a snapshot summary; 0 for anything else, which other programs may write."""
+    """Parse a number in a snapshot summary. Returns 0 for an invalid value, which another program may have written."""
     return int(text) if text and text.isdecimal() else 0

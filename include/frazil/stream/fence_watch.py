@@ -44,11 +44,11 @@ class FenceWatch:
         self.postpone()
 
     def postpone(self) -> None:
-        """Postpone the next check after a commit, which checks the epoch."""
+        """Postpone the next check. Call this after a commit, which checks the epoch itself."""
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Check the last loaded marker's epoch, and start to load it again if due, without waiting. Raises `Fenced`."""
+        """Check the epoch of the marker that a thread loaded, or load it again if due. Never waits. Raises `Fenced`."""
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:

@@ -34,8 +34,8 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False, read_pins: Re
 
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False, read_pins: ReadPins | None = None) -> bool:
-    """Run the writer until it has caught up (with `until_caught_up`), or until SIGTERM or SIGINT, after which it
-    commits the current batch. Returns whether a signal ended it. `sinks` receive its events. See `Hosting` for
+    """Run the writer until SIGTERM or SIGINT or, with `until_caught_up`, until it has caught up. After a signal, it
+    still commits the current batch. Returns whether a signal ended it. `sinks` receive its events. See `Hosting` for
     `read_pins`. Raises the errors of `Writer.run`.
     """
     log_to_stderr()

@@ -56,7 +56,8 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         # Arrow has already compressed the rows that are shuffled.
         "spark.shuffle.compress": "false",
         # Data that a batch's tasks share may exceed 1 MiB: a wide schema, routes of thousands of partitions. By default
-        # Spark writes that to a file, which it removes only when it ends. With this setting each task carries it.
+        # Spark writes that to a file, which it removes only when it ends. With this setting, each task carries the
+        # data instead.
         "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
         **(_cluster_properties(resources) if resources.on_cluster else local),
@@ -121,7 +122,7 @@ def _cluster_properties(resources: Resources) -> dict[str, str]:
 
 
 def _pod_properties(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a driver in a pod that frazil created, with which executors end."""
+    """Return the Spark properties of a driver in a pod that frazil created. They let executors end with the pod."""
     if POD_NAME not in environment:
         return {}
     return {
@@ -146,7 +147,7 @@ PYTHON_PROBLEMS = {
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor's Python or frazil does not fit."""
+    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor's Python or frazil is unsuitable."""
     try:
         slots = spec.resources.cores
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()

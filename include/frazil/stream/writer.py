@@ -179,7 +179,7 @@ class Writer:
         return False
 
     def _run_epochs(self, parts: EpochParts) -> Marker | None:
-        """Run one epoch after the other until one is not stale."""
+        """Run an epoch. Begin another one if the epoch turns out stale, or after a gap that `on-gap: skip` accepts."""
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
         stale, last = 0, None
         while True:
@@ -339,7 +339,7 @@ class Epoch:
         return all(runner.marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
-        """Take over the stream, and commit or discard earlier batches. Returns the runner of new ones."""
+        """Take over the stream, and commit or discard earlier batches. Returns the runner of new batches."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()

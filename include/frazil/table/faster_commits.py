@@ -1,6 +1,6 @@
-"""Speeds up commits: parsed metadata and the JSON of snapshots are kept, which PyIceberg parses and copies at each
-commit. That takes two thirds of the time with hundreds of snapshots. The catalog still decides each load and commit.
-Small files reach S3 in one request instead of three.
+"""Speeds up commits by keeping parsed metadata and the JSON of snapshots. PyIceberg parses and copies both at each
+commit, which takes two thirds of the time if a table has hundreds of snapshots. The catalog still decides each load and
+commit. Small files reach S3 in one request instead of three.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.io import FileIO
 from pyiceberg.serializers import Compressor
 from pyiceberg.table import StagedTable, Table
-from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
 from pyiceberg.utils.config import Config
@@ -32,7 +32,7 @@ MAX_CACHED_METADATA = 8
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Let commits of a SQL, Hive or Glue catalog share snapshots, and a SQL catalog parse each file only once."""
+    """Let commits of a SQL, Hive or Glue catalog share snapshots. A SQL catalog also parses each file only once."""
     if isinstance(catalog, MetastoreCatalog):
         _share_snapshots(catalog)
         _configure_once(catalog)
@@ -54,7 +54,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
         return made
 
     def stage_shared(current: Table | None, *change: Any) -> StagedTable:
-        if current is None or type(current.metadata) not in (TableMetadataV1, TableMetadataV2):
+        if current is None:
             return stage_whole(current, *change)
         shared = _change_class(_sharing_class(type(current.metadata)), current.metadata)
         made = stage_whole(
@@ -81,7 +81,7 @@ def _cut_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Itera
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy shares snapshots and schemas, and which searches the newest snapshot first."""
+    """Return a subclass whose deep copy shares snapshots and schemas. It searches the newest snapshots first."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -159,7 +159,7 @@ def _parse_once(catalog: SqlCatalog) -> None:
 
 
 def write_small_objects_in_one_request(catalog: Catalog) -> Catalog:
-    """Upload small files to S3 in one request, if Arrow accesses the table."""
+    """Let the catalog's tables upload small files to S3 in one request, if Arrow writes them."""
     load = catalog._load_file_io
 
     def load_file_io(*arguments: Any, **named: Any) -> Any:

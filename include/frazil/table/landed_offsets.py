@@ -55,7 +55,7 @@ class RowSelection:
     """The current snapshot if None."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the table's other columns that the selection needs."""
+        """Return the table's columns that the selection needs in addition to the coordinates."""
         names = {field.name for field in table.schema().fields}
         requested = {
             "topic_id": self.topic_ids is not None,
@@ -72,7 +72,7 @@ def has_coordinates(schema: Schema) -> bool:
 def tally_rows(
     table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return the offsets of the selected rows. Adds the rows that only `topic_ids` excludes to `former`."""
+    """Return the offsets of the selected rows. Counts in `former` the rows that only `topic_ids` excludes."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
         if is_selected:

@@ -172,7 +172,7 @@ def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str
 
 
 def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """Return the properties with `${VARIABLE}` for each secret, or only the password of a database URL."""
+    """Replace each secret with `${VARIABLE}`. With `database_password`, keep a database URL except for its password."""
     shown = {
         key: value if _is_harmless(key, value) else _variable_reference(catalog, key)
         for key, value in properties.items()
