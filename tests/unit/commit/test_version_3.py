@@ -14,6 +14,8 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import StringType
 
 from frazil.commit import manifest_merging
+from frazil.commit.failed_rounds import is_overtaken
+from frazil.commit.snapshot import SnapshotWriter
 from frazil.errors import Fenced
 from frazil.table.branches import MAIN, head_of
 from tests.unit.commit.aligned import BRANCH, aligned_in
@@ -178,3 +180,17 @@ def test_a_new_column_changes_no_id(world: World):
         update.add_column("more", StringType())
     commit(world, committer, 2, 2 * FAN_IN)
     assert kept(before, check(world.load()))
+
+
+def test_a_snapshot_whose_number_another_branch_took_is_refused(world: World):
+    committer = world.begin()
+    commit(world, committer, 0, 1)
+    table = world.load()
+    ours = SnapshotWriter(()).prepare(table, summary={}, now_ms=world.clock_ms)
+    theirs = SnapshotWriter((), branch="aside").prepare(table, summary={}, now_ms=world.clock_ms)
+    world.catalog.inner.commit_table(table, theirs.requirements, theirs.updates)
+    with pytest.raises(ValueError, match="older than last sequence number") as refused:
+        world.catalog.inner.commit_table(table, ours.requirements, ours.updates)
+    assert is_overtaken(refused.value)
+    commit(world, committer, 1, 2)
+    check(world.load())
