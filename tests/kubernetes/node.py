@@ -1,4 +1,4 @@
-"""A real Kubernetes node, and images whose programs and libraries are those of this machine, through mounts."""
+"""A real Kubernetes node. Its images mount the programs and libraries of this machine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CHECKOUT = HERE.parents[1]
 BINARIES = "FRAZIL_KUBERNETES"
 """The variable with the folder of Kubernetes's binaries."""
 HOST, NODE = "10.89.0.1", "10.89.0.2"
-"""Addresses of this machine and of the node: pods reach what listens on the first."""
+"""Addresses of this machine and of the node. Pods can connect to servers on the first one."""
 NAMESPACE, ACCOUNT = "frazil", "frazil-writers"
 IMAGE = "localhost/frazil:1"
 PROGRAMS = ("containerd", "runc", "iptables", "ip", "openssl", "nsenter", "unshare")
 
 
 def what_is_missing(*programs: str) -> str | None:
-    """Why this machine cannot run the node with these programs from the folder of binaries; None if it can."""
+    """Return why this machine cannot run a node with these programs; None if it can."""
     if os.geteuid():
         return "a Kubernetes node needs root"
     folder = os.environ.get(BINARIES)
@@ -44,7 +44,7 @@ def what_is_missing(*programs: str) -> str | None:
 
 
 class Node:
-    """One node; everything of it is in `folder`, and ends with `down`."""
+    """One node. All of its files are in `folder`, and `down` ends all of its processes."""
 
     master = f"k8s://https://{NODE}:6443"
 
@@ -74,7 +74,7 @@ class Node:
         self._script("down")
 
     def kubeconfig(self, file: Path) -> Path:
-        """Write a kubeconfig of the service account of `deploy/`, which names its token's file."""
+        """Write a kubeconfig for the service account of `deploy/`. It names the file with the account's token."""
         found = yaml.safe_load((self.folder / "admin.conf").read_text())
         file.with_suffix(".token").write_text(self.kubectl("create", "token", ACCOUNT, "--namespace", NAMESPACE))
         found["users"][0]["user"] = {"tokenFile": file.with_suffix(".token").name}
@@ -94,7 +94,7 @@ class Node:
         return done.stdout
 
     def pods(self, role: str) -> list[dict[str, Any]]:
-        """The pods of drivers or of executors."""
+        """Return the pods of drivers or of executors."""
         words = ("get", "pods", "--namespace", NAMESPACE, "--selector", f"spark-role={role}", "--output", "json")
         return list(json.loads(self.kubectl(*words))["items"])
 
@@ -113,7 +113,7 @@ class Node:
 
 
 def pod_mounts(folder: Path) -> dict[str, Path]:
-    """Folders of this machine that pods see at the same paths, by volume name; only `run` and `cache` are writable."""
+    """Return folders that pods mount at the same paths, by volume name. Only `run` and `cache` are writable."""
     return {
         "run": folder,
         "usr": Path("/usr"),
@@ -130,7 +130,7 @@ def pod_environment() -> dict[str, str]:
 
 
 def spark_properties(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Properties for pods that see `folder`, this Python and this checkout at the paths that they have here."""
+    """Return properties for pods that mount `folder`, this Python and this checkout at the same paths as here."""
     found = {
         "spark.kubernetes.namespace": NAMESPACE,
         "spark.kubernetes.container.image": IMAGE,
@@ -159,7 +159,7 @@ def make_image(  # noqa: PLR0913 - what an image is made of
     entrypoint: list[str],
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Make a docker archive of one layer."""
+    """Write a Docker archive with one layer."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         temporary = tarfile.TarInfo("tmp")

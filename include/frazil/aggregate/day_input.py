@@ -1,4 +1,4 @@
-"""Chooses the source snapshot that a day's aggregation reads, and records it in the target. Without Spark."""
+"""Chooses the source snapshot that a day's aggregation reads, and records it in the target. Does not need Spark."""
 
 from __future__ import annotations
 

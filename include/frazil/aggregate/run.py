@@ -1,7 +1,8 @@
 """Aggregates one day in Spark: reads one snapshot of the source, and overwrites that day's partition of the target.
 
-Each write asserts that the partition is unchanged since the run read the target, and otherwise reads the target again.
-So the partition shows the newest input of all runs. Errors of reports to OpenLineage never stop a run.
+If another run has written the partition since this run read the target, the write fails. The run then reads the target
+again, and ends without a write if the target already shows a newer snapshot. An error while reporting to OpenLineage
+never stops a run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes an Airflow task the OpenLineage parent of the runs that it starts.
 
-The id is that of Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`), also
-without the provider, so that installing it later changes no id.
+The id comes from Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`). If the
+provider is not installed, frazil computes the same id, so a later installation changes no id.
 """
 
 from __future__ import annotations

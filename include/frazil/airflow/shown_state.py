@@ -1,5 +1,5 @@
-"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task. Its trigger can
-write nothing else that Airflow 3.3's UI shows.
+"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task. A trigger can write
+nothing else that the UI of Airflow 3.3 shows.
 """
 
 from __future__ import annotations

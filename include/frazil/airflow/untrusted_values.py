@@ -1,6 +1,6 @@
 """Reads and validates values in Airflow that other users can write: events, asset stores, XComs, connections.
 
-A value that frazil did not write is ignored, with a warning. Only such an XCom raises an error.
+An XCom that frazil did not write raises an error. All other foreign values are ignored, most with a warning.
 """
 
 from __future__ import annotations

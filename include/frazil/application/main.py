@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError, SpecError
 from frazil.host.process_log import log_to_stderr
+from frazil.signals.pins import read_pins
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.application import Application, find_application
 from frazil.spec.model import StreamSpec
@@ -69,6 +70,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
             heartbeats=heartbeats,
             foldings=foldings,
             telemetry=telemetry,
+            read_pins=read_pins,
             slots=Slots(batches),
             max_polling_s=MAX_POLLING_S,
         )

@@ -1,4 +1,4 @@
-"""Reads from Kafka, as the audit's independent source, the records that it still has in the ranges of commits."""
+"""Reads the records that Kafka still has in committed ranges. Kafka is the audit's independent source."""
 
 from __future__ import annotations
 

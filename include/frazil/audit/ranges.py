@@ -1,5 +1,6 @@
 """Computes bounds on the number of records in overlapping committed ranges, as after a reset, a backfill or a recreated
-topic. Pure. Each range gives a minimum, all together a maximum; both are equal if no range has a gap.
+topic. Pure. A record in several ranges is counted once, so the ranges' own counts only give the smallest and the
+largest possible number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Audits upsert and dedupe tables: Kafka's committed records are staged again, and merged with the table's files
-without a commit. Every row that this would insert, update or delete is an error. Needs the memory and CPU of one batch
-of these records.
+"""Audits upsert and dedupe tables: stages Kafka's committed records again, and merges them with the table's files
+without a commit. Every row that such a merge would insert, update or delete is an error. Needs as much memory and CPU
+as a batch of all these records.
 """
 
 from __future__ import annotations

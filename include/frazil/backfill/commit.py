@@ -1,6 +1,6 @@
 """Commits chunks to a backfill's branch, which is the fence, and publishes the branch on main in one commit. Every
 commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch is
-published after main, by the next run if this one is interrupted.
+published after main. If a run is interrupted in between, the next run publishes it.
 """
 
 from __future__ import annotations

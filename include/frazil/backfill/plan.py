@@ -1,4 +1,4 @@
-"""Computes the offsets that a backfill reads: those requested, before the marker, and not in the tables. Pure."""
+"""Computes the offsets that a backfill reads: requested ones before the marker that are in no table yet. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frazil pause`, `resume` and `restart`: set the desired state of a stream, and create no table."""
+"""`frazil pause`, `resume` and `restart`: set the desired state of a stream. They never create a table."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, identify_process
 from frazil.host.writer_log import LOG_FILE, redirect_output, rotate_log
 from frazil.safe_text import escape_unsafe
+from frazil.signals.pins import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_valid import find_and_remember
@@ -269,7 +270,7 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
                 pipe.say(totals.add(batch))
                 pipe.report({"stream": spec.name, **batch_document(batch)})
 
-    stopped = write(spec, say, until_caught_up=until_caught_up)
+    stopped = write(spec, say, until_caught_up=until_caught_up, read_pins=read_pins)
     waiting, lag = _count_waiting(spec) if stopped else (0, None)
     pipe.say(totals.end(stopped=stopped, waiting=waiting, lag=lag))
     pipe.report({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting, lag=lag)})

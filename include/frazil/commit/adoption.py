@@ -1,5 +1,6 @@
-"""Checks whether a stream may write to a table with rows of other writers or streams. `forget` leaves the property
-`frazil.forgotten.<name>`, with the stream's last epoch, which is never used again, its topics and its offsets.
+"""Checks whether a stream may write to a table with rows of other writers or streams. `frazil forget` leaves the
+property `frazil.forgotten.<name>` in the table. It contains the stream's topics, their offsets, and its last epoch,
+which is never used again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The objects of backfills next to a stream's journals: chunk journals, and one record for each published backfill.
-They replace commit records: the audit reads from them which rows a table must have.
+Backfills have no commit records. From these objects, the audit learns which rows of a backfill a table must have.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Checks with a test table, before a stream's first take-over, whether a catalog and its storage can hold a stream.
-Each host records the catalogs that passed. Some catalogs silently ignore branches, properties or a changed base.
+Each host records the catalogs that passed. Some catalogs silently ignore branches or properties, or accept a commit
+although the table has changed since the commit was prepared.
 """
 
 from __future__ import annotations

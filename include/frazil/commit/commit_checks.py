@@ -1,5 +1,6 @@
-"""The rules that each commit attempt checks against the table's metadata: fence, ancestry, continuity, and whether
-files fit. Each is a pure function that returns a result, or raises the error that stops the writer.
+"""The rules that each commit attempt checks against the table's metadata: fence, ancestry, continuity, and whether the
+staged files fit the table. Each rule is a pure function that returns a result, or raises the error that stops the
+writer.
 """
 
 from __future__ import annotations

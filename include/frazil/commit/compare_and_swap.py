@@ -1,6 +1,7 @@
 """Performs a compare-and-swap on one or several tables, repeated until its outcome is decided. After a conflict it
-proposes again on new metadata. After another failure the commit may still land, so the next attempt first looks for it.
-Files of attempts that cannot land are deleted at the end; other files stay until orphan removal.
+proposes the change again on new metadata. After any other failure the commit may still land, so the next attempt first
+checks whether it has landed. Files of attempts that cannot land are deleted at the end; other files stay until orphan
+removal.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ MAX_RETRY_AFTER_S = 60.0
 """A server's `Retry-After` counts up to this. A wrong clock must not stop a stream."""
 
 
+class SnapshotExpiry(Protocol):
+    """Expires a table's snapshots with the commits of this process."""
+
+    def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
+        """Return the updates to add to the next attempt of a commit. `load` loads the table."""
+
+    def continue_after(self, table: Table) -> None:
+        """Prepare the next expiry after a commit, without waiting."""
+
+    def end(self) -> None:
+        """Finish at the end of the process."""
+
+
 class TableHandle:
     """One table of a catalog, with the newest metadata that was loaded or committed."""
 
@@ -46,6 +60,7 @@ class TableHandle:
         self._newest: Table | None = None
         self._uuid: str | None = None
         self._store: ObjectStore | None = None
+        self.expiry: SnapshotExpiry | None = None
 
     @classmethod
     def from_table(cls, table: Table) -> TableHandle:
@@ -94,9 +109,11 @@ class TableHandle:
         self._newest = self._table = self._choose_newer(self._loaded)
         return self._table
 
-    def load_with(self, catalog: Catalog) -> Table:
-        """Load the table with another client, without changing the handle. Returns the known state if it is newer."""
-        return self._choose_newer(catalog.load_table(self.identifier))
+    def load_with(self, catalog: Catalog | None = None) -> Table:
+        """Load the table, perhaps with another client, without changing the handle. Returns the known state if it is
+        newer.
+        """
+        return self._choose_newer((catalog or self._catalog).load_table(self.identifier))
 
     def _choose_newer(self, found: Table) -> Table:
         known = self._newest

@@ -1,4 +1,4 @@
-"""What a batch cost: CPU and requests to storage. The journal keeps it after the batch's snapshot has expired."""
+"""What a batch cost: CPU, and requests to storage. Its journal keeps this after its snapshot has expired."""
 
 from __future__ import annotations
 

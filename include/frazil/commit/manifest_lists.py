@@ -86,6 +86,9 @@ class ListWriter(ManifestListWriterV2):
 
 _cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
 """Entries by path of the manifest list, then of the manifest."""
+MAX_CACHED_PATHS = 4_096
+_paths = BoundedCache[tuple[str, ...]](MAX_CACHED_PATHS)
+"""The manifests' paths by path of the manifest list, until the writer expires the snapshot."""
 
 
 def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
@@ -96,6 +99,12 @@ def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
         entries = {manifest.manifest_path: _ListEntry(manifest) for manifest in snapshot.manifests(file_io)}
     _cache.keep(snapshot.manifest_list, entries)
     return [entry.manifest for entry in entries.values()]
+
+
+def manifest_paths(snapshot: Snapshot, file_io: FileIO) -> tuple[str, ...]:
+    """Return the paths of a snapshot's manifests, without a read if this process wrote the snapshot."""
+    known = _paths.get(snapshot.manifest_list)
+    return tuple(m.manifest_path for m in snapshot.manifests(file_io)) if known is None else known
 
 
 def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestFile]:
@@ -123,6 +132,7 @@ def add_manifests(writer: ListWriter, manifests: Iterable[ManifestFile], *, path
         avro.writer = _EncodedRecordWriter()  # type: ignore[assignment]
         avro.write_block([entry.encoded for entry in entries.values()])  # type: ignore[misc]
     _cache.keep(path, entries)
+    _paths.keep(path, tuple(entries))
 
 
 class _EncodedRecordWriter:

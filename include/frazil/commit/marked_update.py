@@ -1,5 +1,5 @@
 """Builds the update that changes a table together with its marker: a snapshot of main and, with `commit.align:
-watermark`, one of the open branch. Its requirements cover both branches. Also removes branches.
+watermark`, a snapshot of the open branch. The update's requirements cover both branches. Also removes branches.
 """
 
 from __future__ import annotations
@@ -83,12 +83,13 @@ class MarkedUpdate:
         if head_id is not None:
             entries[OPEN_SNAPSHOT_KEY] = str(head_id)
         prepared = main.prepare(table, summary=entries, now_ms=now_ms)
+        to_branch: tuple[TableUpdate, ...] = branch_updates(prepared.snapshot)
         marked: Change[M] = self._with_marker(table, prepared, marker, head_id)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
         return dataclasses.replace(
             marked,
             requirements=(*marked.requirements, unmoved),
-            updates=(*marked.updates, *branch_updates(prepared.snapshot)),
+            updates=(*marked.updates, *to_branch),
         )
 
     def _with_marker(
@@ -171,7 +172,9 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
         entries = {**_position_summary(marker), **summary}
         if change or merge:  # main receives other rows than those of the batch
             entries.pop(WINDOWS_KEY, None)
-        return update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
+        proposed = update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
+        removals = handle.expiry.take_updates(handle.load_with) if handle.expiry else ()
+        return dataclasses.replace(proposed, updates=(*proposed.updates, *removals))
 
     return TableCommit(handle, propose, update.written)
 

@@ -1,5 +1,6 @@
 """A stream's marker: its position, which each commit stores as the table property `frazil.stream.<name>`. Nothing else
-records a stream's progress. A marker changes only together with a snapshot of the branch, whose requirement fences it.
+records a stream's progress. A marker changes only in a commit that also adds a snapshot to the branch. The commit
+requires the branch's previous snapshot, so a concurrent writer cannot overwrite the marker.
 """
 
 from __future__ import annotations

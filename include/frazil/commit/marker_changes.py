@@ -1,6 +1,6 @@
 """Changes a marker for an operator (reset, adopt, forget, give up), and writes a routed table's first marker. Each
-change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset keeps the rows of open
-windows that it does not read again.
+change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset drops those rows of open
+windows that the stream will read again, and keeps the others.
 """
 
 from __future__ import annotations

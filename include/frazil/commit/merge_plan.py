@@ -1,6 +1,7 @@
 """Plans a merge: selects the table's files that may contain keys of a batch's changes, and divides them into tasks.
 Changes and files are grouped by the partition fields that depend only on the key. A group far larger than a task's
-share is split: each task gets all changes and some files. A last task inserts the changes that none matched.
+share is split: each task gets all changes of the group and some of its files. One more task then inserts the changes
+for which these tasks found no row.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Merges a batch's changes into a table in one snapshot. If the table has changed, the next attempt plans again, and
-runs only the tasks that differ. Results that no attempt used or may still use are deleted when the swap ends.
+runs only the tasks that differ. When the swap ends, result files are deleted, unless the table has them or an attempt
+that uses them may still land.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decides which files join, stay on and leave the open branch, where rows of open windows wait (`commit.align:
-watermark`). All files in one of its manifests are in one time partition, so the manifest list shows which manifests
-leave.
+watermark`). Each of the branch's manifests lists files of only one time partition, so the manifest list shows which
+manifests leave.
 """
 
 from __future__ import annotations

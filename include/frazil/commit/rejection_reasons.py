@@ -1,5 +1,5 @@
-"""Counts a batch's new dead letters by error class, with sample coordinates, for journals and summaries. Neither values
-nor error messages, which may quote values, are in them.
+"""Counts a batch's new dead letters by error class, with sample coordinates, for journals and summaries. Leaves out
+values, and error messages, because these may quote values.
 """
 
 from __future__ import annotations

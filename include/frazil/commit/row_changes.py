@@ -1,5 +1,6 @@
-"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have them. A replay
-removes the dead letters that became rows, and extends the others' error history.
+"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that contain them. After a
+replay, this removes the dead letters that became rows. Each dead letter that failed again gets the new error in front
+of its earlier errors.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestFile
@@ -314,7 +315,7 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
     return built
 
 
-def _vector_fields(file: StagedFile) -> dict[str, object]:
+def _vector_fields(file: StagedFile) -> dict[str, Any]:
     """Return what only the manifest entry of a deletion vector has."""
     return {
         "referenced_data_file": base64.b64decode(file.lower_bounds[PATH_ID]).decode(),

@@ -1,4 +1,5 @@
-"""An Airflow for development, the demo and tests: four components in separate sessions, with SQLite, on loopback only.
+"""An Airflow installation for development, the demo and tests: four components in separate sessions, with SQLite, on
+loopback only.
 
 A component that dies is *not* restarted. Log servers, which listen on every interface, are off: on one machine, the API
 server reads the log files.

@@ -1,7 +1,7 @@
 """A Kafka broker on loopback, from pinned jars, for development, the demo and tests; never for real data.
 
-It does *not* replicate, flush on every write, or authenticate clients, unless its settings say so. It keeps records of
-any age, so that a test can send last year's events.
+By default, it does *not* replicate, flush on every write, or authenticate clients. It keeps records of any age, so that
+a test can send last year's events.
 """
 
 from __future__ import annotations

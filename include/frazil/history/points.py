@@ -1,4 +1,6 @@
-"""Points and events of a stream's history. Their number is limited whatever the clock and the events are. No I/O."""
+"""Points and events of a stream's history. Their number stays limited even if the clock jumps or events flood in. No
+I/O.
+"""
 
 from __future__ import annotations
 

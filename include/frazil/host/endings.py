@@ -1,4 +1,6 @@
-"""Records how a launch ended: its parent process does, or a later observer if the parent was killed too."""
+"""Records how a launch ended. Its parent process records this, or, if the parent was killed too, the next process that
+observes the launch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens the launcher of a writer application, whose class no other module uses."""
+"""Opens the launcher of a writer application. Only this module refers to the launcher's class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adds columns to the rows of an upsert stream that tell whether each record updates or deletes its row."""
+"""Adds columns to the rows of an upsert stream that show whether each record updates or deletes its row."""
 
 from __future__ import annotations
 

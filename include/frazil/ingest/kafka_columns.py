@@ -1,5 +1,6 @@
-"""Reads offset ranges into columns with librdkafka's C API and a compiled loop, which destroys each message once, and
-zeroes its address in `_messages`. Python handles events, records that do not fit, and unknown topics.
+"""Reads offset ranges into columns with librdkafka's C API and a compiled loop. The loop destroys each message, and
+zeroes its address in `_messages` so that no message is destroyed twice. Python handles events, records that do not fit,
+and unknown topics.
 """
 
 from __future__ import annotations

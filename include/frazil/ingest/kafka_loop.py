@@ -1,6 +1,7 @@
-"""Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code. Asking librdkafka for
-headers takes a third of the time. So it is asked only if the byte after the value is not zero: in record format 2, this
-is the number of headers. In case librdkafka stores values elsewhere, one in `_CHECK_INTERVAL` offsets is checked.
+"""Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code. A call of librdkafka
+for headers takes a third of the time, so the loop skips it if the byte after the value is zero. In record format 2,
+this byte is the number of headers. At one in `_CHECK_INTERVAL` offsets, librdkafka is asked anyway, in case it stores
+values elsewhere.
 """
 
 from __future__ import annotations

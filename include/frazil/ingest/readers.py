@@ -1,4 +1,6 @@
-"""Chooses the reader for Kafka's offset ranges: the fast one, or the one with message objects."""
+"""Chooses the reader for Kafka's offset ranges: `kafka_columns`, which is fast, or `kafka_messages`, which works in
+every environment.
+"""
 
 from __future__ import annotations
 

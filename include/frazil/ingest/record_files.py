@@ -1,5 +1,5 @@
 """Reads records with Kafka coordinates from files, as if Kafka had sent them. Rejected JSON lines become dead letters.
-A Parquet file with unfit columns is rejected as a whole, because its rows have no raw bytes.
+A Parquet file whose columns do not fit is rejected as a whole, because its rows have no raw bytes.
 """
 
 from __future__ import annotations

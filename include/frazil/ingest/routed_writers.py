@@ -1,4 +1,6 @@
-"""Writes a task's rows to the many tables of a route, with the memory limit of one writer."""
+"""Writes a task's rows to the many tables of a route. All of its writers together stay within one writer's memory
+limit.
+"""
 
 from __future__ import annotations
 

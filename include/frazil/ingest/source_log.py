@@ -1,5 +1,6 @@
-"""Encodes an event's position in its source's log as a string. Later positions sort higher. Time and server, at its
-end, only show whether a new log has begun (another or a restored server, `RESET MASTER`).
+"""Encodes an event's position in its source's log as a string. Later positions in one log sort higher. The string ends
+with the event's time and server, which only show whether a new log has begun: another server, a restored server, or
+`RESET MASTER`.
 """
 
 from __future__ import annotations

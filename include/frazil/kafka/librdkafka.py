@@ -1,5 +1,5 @@
-"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Looking up a
-function in confluent-kafka's extension also finds those of the librdkafka that it is linked with.
+"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Functions are
+looked up through confluent-kafka's extension module, so they belong to the librdkafka that confluent-kafka itself uses.
 """
 
 from __future__ import annotations

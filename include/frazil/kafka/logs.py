@@ -1,6 +1,8 @@
-"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed. A log
-was truncated if its leader, unless it was replaced (older epoch), reports an end before an offset that was readable. It
-was also truncated if it ended earlier at the epoch of the stream's position (`OffsetForLeaderEpoch`).
+"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
+
+A truncation shows in two ways. A leader repeatedly reports an end before an offset that could be read earlier, although
+its epoch is not outdated. Or the leader reports that the leader epoch of the stream's position ended before that
+position (`OffsetForLeaderEpoch`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Fires an alert when its value has been beyond the threshold for the hold time; resolves it at 80 % of the threshold.
 Pure. Each measurement gets the previous one's `AlertStates`, a small JSON value, so any process can run it. Unknown
-values change nothing. The hold time restarts if the value was not measured for that long and for three intervals.
+values change nothing. The hold time restarts after a gap between measurements that exceeds both the hold time and three
+measurement intervals.
 """
 
 from __future__ import annotations

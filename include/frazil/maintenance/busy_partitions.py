@@ -1,5 +1,6 @@
-"""Finds the partitions into which upsert streams are merging batches: compacting one usually conflicts with the next
-batch, which must then merge again. They are in the newest batches' changes, and in journals of unmerged batches.
+"""Finds the partitions into which upsert streams are merging batches. Compacting such a partition usually conflicts
+with the next batch, which must then merge again. Recent merges show these partitions, and so do the journals of batches
+that are not merged yet.
 """
 
 from __future__ import annotations

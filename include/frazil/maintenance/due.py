@@ -1,5 +1,6 @@
-"""Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests. If one
-may be, a PySpark application counts the files of each partition and decides again. Pure; does not load PyIceberg.
+"""Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests. If an
+action may be, a PySpark application counts the files of each partition and decides again. Pure; does not load
+PyIceberg.
 """
 
 from __future__ import annotations

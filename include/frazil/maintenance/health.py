@@ -1,5 +1,6 @@
-"""The measured health of a table: numbers, and the ratios that alerts and plans use. Times are ms since 1970. Except
-`partitions`, all comes from metadata, the newest snapshot's summary and manifest list, and the newest commit records.
+"""The measured health of a table: numbers, and the ratios that alerts and plans use. Times are ms since 1970. All
+values except `partitions` come from metadata, from the newest snapshot's summary and manifest list, and from the newest
+commit records.
 """
 
 from __future__ import annotations

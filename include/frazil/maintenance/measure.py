@@ -21,7 +21,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.commit_checks import check_ancestry, check_same_source
-from frazil.commit.history import ancestors, commit_records, last_commit_ms
+from frazil.commit.history import ancestors, ancestors_and_kept, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
@@ -162,15 +162,25 @@ def _metadata_bytes(table: Table) -> int:
 def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
     """Return when data files were last rewritten (ms), and by how many files and bytes main has grown since."""
     files = size = 0
-    for snapshot in ancestors(metadata):
+    head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
+    for snapshot in ancestors_and_kept(metadata):
+        if snapshot.snapshot_id not in main and not _is_replace(snapshot):
+            continue
         added = _summary_count(snapshot, "added-data-files")
-        if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
+        if _is_replace(snapshot):
             if added or _summary_count(snapshot, "deleted-data-files"):
+                if snapshot.snapshot_id not in main:  # snapshots after it have expired
+                    files = _summary_count(head, "total-data-files") - _summary_count(snapshot, "total-data-files")
+                    size = _summary_count(head, "total-files-size") - _summary_count(snapshot, "total-files-size")
                 return snapshot.timestamp_ms, max(files, 0), max(size, 0)
             continue
         files += added - _summary_count(snapshot, "deleted-data-files")
         size += _summary_count(snapshot, "added-files-size") - _summary_count(snapshot, "removed-files-size")
     return None, max(files, 0), max(size, 0)
+
+
+def _is_replace(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.operation is Operation.REPLACE
 
 
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:

@@ -11,10 +11,11 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.commit.expiry import ExpiryPlan, plan_expiry
 from frazil.maintenance.busy_partitions import find_busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
-from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
+from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.measure import load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us

@@ -1,4 +1,4 @@
-"""Alert rules of a stream; those of its table are in `frazil.maintenance.alert_rules`. Pure, except
+"""Alert rules of a stream; `frazil.maintenance.alert_rules` has the rules of its table. Pure, except
 `find_incomplete_window`. Rules about events, such as `restarts`, have no hold time.
 """
 

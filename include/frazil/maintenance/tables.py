@@ -1,5 +1,6 @@
-"""Lists the maintained tables: those of declared streams, their dead letters, and signals tables; a route's template
-tables are found by `frazil.maintenance.routed`. Does not import PyIceberg: Airflow's DAG processor calls it repeatedly.
+"""Lists the maintained tables: tables that streams declare, their dead-letter tables, and signals tables.
+`frazil.maintenance.routed` finds the tables that a route's template created. Does not import PyIceberg: Airflow's DAG
+processor calls it repeatedly.
 """
 
 from __future__ import annotations

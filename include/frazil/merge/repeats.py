@@ -1,7 +1,6 @@
-"""Runs one task of a merge that drops repeats. A row is kept unless a kept row with its key is at most `within_us`
-away
-in event time. Rows of the table come first, then the batch's, by offset within a partition and by Kafka's timestamps
-across them.
+"""Runs one task of a merge that drops repeats. A row is dropped if a kept row of lower rank has the same key and an
+event time at most `within_us` away. The table's rows rank first. The batch's rows rank by offset within a partition,
+and by Kafka's timestamps across partitions.
 """
 
 from __future__ import annotations

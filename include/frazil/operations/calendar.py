@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from frazil.maintenance.health import PartitionFiles
-from frazil.partitions.completeness import Feed, feeds_behind, format_time
+from frazil.partitions.completeness import Feed, feeds_behind
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
-MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
-"""Time by which the watermark may exceed the end of a window that is not signalled yet: a DAG checks every minute."""
 SHOWN_PERIODS = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
 
 
@@ -28,15 +26,6 @@ class DelayReason:
 def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
     """Return the time up to which all windows are complete and none is held; None without `bound_us`."""
     return None if bound_us is None else min([grain.floor(bound_us), *held])
-
-
-def describe_signal_delay(pending: Sequence[Window], bound_us: int, signalled_to_us: int | None, *, dag: str) -> str:
-    """Return why complete windows (`pending`) are not signalled; "" while a check may be about to signal them."""
-    if not pending or bound_us - min(pending).end_us < MAX_SIGNAL_DELAY_US:
-        return ""
-    if signalled_to_us is None:
-        return f"no window is signalled: the DAG {dag} has not run"
-    return f"signalled to {format_time(signalled_to_us)}: the DAG {dag} is behind"
 
 
 def find_delay_reasons(

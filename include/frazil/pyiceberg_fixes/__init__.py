@@ -1,8 +1,8 @@
 """Patches values that PyIceberg reads or writes wrongly, in each process that imports this package.
 
 PyIceberg 0.12 decodes doubles in manifests with the precision of a float: 0.1 becomes 0.10000000149011612, and 1e300
-becomes infinity. Scans, merges and delete files find a file by its decoded partition values, and rewritten manifests
-contain these values. `data_files` also patches the values of data files.
+becomes infinity. Scans, merges and delete files would miss files with such partition values, and rewritten manifests
+would store the wrong values. `data_files` also patches the values of data files.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ TableMetadataV3.model_rebuild(force=True)
 # Records in memory have the fields of version 3, which begin with those of version 2.
 pyiceberg.manifest.DEFAULT_READ_VERSION = 3  # type: ignore[assignment]
 for _kind in (DataFile, ManifestEntry, ManifestFile):
-    _kind.from_args.__func__.__defaults__ = (3,)  # type: ignore[attr-defined]
+    _kind.from_args.__func__.__defaults__ = (3,)  # type: ignore[union-attr]
 
 _find_by_bounds = delete_file_index._referenced_data_file_path
 

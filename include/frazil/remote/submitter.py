@@ -1,4 +1,4 @@
-"""Submits drivers to each kind of cluster, and finds submitted ones."""
+"""Submits drivers to each kind of cluster, and finds drivers that were submitted earlier."""
 
 from __future__ import annotations
 

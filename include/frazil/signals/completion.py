@@ -1,6 +1,6 @@
-"""Derives a table's signals: the feeding streams, the complete windows, and their row counts. An assessment reads
-markers and the summaries of commits since the last signal, and manifests only if these do not suffice. Rows are
-counted, and gates run, only for windows that are signalled.
+"""Derives a table's signals from the streams that feed it: which windows are complete, and how many rows they have. An
+assessment reads markers and the summaries of commits since the last signal, and manifests only if these do not suffice.
+Rows are counted, and gates run, only for windows that are signalled.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from frazil.partitions.completeness import (
     WindowDecision,
     complete_until_us,
     decide_windows,
+    format_time,
     never_signalled_text,
     slowest_partition,
     waiting_text,
@@ -44,7 +45,7 @@ from frazil.partitions.windows import Grain, Window, microseconds, windows_betwe
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, never_complete_message
+from frazil.spec.routed_stream import RoutedStream, never_complete_message, partitions_dag_of
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import find_lost_table
@@ -52,6 +53,9 @@ from frazil.table.made_tables import list_matching_names, load_route_tables
 from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
+
+MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
+"""Time by which the watermark may exceed the end of a window that is not signalled yet: a DAG checks every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,16 @@ class Assessment:
         held = before.held if before and before.grain is self.grain else frozenset()
         uuid = str(self.table.metadata.table_uuid)
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
+
+    def describe_delay(self) -> str:
+        """Return why waiting DAGs have no event for complete windows; "" while a check may be on its way."""
+        pending, bound_us, cursor = self.decision.complete, complete_until_us(self.feeds), self.signals.cursor
+        if not pending or bound_us is None or bound_us - min(pending).end_us < MAX_SIGNAL_DELAY_US:
+            return ""
+        dag = partitions_dag_of(self.specs[0])
+        if cursor is None:
+            return f"no window is signalled: the DAG {dag} has not run"
+        return f"signalled to {format_time(cursor.through_us)}: the DAG {dag} is behind"
 
     @property
     def has_work(self) -> bool:

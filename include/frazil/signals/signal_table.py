@@ -1,6 +1,6 @@
 """Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision. Each
 append is a compare-and-swap that also moves the table's cursor, a property of `frazil.signals`. The tables of a route's
-template are a group, named like the template, and share the numbers of signals.
+template form a group, which is named like the template. Their signals are numbered in one sequence.
 """
 
 from __future__ import annotations

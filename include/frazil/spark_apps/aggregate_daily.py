@@ -1,6 +1,7 @@
 """Computes one day of a declared aggregation: `spark-submit aggregate_daily.py NAME --aggregations DIR --day DAY`.
 
-Airflow gives the snapshot that the DAG's first task chose. Without it, the program reads the day's signals.
+Airflow passes the snapshot that the DAG's first task chose. If no snapshot is passed, the program reads the day's
+signals.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from frazil.extras import report_missing_extras
 from frazil.host.process_log import exit_on_error
+from frazil.signals.pins import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_tables_are_unowned
@@ -33,7 +34,7 @@ def main() -> int:
 
             return run_agent(spec, arguments.streams, program=DRIVE_STREAM, until_caught_up=arguments.until_caught_up)
         from frazil.stream.main import run_writer
-    return run_writer(spec, until_caught_up=arguments.until_caught_up)
+    return run_writer(spec, until_caught_up=arguments.until_caught_up, read_pins=read_pins)
 
 
 if __name__ == "__main__":

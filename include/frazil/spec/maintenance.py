@@ -60,8 +60,9 @@ class Expiry(SwitchableAction):
     at_least: Count = Field(default=20, description="This many of the newest snapshots are always kept.")
     at_most: Count = Field(
         default=500,
-        description="The maximum number of snapshots kept because of `keep`, as each slows down commits. "
-        "With a commit every 5 s, 500 are 41 minutes; raise this for longer queries.",
+        description="The maximum number of snapshots kept because of `keep`, as each slows down commits. With a "
+        "commit every 5 s, 500 are 41 minutes, with one every second 8 minutes; raise this for longer queries. Writers "
+        "expire snapshots above this number plus an eighth.",
     )
 
 

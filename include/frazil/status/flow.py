@@ -95,6 +95,9 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     if since_ms is None:
         return found
     rejected = sum(one.rejected for one in commits if one.at_ms >= since_ms)
+    unknown = max(since_ms - (now_ms - HOUR_MS), 0) * LAST_HOUR_BUCKETS // HOUR_MS
+    if unknown and not is_reset:
+        found = replace(found, last_hour=found.last_hour[min(unknown, LAST_HOUR_BUCKETS - 1) :])
     return replace(found, rejected_last_day=rejected, rejected_since_ms=since_ms, rejected_since_reset=is_reset)
 
 
@@ -111,7 +114,9 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
         summary = oldest.summary
         if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
             return oldest.timestamp_ms, True
-    return oldest.timestamp_ms if oldest and oldest.parent_snapshot_id is not None else None, False
+    # The parent's id does not show that older snapshots expired: PyIceberg removes it.
+    has_gap = oldest and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)
+    return oldest.timestamp_ms if oldest and has_gap else None, False
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:

@@ -147,6 +147,8 @@ class BatchRunner:
         self.report(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
         self._record_rates(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
+        if self.tables.main.expiry is not None:
+            self.tables.main.expiry.continue_after(self.tables.main.current())
         self._delete_obsolete_files(journal)
         self.sweep_stragglers()
         self.last_journal = journal

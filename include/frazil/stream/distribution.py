@@ -1,5 +1,6 @@
 """Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure. Without a shuffle,
-each task writes a file for each partition in its ranges; with one, a partition has as many files as its bytes need.
+each task writes a file for each table partition of its rows. With a shuffle, a table partition gets only as many files
+as its bytes need.
 """
 
 from __future__ import annotations

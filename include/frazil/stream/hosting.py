@@ -1,5 +1,5 @@
-"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots: a hundred
-of each would use a whole core without new records.
+"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots. A hundred
+writers with their own threads and clients would use a whole core even without new records.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from pyiceberg.catalog import Catalog
+
+from frazil.commit.expiry import Pins
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, StreamEvent
@@ -196,6 +199,11 @@ class FoldingThread:
                 fold()
 
 
+class ReadPins(Protocol):
+    def __call__(self, catalog: Catalog, table: str, *, since_ms: int) -> Pins:
+        """Return what expiry of a table must keep for its signals. Raises any error of the catalog."""
+
+
 class KafkaClients:
     """Shares one Kafka admin client among writers with the same brokers and credentials, until the last one ends."""
 
@@ -221,6 +229,8 @@ class Hosting:
     foldings: FoldingThread | None = None
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    read_pins: ReadPins | None = None
+    """Reads which snapshots signals need. Without it, writers expire no snapshots."""
     slots: Slots = field(default_factory=lambda: Slots(1))
     max_polling_s: float = 1.0
     """Beyond the default, batches start earlier by the polling interval."""

@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a merge, both as JSON."""
+"""The function that an engine runs on each task of a merge. Tasks and their results are exchanged as JSON."""
 
 from __future__ import annotations
 

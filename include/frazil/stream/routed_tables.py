@@ -1,4 +1,4 @@
-"""The tables of a stream's route: which each route value has, how tasks write to them, and how they are created."""
+"""The tables of a stream's route: which table each route value has, how tasks write to them, how they are created."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         # Arrow has already compressed the rows that are shuffled.
         "spark.shuffle.compress": "false",
         # Data that a batch's tasks share may exceed 1 MiB: a wide schema, routes of thousands of partitions. By default
-        # Spark writes that to a file, which it removes only when it ends. With this setting each task carries it.
+        # Spark writes that to a file, which it removes only when it ends. With this setting, each task carries the
+        # data instead.
         "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
         **(_cluster_properties(resources) if resources.on_cluster else local),

@@ -1,5 +1,5 @@
 """The engine that runs the tasks of batches on Spark, and replaces Spark's long errors with short ones. Imports only
-what starts a JVM: see `frazil.stream.main`.
+what is needed to start the JVM: see `frazil.stream.main`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a batch, from plan to answer, both as JSON."""
+"""The function that an engine runs on each task of a batch. Tasks' plans and answers are exchanged as JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Finds stalls of a healthy writer, which is not restarted, and the topic-partition that causes them. Pure. A stall is
-reported after three commit intervals without progress, or 20 s if these are shorter, by the first rule of `find_stall`
-that matches.
+reported after three commit intervals without progress, but not before 20 s. The first rule of `find_stall` that matches
+reports it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commit
-interval. Pure. The *pressure* is the fewest snapshots or manifests of about two maintenance periods (the *low*),
-divided by their declared number.
+interval. Pure. The lowest numbers of snapshots and of manifests in about two maintenance periods are the *low*. The
+*pressure* compares the low with the numbers that maintenance is declared to keep: it is the larger of the two ratios.
 """
 
 from __future__ import annotations

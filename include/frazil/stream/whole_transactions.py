@@ -1,6 +1,6 @@
-"""Lets a stream of captured changes read only whole source transactions. Another topic has their numbers of events.
-The
-driver reads both topics, so that the planner knows where a batch may end. Events that are held back stay in Kafka.
+"""Lets a stream of captured changes read only whole source transactions. A second topic contains the number of events
+in each transaction. The driver reads both topics, so that the planner knows where a batch may end. Events that are held
+back stay in Kafka.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Decides which catalogs can commit to several tables in one step: SQL catalogs, whose pointers are rows of one
-database, and the REST servers listed here. Others may change tables one by one, or not keep the snapshot history.
+database, and the REST servers listed here. Other catalogs may change tables one by one, or not keep the snapshot
+history.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Opens catalogs from PyIceberg's configuration: `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current
-folder), or variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Without any, opens the embedded catalog. Spark's properties
-are derived from the same configuration.
+folder), or variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>. If no catalog is configured, opens the embedded catalog.
+Spark's properties are derived from the same configuration.
 """
 
 from __future__ import annotations

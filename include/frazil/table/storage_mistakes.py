@@ -1,5 +1,6 @@
-"""Translates errors of object stores to frazil's errors, each with one sentence. Arrow's errors, for data files, only
-have a text; fsspec's include S3's response. A stream may restart after outages and expired credentials.
+"""Translates errors of object stores to frazil's errors, each with one sentence. Errors from Arrow, which accesses data
+files, contain only text; errors from fsspec contain S3's response. A stream may restart after outages and expired
+credentials.
 """
 
 from __future__ import annotations

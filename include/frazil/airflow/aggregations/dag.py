@@ -1,6 +1,6 @@
 """Builds three DAGs per declared aggregation. The first aggregates a day whose windows are complete. The second
-requests a day again after a window has reopened: Airflow's roll-up would wait for the day's other windows. The third,
-every ten minutes (FRAZIL_RECONCILE_EVERY), requests complete days that were not aggregated.
+requests a day again after one of its windows has reopened, because Airflow's roll-up would wait for the day's other
+windows. The third, every ten minutes (FRAZIL_RECONCILE_EVERY), requests complete days that were not aggregated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests complete days that were never aggregated, from a comparison of runs with the signals table.
+"""Finds complete days that were never aggregated, by comparing DAG runs with the signals table, and requests them.
 
 Airflow loses events of a paused DAG, and partial roll-ups when a partition mapper changes or a DAG disappears.
 """

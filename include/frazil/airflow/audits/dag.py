@@ -1,6 +1,7 @@
 """The DAG `frazil_audits`, which audits the commits of all streams, by complete hours. `audit` audits all streams in
-one task. For each stream with findings, `confirm` audits again and sends an event, then `report` fails, which calls the
-notifiers: Airflow notifies per task, and a failed task cannot send events.
+one task. For each stream with findings, `confirm` audits again and sends an event; then `report` fails, so that Airflow
+calls the notifiers. Two tasks are needed, because a failed task cannot send events. There is one `report` per stream,
+because Airflow notifies per task.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Measures the tables that routes have created, a share of them in each run. An alert is about the route: it has the
-number of tables beyond the rule's threshold, and the names of some.
+"""Measures the tables that routes have created, a share of them in each run. An alert covers a whole route: it gives
+the number of tables that exceed the rule's threshold, and names some of them.
 """
 
 from __future__ import annotations

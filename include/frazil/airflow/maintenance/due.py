@@ -1,4 +1,4 @@
-"""Checks all tables in one task, without a JVM, and returns the tables that need separate tasks."""
+"""Checks all tables in one task, without a JVM, and returns the tables that need a maintenance task of their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Finds which signals Airflow's assets have received, from its list of an asset's events.
 
-Airflow 3.3 fails to list events if one of them started a run that is still queued. Then the records of sending tasks
-count: they are written before a task succeeds and Airflow publishes its events.
+Airflow 3.3 cannot list events if one of them started a run that is still queued. Then frazil uses the records of the
+sending tasks instead. A task writes its record before it succeeds, and Airflow publishes its events only afterwards.
 """
 
 from __future__ import annotations

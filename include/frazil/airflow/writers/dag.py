@@ -1,4 +1,4 @@
-"""Builds one DAG per writer application, which several streams may share; each then has a task in it."""
+"""Builds one DAG per writer application. If several streams share an application, each has its own task in the DAG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks that represent a writer, and a stream of a shared application. They defer immediately."""
+"""The task of a writer, and the task of a stream in a shared application. Both defer immediately."""
 
 from __future__ import annotations
 

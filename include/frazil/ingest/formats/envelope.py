@@ -1,6 +1,6 @@
-"""Decodes Debezium's change events (envelopes) to rows of a change file. A create, update or snapshot read takes the
-row from `after`, a delete its key from `before`. An update of the key becomes a delete and an upsert. In JSON, the
-event may be the `payload` of an object with its schema.
+"""Decodes Debezium's change events (envelopes) to rows of a change file. For a create, an update or a snapshot read,
+the row comes from `after`. For a delete, the key comes from `before`. An update of the key becomes a delete and an
+upsert. In JSON, the event may be the `payload` of an object that also contains its schema.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Fills columns from fields that have other names, or that are elsewhere in the record. The format's decoder reads the
-record's own shape; its values are then moved to the columns.
+"""Fills columns from fields that have other names, or that are elsewhere in the record. The format's decoder first
+reads the record with its own field names and nesting; then the values are moved to the columns.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Finds Debezium's placeholder for an unchanged value that the source's log omits. Its form
-depends on the type (`UnchangedToastedPlaceholder`, `binary.handling.mode`); some types get null.
+"""Finds Debezium's placeholder for an unchanged value that the source's log omits. The placeholder's form depends on
+the type (`UnchangedToastedPlaceholder`, `binary.handling.mode`). For some types, Debezium sends null instead.
 """
 
 from __future__ import annotations

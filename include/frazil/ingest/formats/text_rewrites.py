@@ -1,5 +1,5 @@
-"""Rewrites JSON values of columns with a lenient cast, a rounding, or values that become null. The results are read as
-strictly as any value.
+"""Rewrites JSON values of columns with a lenient cast, a rounding, or values that become null. The rewritten values are
+then read by the usual strict rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Decodes record keys that are one value of a primitive type, as the only field of a record."""
+"""Decodes record keys that consist of one primitive value, such as a string or a number. The value is decoded as a
+record with one field.
+"""
 
 from __future__ import annotations
 

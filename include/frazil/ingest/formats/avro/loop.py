@@ -1,6 +1,6 @@
 """Reads Avro records into columns (`json.words`), in compiled code: one loop, controlled by a table of operations. A
-record that cannot be read completely leaves no values. Lengths and counts beyond its bytes are rejected, so its size
-limits its cost.
+record that cannot be read completely leaves no values. A length or count that exceeds the record's bytes is rejected,
+so a small record cannot cause much work.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the encoding, and each call and container costs

@@ -1,5 +1,5 @@
-"""Decodes JSON messages to Arrow with a compiled loop (`rows`). Module `record`, the reference,
-reads records that the loop cannot decode with certainty.
+"""Decodes JSON messages to Arrow with a compiled loop (`rows`). If the loop is not certain how to decode a record,
+module `record`, the reference implementation, reads it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reads one JSON record at a time: the reference for every record that the compiled loop is not certain of. Only this
-module creates error classes and texts. Records are strict JSON (RFC 8259), except for NaN, Infinity and Inf. A field of
-the schema may occur once; other fields only need valid syntax.
+"""Reads one JSON record at a time: the reference implementation, which also reads every record that the compiled loop
+is not certain about. Only this module creates error classes and texts. Records are strict JSON (RFC 8259), except for
+NaN, Infinity and Inf. A field of the schema may occur once; other fields only need valid syntax.
 """
 
 from __future__ import annotations

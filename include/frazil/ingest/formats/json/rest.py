@@ -1,5 +1,6 @@
-"""Finds the parts of a JSON record that do not fill columns, for a `rest` column: the reference of the compiled loop. A
-part inside a column keeps its path: `{"place": {"zip": "1"}}`. A list element without such parts becomes null.
+"""Finds the parts of a JSON record that do not fill columns, for a `rest` column. It is the reference implementation
+for the compiled loop. A part inside a column keeps its path: `{"place": {"zip": "1"}}`. A list element without such
+parts becomes null.
 """
 
 from __future__ import annotations

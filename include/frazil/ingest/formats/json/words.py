@@ -1,7 +1,7 @@
 """Writes values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers, in compiled code.
 
-The value of node k at entry e is at `words[base[k] + width * e]`; `valid[flag[k] + e]` is 0 for a null. Its domain
-numbers the entries: rows, or elements of one list or map column (see `nodes`).
+The value of node k at entry e is at `words[base[k] + width * e]`; `valid[flag[k] + e]` is 0 for a null. The entries
+are numbered within the node's domain: all rows, or all elements of one list or map column (see `nodes`).
 
 - a number, date, time or boolean: one word; a double is stored as its bits
 - a string or bytes: start and length; a start of -1 - x means position x in `text` instead of the records

@@ -1,7 +1,7 @@
 """Reads Protobuf messages into columns (`json.words`), in compiled code: one loop, controlled by a table of operations.
-A record that cannot be read completely leaves no values. Its size limits its lengths, and the number of values for
-absent fields. A field that occurs again is written to the same entry: it replaces the value, or continues the message
-or list.
+A record that cannot be read completely leaves no values. Lengths, and the number of values for absent fields, are
+limited in proportion to the record's size. A field that occurs again is written to the same entry: it replaces the
+value, or continues the message or list.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the encoding, and each call and container costs
