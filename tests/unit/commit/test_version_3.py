@@ -194,3 +194,17 @@ def test_a_snapshot_whose_number_another_branch_took_is_refused(world: World):
     assert is_overtaken(refused.value)
     commit(world, committer, 1, 2)
     check(world.load())
+
+
+def test_rows_that_a_merge_copies_keep_the_default_of_a_column_that_they_did_not_have(
+    catalog: FaultyCatalog, tmp_path: Path
+):
+    world = upsert_world(catalog, tmp_path, BY_REGION, version=3, how="copy-on-write")
+    committer = world.begin()
+    world.upsert(committer, [(1, ("eu", 1)), (2, ("eu", 2)), (3, ("us", 3))])
+    with world.load().update_schema() as update:
+        update.add_column("gate", StringType(), default_value="A1")
+    world.upsert(committer, [(1, ("eu", 10))])
+    rows = world.load().scan().to_arrow().sort_by("id")
+    assert rows["amount"].to_pylist() == [10, 2, 3]
+    assert rows["gate"].to_pylist()[1:] == ["A1", "A1"]
