@@ -25,9 +25,8 @@ from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import PartitionFiles
-from frazil.maintenance.measure import measure
+from frazil.maintenance.measure import measure, route_tables
 from frazil.maintenance.outcomes import read_outcomes
-from frazil.maintenance.routed import route_tables
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.calendar import (
