@@ -15,9 +15,8 @@ from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
-from frazil.maintenance.measure import NotMadeByRoute
+from frazil.maintenance.measure import DueTable, NotMadeByRoute, measure_due_table, route_tables
 from frazil.maintenance.orphan_cleanup import clean_orphans, load_all_folders
-from frazil.maintenance.routed import DueTable, measure_due_table, route_tables
 from frazil.maintenance.tables import routes_by_name
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
