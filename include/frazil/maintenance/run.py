@@ -222,7 +222,7 @@ def growth_note(before: float, after: float, properties: Mapping[str, str]) -> s
 
 
 MAX_LISTED = 3
-"""Tables in the Spark application's name."""
+"""Maximum number of tables in the Spark application's name."""
 
 
 def run_maintenance(
