@@ -171,5 +171,5 @@ def _versions(table: Table) -> set[str]:
 
 def _refs(metadata: TableMetadata) -> dict[str, int]:
     """Return the heads of branches and tags, except those that writers move with each commit."""
-    moving = (MAIN, open_branch_name(""))
-    return {name: ref.snapshot_id for name, ref in metadata.refs.items() if not name.startswith(moving)}
+    others = {name: ref for name, ref in metadata.refs.items() if name != MAIN}
+    return {name: ref.snapshot_id for name, ref in others.items() if not name.startswith(open_branch_name(""))}

@@ -90,12 +90,13 @@ def test_tags_and_branches_and_all_after_a_readers_tag_stay_readable(world: Any)
     assert writer.is_whole()
 
 
-def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any):
+@pytest.mark.parametrize("tag", ["late", "main-before-the-migration"])
+def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any, tag: str):
     writer = Writer(world, waits=True)
     writer.commit(10)
     oldest = ids(world)[0]
     writer.work()  # plans to expire the oldest
-    world.load().manage_snapshots().create_tag(oldest, "late").commit()
+    world.load().manage_snapshots().create_tag(oldest, tag).commit()
     writer.commit()
     assert oldest in ids(world)
     writer.work()
