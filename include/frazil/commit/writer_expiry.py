@@ -86,7 +86,7 @@ class WriterExpiry:
         except Exception as error:  # catalogs raise anything, and the commit itself must decide
             log.info("expiry of %d snapshots is postponed: %r", len(planned.snapshots), error)
             return ()
-        if planned.refs != _refs(metadata):
+        if planned.refs != _refs(metadata) or not may_delete_files(metadata.properties):
             return ()
         present = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         self._proposed = tuple(s for s in planned.snapshots if s.snapshot_id in present)

@@ -217,6 +217,15 @@ def test_a_snapshot_that_a_signal_names_stays(world: Any):
     assert len(ids(world)) <= MAX_SNAPSHOTS + 1
 
 
+def test_files_that_may_be_shared_since_the_plan_keep_all_snapshots(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    writer.work()
+    world.load().transaction().set_properties({"gc.enabled": "false"}).commit_transaction()
+    writer.commit()
+    assert len(ids(world)) == 12
+
+
 @pytest.mark.parametrize("properties", [{"gc.enabled": "false"}])
 def test_a_table_that_may_share_its_files_keeps_all_snapshots(world: Any, properties: dict[str, str]):
     world.load().transaction().set_properties(properties).commit_transaction()
