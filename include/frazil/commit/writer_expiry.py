@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -159,7 +160,10 @@ def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table:
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
     kept = [*later, *(s for s in table.metadata.snapshots if s.snapshot_id not in newer)]
-    manifests = {path for snapshot in expired for path in manifest_paths(snapshot, table.io)}
+    manifests = set[str]()
+    for snapshot in expired:
+        with suppress(FileNotFoundError):  # another writer or maintenance expired it first, and deleted its files
+            manifests.update(manifest_paths(snapshot, table.io))
     if manifests:
         manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
     return manifests | {snapshot.manifest_list for snapshot in expired}

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from frazil.commit import manifest_lists
 from frazil.commit.expiry import Pins
 from frazil.commit.history import ancestors
 from frazil.commit.sweep import bare_path
 from frazil.commit.writer_expiry import WriterExpiry
 from frazil.spec.maintenance import Expiry
+from frazil.table.recent import BoundedCache
 
 SETTINGS = Expiry(keep=timedelta(hours=6), at_least=2, at_most=8)
 MAX_SNAPSHOTS = 11
@@ -156,6 +158,26 @@ def test_a_commit_whose_answer_is_lost_expires_once_and_its_files_are_deleted(wo
     writer.commit()
     writer.work()
     assert writer.is_whole()
+    assert world.manifests() == world.used_manifests()
+
+
+def test_another_that_expires_a_planned_snapshot_first_stops_no_later_expiry(
+    world: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    # A snapshot of another writer: this process does not know its manifests.
+    monkeypatch.setattr(manifest_lists, "_paths", BoundedCache[tuple[str, ...]](0))
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    writer.work()
+
+    def their_expiry() -> None:
+        world.expire_all_but_newest()
+        world.foreign_append()
+
+    world.catalog.next_meets(their_expiry, world.table)
+    writer.commit()
+    writer.work()
+    assert "cannot expire" not in caplog.text
     assert world.manifests() == world.used_manifests()
 
 
