@@ -112,11 +112,11 @@ class WriterExpiry:
             self._running = self.start(lambda: self._run(table, delete_before_ms, is_due=is_due))
 
     def end(self) -> None:
-        """Delete the files of all snapshots that this writer expired."""
+        """Delete what is due. The orphan cleanup deletes the files of snapshots that expired within the delay."""
         if self._running is not None:
             self._running.join()
         if self._last is not None:
-            self._run(self._last, self.clock_ms() + 1, is_due=False)
+            self._run(self._last, self._delete_before_ms, is_due=False)
 
     @property
     def _delete_before_ms(self) -> int:

@@ -126,6 +126,12 @@ def test_files_of_metadata_stay_for_a_while_for_those_who_loaded_the_snapshot_be
     with pytest.raises(FileNotFoundError):
         loaded.inspect.manifests()
     assert len(world.manifests() - world.used_manifests()) < 120
+    loaded = world.load()
+    writer.commit(20)
+    writer.expiry.end()
+    assert loaded.metadata.current_snapshot_id not in ids(world)
+    assert len([*loaded.scan().plan_files()]) == 65, "an end of the writer shortens no delay"
+    world.clock_ms += 30_000
     writer.expiry.end()
     assert world.manifests() == world.used_manifests()
     assert writer.is_whole()
