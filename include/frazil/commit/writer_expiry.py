@@ -57,7 +57,9 @@ class WriterExpiry:
     delete_delay_ms: int = DELETE_DELAY_MS
     _planned: _Removal | None = None
     _proposed: tuple[Snapshot, ...] = ()
-    """The snapshots that the last attempt of a commit expires."""
+    """The snapshots that attempts of the current commit expire."""
+    _in_attempt: bool = False
+    """Whether the last attempt of a commit expires snapshots."""
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
     """When snapshots expired (ms) whose files still exist."""
     _former: list[str] = field(default_factory=list)
@@ -79,7 +81,7 @@ class WriterExpiry:
         """Return the planned removal once: if the commit fails because of it, the next attempt is without it. A commit
         asserts only main, so the table is loaded again for tags and branches that others have made since.
         """
-        planned, self._planned = self._planned, None
+        planned, self._planned, self._in_attempt = self._planned, None, False
         if planned is None:
             return ()
         try:
@@ -92,7 +94,15 @@ class WriterExpiry:
         present = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         self._proposed = tuple(s for s in planned.snapshots if s.snapshot_id in present)
         ids = [snapshot.snapshot_id for snapshot in self._proposed]
+        self._in_attempt = bool(ids)
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
+
+    def withdraw(self) -> bool:
+        """Expire nothing until main's history is longer by `at-most`, if the refused attempt expired snapshots."""
+        withdrawn, self._in_attempt = self._in_attempt, False
+        if withdrawn and self._last is not None:
+            self._due = sum(1 for _ in ancestors(self._last.metadata)) + self.settings.at_most
+        return withdrawn
 
     def continue_after(self, table: Table) -> None:
         """After a commit, let the thread delete what it expired and plan the next removal, if due. Does not wait."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.exceptions import BadRequestError, ForbiddenError
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 
 from frazil.commit import manifest_lists
 from frazil.commit.expiry import Pins
@@ -185,6 +187,25 @@ def test_another_that_expires_a_planned_snapshot_first_stops_no_later_expiry(
     writer.work()
     assert "cannot expire" not in caplog.text
     assert world.manifests() == world.used_manifests()
+
+
+@pytest.mark.parametrize("kind", [BadRequestError, ForbiddenError])
+def test_a_catalog_that_refuses_to_expire_gets_the_commits_without(world: Any, kind: type[Exception]):
+    refused: list[int] = []
+
+    def commit_table(table: Any, requirements: Any, updates: Any) -> Any:
+        if any(isinstance(update, RemoveSnapshotsUpdate) for update in updates):
+            refused.append(len(table.metadata.snapshots))
+            raise kind("the principal may not remove snapshots")
+        return commit(table, requirements, updates)
+
+    writer = Writer(world)
+    commit, world.catalog.inner.commit_table = world.catalog.inner.commit_table, commit_table
+    writer.commit(40)
+    assert len(ids(world)) == 41
+    assert writer.is_whole()
+    assert world.time.waits == []
+    assert 0 < len(refused) <= 40 / SETTINGS.at_most, "it is rarely tried again"
 
 
 def test_what_a_killed_writer_leaves_is_used_by_no_snapshot(world: Any):
