@@ -34,10 +34,17 @@ DELETE_DELAY_MS = 900_000
 
 @dataclass(frozen=True, slots=True)
 class _Removal:
-    """Snapshots to expire, as long as branches and tags are where they were when this was planned."""
+    """Snapshots to expire, and the heads of branches and tags when this was planned."""
 
     snapshots: tuple[Snapshot, ...]
     refs: Mapping[str, int]
+
+    def is_outdated(self, metadata: TableMetadata) -> bool:
+        """Return whether branches or tags were made or dropped since, or now need snapshots as old as these."""
+        refs, newest = _refs(metadata), max(s.sequence_number or 0 for s in self.snapshots)
+        moved = {snapshot_id for name, snapshot_id in refs.items() if self.refs.get(name) != snapshot_id}
+        numbers = [s.sequence_number or 0 for s in metadata.snapshots if s.snapshot_id in moved]
+        return refs.keys() != self.refs.keys() or min(numbers, default=newest + 1) <= newest
 
 
 def _start_thread(work: Callable[[], None]) -> threading.Thread:
@@ -89,7 +96,7 @@ class WriterExpiry:
         except Exception as error:  # catalogs raise anything, and the commit itself must decide
             log.info("expiry of %d snapshots is postponed: %r", len(planned.snapshots), error)
             return ()
-        if planned.refs != _refs(metadata) or not may_delete_files(metadata.properties):
+        if planned.is_outdated(metadata) or not may_delete_files(metadata.properties):
             return ()
         present = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         self._proposed = tuple(s for s in planned.snapshots if s.snapshot_id in present)

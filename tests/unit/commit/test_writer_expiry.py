@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.exceptions import BadRequestError, ForbiddenError
-from pyiceberg.table.update import RemoveSnapshotsUpdate
+from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 
 from frazil.commit import manifest_lists
 from frazil.commit.expiry import Pins
@@ -107,6 +107,29 @@ def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any, tag: str):
     writer.commit(2)
     assert oldest in ids(world)
     assert len(ids(world)) < 12, "the others expire by the next plan"
+
+
+def test_a_readers_tag_that_moves_on_after_the_plan_lets_snapshots_expire(world: Any):
+    writer = Writer(world)
+    for _ in range(40):
+        writer.commit()
+        head = world.load().metadata.current_snapshot_id
+        tag = SetSnapshotRefUpdate(ref_name="frazil-reader-sums", type="tag", snapshot_id=head)
+        world.catalog.inner.commit_table(world.load(), (), (tag,))
+    assert len(ids(world)) <= MAX_SNAPSHOTS
+
+
+def test_a_readers_tag_that_moves_back_after_the_plan_keeps_its_snapshot(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    oldest = ids(world)[0]
+    for snapshot_id in (world.load().metadata.current_snapshot_id, oldest):
+        tag = SetSnapshotRefUpdate(ref_name="frazil-reader-sums", type="tag", snapshot_id=snapshot_id)
+        world.catalog.inner.commit_table(world.load(), (), (tag,))
+        writer.commit()
+        writer.work()
+    writer.commit()
+    assert oldest in ids(world)
 
 
 def test_a_reader_of_an_expired_snapshot_still_has_its_data_files(world: Any):
