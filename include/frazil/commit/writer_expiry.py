@@ -55,7 +55,7 @@ def _start_thread(work: Callable[[], None]) -> threading.Thread:
 
 @dataclass(slots=True)
 class WriterExpiry:
-    """Expires one table's snapshots beyond `at-most`, an eighth of that number at a time."""
+    """Expires one table's snapshots beyond `at-most`, an eighth of that number at a time, or `at-most` of a backlog."""
 
     settings: Expiry
     read_pins: Callable[[], Pins]
@@ -155,10 +155,12 @@ class WriterExpiry:
     def _plan(self, table: Table) -> None:
         pins, metadata = self.read_pins(), table.metadata
         plan = plan_expiry(metadata, self.settings, pins, table=".".join(table.name()), now_ms=self.clock_ms())
-        found = tuple(expirable_by_writers(plan, metadata))
+        old = tuple(expirable_by_writers(plan, metadata))
+        found = old[-self.settings.at_most :]  # more would make one commit slow
         if found:
             self._planned = _Removal(found, _refs(metadata))
-        self._due = sum(1 for _ in ancestors(metadata)) - len(found) + self._step
+        more = self._step if len(found) == len(old) else 0
+        self._due = sum(1 for _ in ancestors(metadata)) - len(found) + more
         log.debug("%s, %d by this writer", plan.sentence, len(found))
 
     def _delete_files(self, table: Table, before_ms: int) -> None:

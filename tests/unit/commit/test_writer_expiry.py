@@ -77,6 +77,20 @@ def test_snapshots_and_files_of_metadata_stay_few_however_often_a_writer_commits
     assert len(world.parquet_files()) == 60
 
 
+def test_a_table_with_many_old_snapshots_expires_them_by_several_commits(world: Any):
+    writer = Writer(world)
+    world.tables.main.expiry = None
+    writer.commit(40, ends=False)
+    world.tables.main.expiry = writer.expiry
+    before = len(ids(world))
+    for _ in range(12):
+        writer.commit()
+        assert before - len(ids(world)) <= SETTINGS.at_most
+        before = len(ids(world))
+    assert before <= MAX_SNAPSHOTS
+    assert writer.is_whole()
+
+
 def test_tags_and_branches_and_all_after_a_readers_tag_stay_readable(world: Any):
     writer = Writer(world)
     writer.commit(3)
