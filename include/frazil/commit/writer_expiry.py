@@ -143,14 +143,18 @@ class WriterExpiry:
         return [snapshot for _, snapshot in takewhile(lambda one: one[0] < at_ms, self._expired)]
 
     def _run(self, table: Table, delete_before_ms: int, *, is_due: bool) -> None:
+        name = ".".join(table.name())
+        if is_due:
+            try:
+                self._plan(table)
+            except Exception as error:  # catalogs and storages raise anything, and commits must continue
+                log.warning("cannot expire snapshots of table %s: %r; maintenance expires them", name, error)
+                self._due += self._step
         try:
             self._delete_files(table, delete_before_ms)
-            if is_due:
-                self._plan(table)
-        except Exception as error:  # catalogs and storages raise anything, and commits must continue
-            what = "cannot expire snapshots of table %s: %r; maintenance expires them and deletes their files"
-            log.warning(what, ".".join(table.name()), error)
-            self._due += self._step
+        except Exception as error:
+            what = "cannot delete metadata of expired snapshots of table %s: %r; the orphan cleanup deletes it"
+            log.warning(what, name, error)
 
     def _plan(self, table: Table) -> None:
         pins, metadata = self.read_pins(), table.metadata

@@ -11,11 +11,12 @@ import pytest
 from pyiceberg.exceptions import BadRequestError, ForbiddenError
 from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 
-from frazil.commit import manifest_lists
+from frazil.commit import manifest_lists, writer_expiry
 from frazil.commit.expiry import Pins
 from frazil.commit.history import ancestors
 from frazil.commit.sweep import bare_path
 from frazil.commit.writer_expiry import WriterExpiry
+from frazil.errors import AccessDenied
 from frazil.spec.maintenance import Expiry
 from frazil.table.recent import BoundedCache
 
@@ -290,6 +291,17 @@ def test_signals_that_cannot_be_read_expire_nothing_and_stop_no_commit(world: An
     writer = Writer(world, fail)
     writer.commit(30)
     assert len(ids(world)) == 31
+    assert writer.is_whole()
+
+
+def test_snapshots_expire_although_no_file_may_be_deleted(world: Any, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any) -> Any:
+        raise AccessDenied("deletion is refused")
+
+    monkeypatch.setattr(writer_expiry, "open_store", refuse)
+    writer = Writer(world)
+    writer.commit(60)
+    assert len(ids(world)) <= MAX_SNAPSHOTS
     assert writer.is_whole()
 
 
