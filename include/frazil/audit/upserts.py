@@ -89,7 +89,7 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
 
 
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Yield findings about Kafka's records that a dedupe table is missing. Raises the errors of `audit_stream`."""
+    """Yield findings about Kafka's records that a dedupe table does not have. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
     evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
     by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)

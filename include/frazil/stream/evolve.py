@@ -1,4 +1,4 @@
-"""Evolves a stream's tables to the schema drift in a batch's records, before the batch is committed."""
+"""Evolves a stream's tables to match the schema drift in a batch's records, before the batch is committed."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count the consecutive polls from which a topic was missing. Only topics of a pattern may be missing."""
+        """Count the consecutive polls in which a topic was missing. Only topics of a pattern may be missing."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
