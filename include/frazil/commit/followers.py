@@ -324,9 +324,8 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
 
 def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
-    owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
     return dataclasses.replace(
-        owned.with_batch(journal.key),
+        marker.owned_by(journal.key.epoch).with_batch(journal.key),
         at=journal.key,
         offsets={**marker.offsets, **ends},
         source=merge_identities(marker.source, journal.source),
