@@ -28,6 +28,7 @@ from frazil.commit.catalog_probe import probe
 from frazil.commit.expiry import Pins
 from frazil.commit.marker import open_branch_name
 from frazil.commit.settle import SettleResult, settle
+from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.writer_expiry import WriterExpiry
 from frazil.errors import Fenced, RolledBack, StaleBatch
@@ -50,7 +51,7 @@ from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.storage import open_store
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import EventTimes, MadeStream
-from tests.substrates.conftest import NOW_MS, soaked_but, view_of
+from tests.substrates.conftest import NOW_MS, VERSION, soaked_but, view_of
 
 Made = Callable[[], MadeStream]
 
@@ -93,6 +94,7 @@ def test_batches_land_once_each_with_their_dead_letters(made: Made) -> None:
     good = [row for row in offsets(0, 0, 200) if row[1] not in (100, 150)] + offsets(1, 0, 50)
     assert rows(stream.tables) == sorted(good)
     assert rows(stream.tables, dead_letters=True) == [(0, 100), (0, 150)]
+    assert stream.tables.main.current().metadata.format_version == VERSION
     assert marker.offsets == {(stream.topic, 0): 200, (stream.topic, 1): 50}
 
 
@@ -180,7 +182,8 @@ def test_a_commit_that_lost_a_race_is_tried_again_on_the_new_base(made: Made) ->
     stream.tables.main.current()
     # Another user changes the table after the writer last saw it.
     other = load_catalog(stream.spec.table.catalog).load_table(stream.spec.table.identifier)
-    other.append(other.scan(limit=0).to_arrow())
+    empty = SnapshotWriter(()).prepare(other, summary={}, now_ms=NOW_MS)
+    other.catalog.commit_table(other, empty.requirements, empty.updates)
     stream.land({0: (10, 20)})
     assert rows(stream.tables) == offsets(0, 0, 20)
 

@@ -180,7 +180,7 @@ class ForegroundWriter:
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
-            self.ended_by = "a user ended it immediately, by a second Ctrl-C"
+            self.ended_by = "a user ended it immediately, with a second Ctrl-C"
             if is_agent(self._folder, self._writer):
                 follows = "driver in the cluster may continue, and the next start follows it"
                 self.terminal.say(f"The agent was ended immediately; the {follows}.")

@@ -63,7 +63,7 @@ class WriterExpiry:
     """Versions of `metadata.json` to delete, which only PyIceberg's own transactions do."""
     _running: threading.Thread | None = None
     _due: int = 0
-    """The length of main's history from which the next removal is planned."""
+    """The next removal is planned once main's history has this many snapshots."""
     _last: Table | None = None
     """The table after the last commit."""
 

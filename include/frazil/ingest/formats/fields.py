@@ -4,6 +4,7 @@ reads the record with its own field names and nesting; then the values are moved
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,9 +15,10 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.conversions import to_json
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
-from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, StringType, StructType
+from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, PrimitiveType, StringType, StructType
 
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import combine_chunks
@@ -109,7 +111,8 @@ class RecordShape:
 def create_fields_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape
 ) -> Decoder:
-    if records.within or not all(isinstance(unit, str) for unit in units.values()):
+    is_plain = all(isinstance(unit, str) for unit in units.values())
+    if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
         return FieldsDecoder(make, schema, units, records)
     return make(schema, cast("Mapping[int, str]", units))
 
@@ -335,21 +338,26 @@ def _text_scalar(text: str) -> pa.Scalar:
 
 
 def _as_lines(texts: pa.Array) -> BinaryColumn:
-    """View texts that end with a newline as values of records, without copying them."""
+    """Return texts as record values in the same buffer, each without its final newline."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
     return BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
 
 
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
-    """Return a column's default as an array of one value. Raises SpecError if it is not a valid value."""
+    """Return a column's default, or else the table's, as an array of one value. Raises SpecError if it is invalid."""
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
     reading = ColumnSource.of(unit)
-    if reading.default is None:
+    default, units = reading.default, {field.field_id: reading.unit} if reading.unit else {}
+    if default is None and field.write_default is not None and isinstance(field.field_type, PrimitiveType):
+        value = field.write_default
+        default = base64.b64encode(value).decode() if isinstance(value, bytes) else to_json(field.field_type, value)
+        units = {}
+    if default is None:
         return None
-    decode = JsonDecoder(Schema(field), {field.field_id: reading.unit} if reading.unit else {})
-    decoded = decode(Chunk.of_values([json.dumps({field.name: reading.default}).encode()]))
+    decode = JsonDecoder(Schema(field), units)
+    decoded = decode(Chunk.of_values([json.dumps({field.name: default}).encode()]))
     for rejection in decoded.rejections:
         raise SpecError(f"schema.{field.name}.default: {rejection.error}")
     return decoded.rows.column(0)
