@@ -24,7 +24,8 @@ from pyiceberg.transforms import DayTransform
 
 from frazil.commit.commit_checks import check_ancestry, check_open_branch
 from frazil.errors import RolledBack
-from frazil.maintenance import main, spark_actions
+from frazil.maintenance import run as maintenance_run
+from frazil.maintenance import spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcomes import Ending, Outcome, read_outcomes
@@ -407,13 +408,13 @@ def test_the_app_maintains_one_table_after_the_other_and_reports_each(
 ) -> None:
     made = Made(spark, tmp_path, name, "day(at)")
     made.land(3)
-    monkeypatch.setattr(main, "start_session", lambda *_: spark)
+    monkeypatch.setattr(maintenance_run, "start_session", lambda *_: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     report = tmp_path / "report.json"
     table = made.spec.table.identifier
     run = [f"{table}_dead_letters", table, "frazil.signals"]
     with tracing(monkeypatch) as received:
-        assert main.run_maintenance(run, streams=tmp_path, actions=set(Action), report=report) == 0
+        assert maintenance_run.run_maintenance(run, streams=tmp_path, actions=set(Action), report=report) == 0
     job = f"maintenance.{table}"
     assert [(e["eventType"], e["job"]["name"]) for e in received] == [("START", job), ("COMPLETE", job)]
     done = received[1]["run"]["facets"]["frazil_maintenance"]["actions"]
@@ -424,8 +425,8 @@ def test_the_app_maintains_one_table_after_the_other_and_reports_each(
     assert set(found[3]["numbers"]) >= {"files-removed", "bytes", "seconds", "mb-per-second"}
     with made.table.transaction() as change:
         change.set_properties({"frazil.stream.other": "{}"})
-    assert main.run_maintenance(run, streams=tmp_path, actions={Action.COMPACTION}, report=report) == 18
-    assert main.run_maintenance(["no.such"], streams=tmp_path, actions=set(Action)) == 10
+    assert maintenance_run.run_maintenance(run, streams=tmp_path, actions={Action.COMPACTION}, report=report) == 18
+    assert maintenance_run.run_maintenance(["no.such"], streams=tmp_path, actions=set(Action)) == 10
 
 
 def test_one_session_compacts_the_tables_of_a_route_whose_writer_goes_on_and_a_broken_one_stops_no_other(
@@ -450,10 +451,10 @@ maintenance: {compaction: {min-files: 2, open-files: 2}, expiry: {keep: 1ms, at-
     with catalog.load_table("market.raw_a").transaction() as change:
         change.set_properties({"frazil.stream.other": "{}"})
     market.batch({"market.raw_b": 2})  # its rows wait
-    monkeypatch.setattr(main, "start_session", lambda *_: spark)
+    monkeypatch.setattr(maintenance_run, "start_session", lambda *_: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     report = tmp_path / "report.json"
-    assert main.run_maintenance(tables, streams=tmp_path, actions=set(Action), report=report) == 1
+    assert maintenance_run.run_maintenance(tables, streams=tmp_path, actions=set(Action), report=report) == 1
     found = {(o["table"], o["action"]): o["ending"] for o in json.loads(report.read_text())}
     assert [found[table, "expiry"] for table in tables] == ["refused", "done", "done"]
     assert [found[table, "compaction"] for table in tables[1:]] == ["done", "done"]

@@ -25,10 +25,12 @@ from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run as run_backfill
 from frazil.commit.backfill_marker import BackfillState
 from frazil.commit.catalog_probe import probe
+from frazil.commit.expiry import Pins
 from frazil.commit.marker import open_branch_name
 from frazil.commit.settle import SettleResult, settle
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.writer_expiry import WriterExpiry
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.events import EpochBegan, Event
 from frazil.history.objects import HistoryStore, read_history
@@ -41,6 +43,7 @@ from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.signals.completion import Assessment, assess_table, signal_windows
+from frazil.spec.maintenance import Expiry
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import load_catalog
@@ -183,6 +186,22 @@ def test_a_commit_that_lost_a_race_is_tried_again_on_the_new_base(made: Made) ->
     other.catalog.commit_table(other, empty.requirements, empty.updates)
     stream.land({0: (10, 20)})
     assert rows(stream.tables) == offsets(0, 0, 20)
+
+
+def test_a_writer_expires_old_snapshots_with_its_commits_and_deletes_their_files(made: Made) -> None:
+    stream = made()
+    settings = Expiry(at_least=2, at_most=4)
+    expiry = WriterExpiry(settings, Pins, lambda: NOW_MS, start=lambda work: work(), delete_delay_ms=0)
+    stream.tables.main.expiry = expiry
+    for number in range(12):
+        stream.land({0: (10 * number, 10 * number + 10)})
+        expiry.continue_after(stream.tables.main.current())
+    expiry.end()
+    table = stream.tables.main.refresh()
+    assert len(table.metadata.snapshots) <= 6
+    assert len(table.metadata.snapshot_log) <= 6
+    assert listed(stream.tables, table) == referenced(table)
+    assert rows(stream.tables) == offsets(0, 0, 120)
 
 
 def test_a_table_that_was_rolled_back_is_refused(made: Made) -> None:

@@ -32,7 +32,7 @@ class Evidence:
     partition: int
     marker: int
     topic_id: str
-    """The current topic's."""
+    """The id of the current topic with this name."""
     ranges: tuple[CommittedRange, ...]
     rows: OffsetTally
     dead_letters: OffsetTally

@@ -216,7 +216,7 @@ class WaitReporter:
         self._none_since_commit = False
 
     def report(self, sentence: str) -> str | None:
-        """Record that the writer reported a wait. Return the line to show, or None."""
+        """Record a wait of the writer. Return the line to show; None if the wait is new or was just shown."""
         self._none_since_commit = False
         now = self._clock()
         if self._reported_at is not None and now - self._reported_at < WAIT_REPORT_INTERVAL_S:

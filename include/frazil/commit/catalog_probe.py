@@ -40,12 +40,12 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 PROBE_VERSION = 1
-"""Increased with each new check, so that every host probes its catalogs again."""
+"""Version of the probe's checks. Each new check increases it, so that every host probes its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
-"""Age from which a probe's table counts as left behind; a probe takes seconds."""
+"""A probe's table that is older than this counts as left behind, because a probe takes only seconds."""
 
 _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")

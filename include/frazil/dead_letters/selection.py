@@ -30,7 +30,7 @@ class Selection(Model):
     discarded: bool = False
 
     def row_filter(self, spec: StreamSpec) -> str:
-        """Return an Iceberg row filter."""
+        """Return the Iceberg row filter that matches the stream's selected dead letters."""
         parts = [f"stream = '{spec.name}'"]
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
@@ -52,7 +52,7 @@ class Selection(Model):
 
 
 def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the selected rows of main, one file after the other."""
+    """Yield the selected rows of the main branch in batches, file by file."""
     head = head_of(table.metadata)
     if head is None:
         return

@@ -1,4 +1,6 @@
-"""Kills the driver of an agent: a writer's local process whose Spark driver runs in a cluster."""
+"""Records agents, and asks them to kill their drivers. An agent is the local process of a writer whose Spark driver
+runs in a cluster.
+"""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
 
 MIN_RECORDS_FOR_REQUIRED = 100
-"""Sampled records, all with a value, from which a column is proposed as required."""
+"""A column is proposed as required only if at least this many records were sampled, and all have a value."""
 MIN_LONG_MAGNITUDE = 2**30
 """Columns with numbers of this magnitude are proposed as `long`, although an `int` could become `long` later."""
 MIN_MAP_FIELDS = 20
-"""Distinct field names from which an object, with few of them in each record, is proposed as a map."""
+"""An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
 """Characters shown of an odd string, one that does not fit the type of the others."""
 MAX_REMARKS = 3

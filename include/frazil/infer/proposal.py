@@ -30,11 +30,11 @@ from frazil.spec.load import validate_stream
 from frazil.spec.units import format_count, format_rounded_bytes
 
 MIN_HOURLY_BYTES = 24 * 128 * 2**20
-"""Parquet bytes per day from which hourly partitions are proposed. Below it, their files would be too small."""
+"""Minimum Parquet bytes per day for hourly partitions. With fewer bytes, their files would be too small."""
 MIN_DAILY_BYTES = 2**20
-"""Parquet bytes per day from which daily partitions are proposed; below it, they are monthly."""
+"""Minimum Parquet bytes per day for daily partitions. With fewer bytes, monthly partitions are proposed."""
 MAX_SORT_COLUMN_VALUES = 1_000
-"""Distinct values up to which a column is proposed for sorting."""
+"""Maximum number of distinct values in a column that is proposed for sorting."""
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
 

@@ -75,7 +75,8 @@ class DriftDecoder(Protocol):
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Start reporting new fields and, if `widening`, columns that must become wider or optional.
 
-        All structs in `within` must have the same fields. A decoder that compares writer schemas ignores the selectors.
+        All structs in `within` must have the same fields. A decoder that compares writer schemas ignores
+        `DriftScope.selector`: schemas have no values to select by.
         """
 
 

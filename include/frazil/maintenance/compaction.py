@@ -16,7 +16,7 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import format_count
 
 MIN_DELETES_PER_FILE = 0.1
-"""Shared delete files per data file from which a whole partition is rewritten."""
+"""A whole partition is rewritten if it has at least this many shared delete files per data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Rewrite:
     small: bool = True
     """Whether small files are rewritten."""
     largest_bytes: int | None = None
-    """The largest file to rewrite, if only some files with many deleted rows are."""
+    """Size of the largest file to rewrite, if the run rewrites only some of the files with many deleted rows."""
     busy: bool = False
     """Whether batches are being merged into the partition. The rewrite then comes last, and is retried."""
 

@@ -159,7 +159,7 @@ def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTot
 
 @dataclass(frozen=True, slots=True)
 class _FileLimits:
-    """The size below which a file is small, and the percentage of deleted rows from which it is rewritten."""
+    """A file below `small_below` bytes is small. A file with `deleted_percent` or more deleted rows is rewritten."""
 
     small_below: int
     deleted_percent: int

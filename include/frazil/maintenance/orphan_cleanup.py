@@ -14,7 +14,6 @@ from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
 from frazil.maintenance.measure import load_maintained
-from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
     find_apart_metadata,
@@ -28,7 +27,10 @@ from frazil.maintenance.orphan_references import (
 from frazil.maintenance.orphans import (
     Evaluation,
     ListedFile,
+    OrphanMemory,
+    OrphanRun,
     Place,
+    Progress,
     References,
     TableFolders,
     UndecidedFiles,
@@ -51,7 +53,7 @@ from frazil.table.tables import may_delete_files, state_location
 log = logging.getLogger(__name__)
 
 FILES_PER_DELETION = 1_000
-"""Deletions until the table's metadata is loaded again."""
+"""Number of files deleted before the table's metadata is loaded again."""
 MAX_READ_ATTEMPTS = 3
 """Attempts to read metadata, whose files an expiry may delete at the same time."""
 MAX_EXAMPLES = 20
@@ -228,9 +230,9 @@ class _Cleanup:
         return others
 
     def _find_roots(self) -> dict[Place, str]:
-        """Return the folders to list: the table's location, and the data and metadata folders if they are elsewhere.
+        """Map each folder to list to its path in the table's metadata.
 
-        Each has its path as the table spells it.
+        The folders are the table's location, and the data and metadata folders if they are elsewhere.
         """
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}

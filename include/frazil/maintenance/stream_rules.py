@@ -28,11 +28,11 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""Minimum for a known percentage of fewer than `MIN_RECORDS` records."""
+"""With fewer than `MIN_RECORDS` records, the percentage is unknown unless none, or at least this many, are bad."""
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""The threshold's minimum for fewer than `MIN_RECORDS` records."""
+"""With fewer than `MIN_RECORDS` records, the threshold is at least this percentage."""
 MAX_LISTED = 5
-"""Windows or days in a message."""
+"""Maximum number of windows or days in a message."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
 RULES_FROM_RUN_FOLDER = ("restarts", "registry", "stall")
 

@@ -94,9 +94,9 @@ class MergeTask:
     """Change files. Their rows are numbered in this order."""
     files: tuple[TableFile, ...]
     inserts: bool
-    """Whether this task inserts the keys that its files do not have, because no others can."""
+    """Whether this task inserts the keys that no file has. Exactly one task per key does."""
     matched: bytes = b""
-    """The changes that other tasks matched (`BitMap64`), if this task inserts the others."""
+    """The changes that earlier tasks matched (`BitMap64`), if this task inserts the remaining ones."""
     share: tuple[str, ...] = ()
     """The files of `changes` that this task of a dedupe rewrites."""
 
@@ -138,13 +138,13 @@ class MergeCounts:
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Below the row's `order_by`."""
+    """Changes whose `order_by` value is below the row's."""
     superseded: int = 0
-    """Behind another change of batch and key."""
+    """Changes that lost to a newer change of the same key in the batch."""
     unchanged: int = 0
     """Updates without new values, and deletes of unknown keys."""
     repeated: int = 0
-    """Repeats of a row of table or batch."""
+    """Repeats of a row in the table or in the batch."""
 
     def __add__(self, other: MergeCounts) -> MergeCounts:
         return MergeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))

@@ -318,7 +318,7 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
 
 
 def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
-    """Merge the period's points into points of its span, oldest first. The last point may cover less time."""
+    """Merge the period's points into one point per `span_ms`, oldest first. The last point may cover less time."""
     found: dict[int, Point] = {}
     points = [point for point in points if shown.contains(point.at_ms)]
     for point in points:

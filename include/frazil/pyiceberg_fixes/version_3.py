@@ -24,7 +24,7 @@ def first_row_id(record: DataFile | ManifestFile) -> int | None:
 
 
 def vector_of(file: DataFile) -> str | None:
-    """Return the data file whose deletion vector this is."""
+    """Return the path of the data file to which this deletion vector applies; None if it is another kind of file."""
     found: str | None = file[_REFERENCED_POSITION] if file.file_format is FileFormat.PUFFIN else None
     return found
 

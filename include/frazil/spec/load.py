@@ -103,7 +103,7 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
 
 
 def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
-    """Return the valid streams of a folder by name, and the problems of the other files.
+    """Return the valid streams of a folder, sorted by name, and the problems of the other files.
 
     Raises SpecError if there are neither streams nor problems.
     """

@@ -1,4 +1,4 @@
-"""Computes rates and counts of rejected records from the snapshot summaries of a stream's newest commits. Pure."""
+"""Computes record rates and dead-letter counts from the snapshot summaries of a stream's newest commits. Pure."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ Answers = tuple[TaskAnswer, ...]
 MAX_RESTAGES = 10
 """How often one batch is restaged because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
-"""An epoch reports no more ignored fields. Records may have any number."""
+"""Number of ignored fields after which an epoch stops reporting them: records may have any number."""
 MAX_RECENT_COMMITS = 4
 """Commit records from which a new writer computes its averages; each may take megabytes."""
 

@@ -16,16 +16,16 @@ from typing import Literal
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 MIN_RATIO_TO_BEGIN = 1.5
-"""Shuffle if that divides the number of files by at least this factor."""
+"""Shuffling begins if it would divide the number of files by at least this factor."""
 MIN_RATIO_TO_CONTINUE = 1.2
-"""Stop shuffling if that divides it by less."""
+"""Shuffling stops if it divides the number of files by less than this factor."""
 MIN_SAVED_FILES = 16
-"""Fewer files do not slow readers down, and a shuffle costs CPU."""
+"""Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
 """A partition without new rows is forgotten below this fraction of the mean of the others."""
 MAX_ASSIGNED_PARTITIONS = 10_000
-"""The largest partitions that get writers. Each task receives the assignment."""
+"""Maximum number of partitions, largest first, that are assigned to writers. Each task receives the assignment."""
 FILE_COST_BYTES = 24 * 1024
 """Bytes of Parquet that take as much CPU as opening one more file (`python -m bench.distribution`)."""
 MIN_PIECE_SHARE = 0.05

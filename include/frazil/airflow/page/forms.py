@@ -10,10 +10,10 @@ from typing import Any
 from frazil.backfill.request import check_not_in_future, parse_request
 from frazil.errors import SpecError
 from frazil.operations.page_actions import DAG_ACTIONS, PageAction
+from frazil.operations.stream_actions import ResetTarget
 from frazil.partitions.completeness import Cursor, never_signalled_text
 from frazil.partitions.windows import Grain, Window
 from frazil.safe_text import reason_problem
-from frazil.status.reset_target import ResetTarget
 from frazil.timetext import parse_moment
 
 RESET_TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
@@ -31,7 +31,7 @@ class OutcomeUnknown(Exception):
 
 
 def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
-    """Return what the user must change in the form, or None."""
+    """Return what the user must change in the form; None if the form is valid."""
     try:
         if action in DAG_ACTIONS:
             conf = build_run_conf(action, name, form)

@@ -38,8 +38,8 @@ from frazil.operations.fetch import (
     fetch_writers,
 )
 from frazil.operations.overview import RelatedState, build_line
-from frazil.operations.possible_actions import build_action_state, possible_actions
 from frazil.operations.rates import DayCost, add_arrivals, compute_trend, mean_rates
+from frazil.operations.stream_actions import build_action_state, possible_actions
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,
@@ -65,7 +65,7 @@ T = TypeVar("T")
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
 COSTS_CACHE_S = 120.0
-"""Long, because the costs of the last days need the whole recorded history."""
+"""Seconds for which costs are cached: long, because the costs of the last days need the whole recorded history."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ def _text_scalar(text: str) -> pa.Scalar:
 
 
 def _as_lines(texts: pa.Array) -> BinaryColumn:
-    """View texts that end with a newline as values of records, without copying them."""
+    """Return texts as record values in the same buffer, each without its final newline."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
     return BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)

@@ -84,7 +84,7 @@ class TransactionDecoder:
         return transactions
 
     def read_ends(self, chunk: Chunk) -> list[TransactionEnd]:
-        """Return the transaction ends among the records, and count records that cannot be read in `unreadable`."""
+        """Return the ends of transactions among the records. Adds the number of unreadable records to `unreadable`."""
         forms = [rows for _, rows in self._decode_forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
