@@ -27,6 +27,7 @@ from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDec
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
     convert_debezium_times,
+    convert_iso_times,
     replace_with_null,
     rewrite,
     round_numbers,
@@ -292,6 +293,8 @@ class _TextColumns:
         for n, (name, (field, reading)) in enumerate(self._columns.items()):
             texts = replace_with_null(combine_chunks(decoded.rows.column(name)), reading.nulls)
             values = rewrite(texts, rules_of(field.field_type, reading.unit)) if reading.is_lenient else texts
+            if reading.is_lenient and reading.unit is not None:
+                values = convert_iso_times(values, reading.unit)
             if reading.rounding and isinstance(field.field_type, DecimalType):
                 values = round_numbers(values, field.field_type.scale, reading.rounding)
             if values is not texts:
