@@ -105,6 +105,8 @@ class RecordShape:
     lists: bool = True
     times: bool = False
     """Whether numbers may stand for dates and times, as in Debezium's events."""
+    may_lack_object: bool = False
+    """Whether records without the object at `within` have nulls, not an error."""
 
 
 def create_fields_decoder(
@@ -134,7 +136,7 @@ class FieldsDecoder:
         inner = {name for decode in self._inside.values() for name in decode.columns}
         fields = [field for field in schema.fields if field.name not in inner]
         self._own = [field.name for field in fields]
-        shape = _FieldTree(lists=lists)
+        shape = _FieldTree(lists=lists, required=() if records.may_lack_object else within)
         forms: dict[FieldPath, set[tuple[IcebergType, ColumnSource]]] = {}
         for field in fields:
             form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN_SOURCE), path=None))
@@ -179,7 +181,7 @@ class FieldsDecoder:
                 JsonDecoder,
                 Schema(*fields),
                 {f.field_id: with_path(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
-                RecordShape((".".join(map(str, path)),), lists=False),
+                RecordShape((".".join(map(str, path)),), lists=False, may_lack_object=True),
             )
             for path, fields in inside.items()
         }
@@ -373,9 +375,9 @@ _PLAIN_SOURCE = ColumnSource()
 class _FieldTree:
     """Objects and lists, with columns as leaves."""
 
-    def __init__(self, *, lists: bool) -> None:
+    def __init__(self, *, lists: bool, required: Path) -> None:
         self.units: dict[int, str] = {}
-        self._lists = lists
+        self._lists, self._required = lists, required
         self._tree: dict[str | int, Any] = {}
         self._ids = count(FIRST_CONTAINER_ID + 1)
 
@@ -392,22 +394,23 @@ class _FieldTree:
         return tuple("element" if self._lists and isinstance(step, int) else step for step in path)
 
     def fields(self) -> list[NestedField]:
-        return self._fields(self._tree)
+        return self._fields(self._tree, self._required)
 
-    def _fields(self, tree: Mapping[str | int, Any]) -> list[NestedField]:
+    def _fields(self, tree: Mapping[str | int, Any], around: Path = ()) -> list[NestedField]:
+        """`around` leads to the object that contains all columns."""
         found = []
         for step, inside in tree.items():
             if isinstance(inside, NestedField):
                 found.append(inside.model_copy(update={"name": str(step)}))
             else:
-                required = _has_required(inside)
-                found.append(NestedField(next(self._ids), str(step), self._type(inside), required=required))
+                required = bool(around) or _has_required(inside)
+                found.append(NestedField(next(self._ids), str(step), self._type(inside, around[1:]), required=required))
                 if isinstance(next(iter(inside)), int) and not self._lists:
                     self.units[found[-1].field_id] = LISTED
         return found
 
-    def _type(self, tree: Mapping[str | int, Any]) -> IcebergType:
-        inner = self._fields(tree)
+    def _type(self, tree: Mapping[str | int, Any], around: Path) -> IcebergType:
+        inner = self._fields(tree, around)
         if self._lists and isinstance(next(iter(tree)), int):
             return ListType(inner[0].field_id, inner[0].field_type, element_required=False)
         return StructType(*inner)
