@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, StringType, StructType
@@ -23,7 +24,7 @@ from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder, join_results
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
     convert_debezium_times,
@@ -84,6 +85,10 @@ def drop_default(unit: Unit) -> Unit:
     return unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "default"}
 
 
+def drop_casts(unit: Unit) -> Unit:
+    return unit if isinstance(unit, str) else {k: v for k, v in unit.items() if k not in {"cast", "rounding"}}
+
+
 def with_path(path: FieldPath, unit: Unit | None) -> Unit:
     plain = {} if unit is None else {"unit": unit} if isinstance(unit, str) else unit
     return {**plain, "from": path}
@@ -113,7 +118,12 @@ def create_fields_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape
 ) -> Decoder:
     if records.within or not all(isinstance(unit, str) for unit in units.values()):
-        return FieldsDecoder(make, schema, units, records)
+        casting = FieldsDecoder(make, schema, units, records)
+        strict = {field_id: drop_casts(unit) for field_id, unit in units.items()}
+        if strict == units or not casting.has_loop:
+            return casting
+        lenient = [f.name for f in schema.fields if ColumnSource.of(units.get(f.field_id)).is_lenient]
+        return CastingDecoder(casting, FieldsDecoder(make, schema, strict, records), lenient)
     return make(schema, cast("Mapping[int, str]", units))
 
 
@@ -197,6 +207,26 @@ class FieldsDecoder:
             moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
             self._decode.withhold([*hidden, *moved])
 
+    @property
+    def has_loop(self) -> bool:
+        return hasattr(self._decode, "cast")
+
+    @property
+    def leaves_out_rows(self) -> bool:
+        """Whether a row may be left out after the loop has read its record."""
+        return bool(self._texts or self._inside or self._optional)
+
+    def cast(self, names: Collection[str]) -> None:
+        """Cast values of these columns in the compiled loop, and leave out records that it cannot decode."""
+        paths = {name: self._paths[name] for name in names if name in self._own}
+        plain = {name: (*self._within, *path) for name, path in paths.items() if all(isinstance(s, str) for s in path)}
+        texts = self._texts.columns if self._texts else ()
+        self._decode.cast({name: path for name, path in plain.items() if name not in texts})  # type: ignore[attr-defined]
+        if self._texts:
+            self._texts.decode.cast({})
+        for inside in self._inside.values():
+            inside.cast([name for name in names if name not in self._own])
+
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         if isinstance(self._decode, DriftDecoder):
             inside = tuple(part._replace(path=self._within + part.path) for part in within)
@@ -267,6 +297,40 @@ class FieldsDecoder:
         return dataclasses.replace(drift, new=new, wider=wider, optional=optional, records=records)
 
 
+class CastingDecoder:
+    """Casts values in the compiled loop. Records with other values are decoded again, by the JSON texts of values."""
+
+    def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:
+        self._casting, self._strict = casting, strict
+        strict.cast(lenient)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        for decode in (self._casting, self._strict):
+            decode.withhold(hidden)
+
+    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+        for decode in (self._casting, self._strict):
+            decode.report_drift(widening=widening, within=within)
+
+    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
+        for decode in (self._casting, self._strict):
+            decode.rename(aliases, required)
+
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
+        def decode_some(decode: FieldsDecoder, mask: NDArray[np.bool_]) -> DecodedChunk:
+            places = np.flatnonzero(mask)
+            return decode(chunk.select(places, chunk.target)).with_indexes(places)
+
+        found = self._strict(chunk)
+        if len(found.kept) == len(chunk):
+            return found
+        is_left = np.ones(len(chunk), np.bool_)
+        is_left[found.kept] = False
+        if self._strict.leaves_out_rows:  # it has counted the casts and new fields of these
+            found = decode_some(self._strict, ~is_left)
+        return join_results([found, decode_some(self._casting, is_left)])
+
+
 class _TextColumns:
     """Reads columns whose values arrived as JSON texts: casts these, and decodes them as strictly as records."""
 
@@ -280,7 +344,7 @@ class _TextColumns:
     ) -> None:
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
-        self._columns = {field.name: (field, reading) for field, reading in columns.items()}
+        self.columns = {field.name: (field, reading) for field, reading in columns.items()}
         self._times = times
         fields = [
             field.model_copy(update={"required": field.required and field.name not in optional}) for field in columns
@@ -292,7 +356,7 @@ class _TextColumns:
     def __call__(self, decoded: DecodedChunk) -> DecodedChunk:
         parts: list[pa.Array | pa.Scalar] = []
         cast: dict[str, pa.Array] = {}
-        for n, (name, (field, reading)) in enumerate(self._columns.items()):
+        for n, (name, (field, reading)) in enumerate(self.columns.items()):
             texts = replace_with_null(combine_chunks(decoded.rows.column(name)), reading.nulls)
             values = rewrite(texts, rules_of(field.field_type, reading.unit)) if reading.is_lenient else texts
             if reading.is_lenient and reading.unit is not None:
@@ -311,7 +375,7 @@ class _TextColumns:
         found = self.decode(Chunk.of_column(_as_lines(records)))
         counts = {name: pc.sum(mask.take(pa.array(found.kept))).as_py() or 0 for name, mask in cast.items()}
         drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
-        return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self._columns])
+        return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self.columns])
 
 
 def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
