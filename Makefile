@@ -93,13 +93,14 @@ lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest ve
 	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --all-extras --group checkout \
 	  --custom-compile-command "make lock" --output-file requirements.txt pyproject.toml
 
-wheel: venv ## The package as a wheel and an sdist, with their SBOM (CycloneDX) and SHA-256, in dist/
+wheel: venv ## The package as a wheel and an sdist, with their SBOM (CycloneDX) and SHA-256, in dist/ (SIGN=… an SSH key)
 	@rm -rf build dist
 	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python
 	$(BIN)/uv pip compile --quiet --no-header --all-extras --constraints requirements.txt --python-version 3.11 pyproject.toml \
 	  | PYTHONWARNINGS=ignore $(BIN)/uv tool run --quiet --from cyclonedx-bom==$(CYCLONEDX_VERSION) cyclonedx-py requirements - \
 	    --pyproject pyproject.toml --output-reproducible --output-file dist/frazil.cdx.json
 	@rm -rf build include/frazil.egg-info; cd dist && sha256sum frazil* | tee SHA256SUMS
+	$(if $(SIGN),ssh-keygen -q -Y sign -f "$(abspath $(SIGN))" -n frazil dist/SHA256SUMS)
 
 site: venv ## The documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -1,10 +1,10 @@
 """What a commit costs as a table's history grows: `python -m bench.commit [SNAPSHOTS] [--substrate NAME]`.
 
 Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files) or another
-substrate of `bench.substrates`. Prints wall and CPU time of the last 100 commits at each mark, and the sizes of what a
-reader opens: metadata file, manifest list, and manifests. If servers speak HTTP, it also prints the requests of a
-commit. 3,600 commits are an hour at a commit a second. No maintenance runs: the marks are what an unattended table
-comes to. The files are not there: a commit never opens them.
+substrate of `bench.substrates`. At each mark, prints wall and CPU time of the last 100 commits, and sizes of what a
+reader opens. *reader ms* is the time to load the table and plan a scan. If servers speak HTTP, it also prints the
+requests of a commit. 3,600 commits are an hour at a commit a second. No maintenance runs; with `--no-expiry`, the
+writer expires no snapshots either. The files are not there: a commit never opens them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from pyiceberg.types import DateType
 
 from bench.substrates import NAMES, substrate
 from frazil.commit.committer import Committer
+from frazil.commit.expiry import Pins
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.writer_expiry import WriterExpiry
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import find_stream
+from frazil.spec.maintenance import Expiry
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
@@ -94,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("snapshots", nargs="?", type=int, default=MARKS[-1])
     parser.add_argument("--substrate", choices=NAMES)
+    parser.add_argument("--no-expiry", action="store_true")
     parser.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -101,23 +105,28 @@ def main() -> None:
         delay_s = options.delay_ms / 1000
         there = substrate(options.substrate, Path(folder), delay_s=delay_s) if options.substrate else None
         with there or nullcontext(Counter()) as calls:
-            measure(options.snapshots, calls)
+            measure(options.snapshots, calls, expires=not options.no_expiry)
 
 
-def measure(last: int, calls: Counter[str]) -> None:
+def measure(last: int, calls: Counter[str], *, expires: bool) -> None:
     tables, committer = open_tables()
+    expiry = WriterExpiry(Expiry(), Pins, tables.clock_ms) if expires else None
+    tables.main.expiry = expiry
     wall_ms: list[float] = []
     cpu_ms: list[float] = []
     before = Counter(calls)
     print(
         f"{'commits':>7}  {'wall p50':>8}  {'p95':>6}  {'worst ms':>8}  {'CPU p50':>7}  {'mean ms':>7}  "
-        f"{'metadata kB':>11}  {'list kB':>7}  {'manifests':>9}  requests a commit"
+        f"{'metadata kB':>11}  {'snapshots':>9}  {'list kB':>7}  {'manifests':>9}  {'reader ms':>9}  {'CPU':>5}  "
+        f"{'objects':>7}  requests a commit"
     )
     for number in range(1, last + 1):
         batch = journal(tables, epoch=committer.epoch, number=number)
         wall, cpu = time.perf_counter(), time.process_time()
         committer.commit(batch)
         wall_ms.append((time.perf_counter() - wall) * 1000)
+        if expiry:
+            expiry.continue_after(tables.main.current())
         cpu_ms.append((time.process_time() - cpu) * 1000)
         if number in MARKS:
             recent, used = sorted(wall_ms[-RECENT:]), sorted(cpu_ms[-RECENT:])
@@ -126,12 +135,19 @@ def measure(last: int, calls: Counter[str]) -> None:
             table = tables.main.current()
             head = table.current_snapshot()
             assert head is not None
+            wall, cpu = time.perf_counter(), time.process_time()
+            planned = len([*load_catalog(None).load_table(tables.main.identifier).scan().plan_files()])
+            wall, cpu = (time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000
+            if planned != number:
+                raise RuntimeError(f"a reader finds {planned} of {number} files")
+            folder = f"{table.location()}/metadata"
             metadata, listed = (len(table.io.new_input(of)) for of in (table.metadata_location, head.manifest_list))
             print(
                 f"{number:>7}  {recent[count // 2]:>8.1f}  {recent[count * 95 // 100]:>6.1f}  {recent[-1]:>8.1f}  "
                 f"{used[count // 2]:>7.1f}  {sum(used) / count:>7.1f}  "
-                f"{metadata / 1000:>11.0f}  {listed / 1000:>7.1f}  "
-                f"{len(head.manifests(table.io)):>9}  {reported}",
+                f"{metadata / 1000:>11.0f}  {len(table.metadata.snapshots):>9}  {listed / 1000:>7.1f}  "
+                f"{len(head.manifests(table.io)):>9}  {wall:>9.0f}  {cpu:>5.0f}  "
+                f"{len(tables.main.store.list_files(folder)):>7}  {reported}",
                 flush=True,
             )
 

@@ -1,8 +1,9 @@
 """A steady load through the real writer: `python -m bench.sustained --rate 78000 --seconds 240 --interval 60s`.
 
 Starts the embedded Kafka, a producer process that paces 120-byte JSON ticks over 32 partitions, and the writer as its
-supervisor would; then catches up, and prints freshness, CPU, files and commits. Everything shares this machine's
-cores: broker and producer included.
+supervisor would. Then it catches up, and prints freshness, CPU, files, and what commits and metadata came to.
+Everything shares this machine's cores: broker and producer included. Snapshots expire meanwhile, so their times are
+noted every minute, and the rows of up to 600 files, evenly spread, stand for all in the freshness.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,14 +20,19 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from confluent_kafka import Producer
+from pyiceberg.table import Table
 
 from bench.meter.process_tree import SampledTree
-from demo.freshness import freshness
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.table.catalogs import load_catalog
 
 PARTITIONS = 32
+NOTE_INTERVAL_S = 60.0
+MAX_FILES = 600
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
 STREAM = """\
 name: ticks
@@ -95,16 +102,22 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
         producer = subprocess.Popen(
             [sys.executable, "-m", "bench.sustained", "--produce", bootstrap, "--rate", str(options.rate),
              "--seconds", str(options.seconds)], stdout=subprocess.PIPE, text=True)  # fmt: skip
+        times: dict[int, int] = {}
+        noted_s = time.monotonic()
         while producer.poll() is None:
             tree.sample()
             time.sleep(0.5)
+            if time.monotonic() - noted_s >= NOTE_INTERVAL_S:
+                noted_s = time.monotonic()
+                note_times(times)
         sent = int(producer.communicate()[0])
         wait_for(lambda: json.loads(status.read_text())["lag"] == 0, writer, tree=tree)
-        report(sent, tree.cpu_s() - idle, options)
+        note_times(times)
+        report(sent, tree.cpu_s() - idle, times, options)
     finally:
         writer.send_signal(signal.SIGTERM)
         writer.wait(60)
-        print("\n".join(line for line in log.read_text().splitlines() if "batch " in line and "files" in line))
+        report_commits([float(found) for found in re.findall(r"committed in ([0-9.]+) s", log.read_text())])
 
 
 def wait_for(condition, writer: subprocess.Popen[bytes], *, tree: SampledTree | None = None) -> None:  # type: ignore[no-untyped-def]
@@ -117,19 +130,52 @@ def wait_for(condition, writer: subprocess.Popen[bytes], *, tree: SampledTree | 
         time.sleep(0.2)
 
 
-def report(sent: int, cpu_s: Counter[str], options: argparse.Namespace) -> None:
+def note_times(times: dict[int, int]) -> None:
+    """Add the time of each snapshot that exists now."""
+    metadata = load_catalog(None).load_table("bench.ticks").metadata
+    times |= {snapshot.snapshot_id: snapshot.timestamp_ms for snapshot in metadata.snapshots}
+
+
+def freshness_s(table: Table, times: dict[int, int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Seconds from Kafka's timestamp to the commit, of the rows in up to `MAX_FILES` files."""
+    head = table.current_snapshot()
+    manifests = head.manifests(table.io) if head else []
+    entries = [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
+    entries = sorted(
+        (entry for entry in entries if entry.snapshot_id in times), key=lambda entry: entry.sequence_number
+    )
+    ages = []
+    for entry in entries[:: -(-len(entries) // MAX_FILES) or 1]:
+        with table.io.new_input(entry.data_file.file_path).open() as file:
+            written = pq.read_table(file, columns=["kafka_timestamp"])["kafka_timestamp"]
+        ages.append(times[entry.snapshot_id] / 1e3 - pc.cast(written, "int64").to_numpy() / 1e6)
+    return np.concatenate(ages)
+
+
+def report_commits(commit_s: list[float]) -> None:
+    """Print the durations of the first and last tenth of the commits: they differ if commits grow slower."""
+    tenth = max(len(commit_s) // 10, 1)
+    for name, part in (("first", commit_s[:tenth]), ("last", commit_s[-tenth:])):
+        p50, p95 = np.percentile(part, [50, 95]) * 1000
+        print(f"{name} tenth of {len(commit_s)} commits: p50 {p50:.0f} ms, p95 {p95:.0f} ms, worst {max(part):.3f} s")
+
+
+def report(sent: int, cpu_s: Counter[str], times: dict[int, int], options: argparse.Namespace) -> None:
     table = load_catalog(None).load_table("bench.ticks")
     head = table.current_snapshot()
     rows = int(head.summary["total-records"]) if head and head.summary else 0
-    fresh = freshness(table)
-    commits = [s for s in table.metadata.snapshots if s.summary and s.summary["frazil.batch-id"] != "0"]
+    ages = freshness_s(table, times)
     files = int(head.summary["total-data-files"]) if head and head.summary else 0
     size = int(head.summary["total-files-size"]) if head and head.summary else 0
     total = cpu_s.total()
     print(f"sent {sent}, in the table {rows}, at {options.rate}/s for {options.seconds} s, interval {options.interval}")
-    if fresh:
-        print(f"freshness: p50 {fresh.p50_s:.1f} s, p95 {fresh.p95_s:.1f} s, worst {fresh.worst_s:.1f} s")
-    print(f"{len(commits)} commits, {files} files, {size / max(rows, 1):.1f} bytes a row")
+    p50, p95 = np.percentile(ages, [50, 95])
+    print(f"freshness: p50 {p50:.1f} s, p95 {p95:.1f} s, worst {ages.max():.1f} s, of {len(ages)} rows")
+    metadata_kb = len(table.io.new_input(table.metadata_location)) / 1000
+    manifests = len(head.manifests(table.io)) if head else 0
+    print(f"{len(times)} snapshots were made, {len(table.metadata.snapshots)} are left; metadata.json has "
+          f"{metadata_kb:.0f} kB; {manifests} manifests, {files} files, {size / max(rows, 1):.1f} bytes a row"
+          )  # fmt: skip
     print(f"writer CPU: {total:.1f} core-s, {total / max(rows, 1) * 1e6:.2f} core-s per million; "
           + ", ".join(f"{name} {used:.1f}" for name, used in sorted(cpu_s.items())))  # fmt: skip
 

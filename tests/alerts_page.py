@@ -1,7 +1,7 @@
-"""Generates docs/reference/alerts.md from the rules: each with the threshold, hold and end that the code applies.
+"""Generates docs/reference/alerts.md from the rules, with the thresholds, hold times and ends that the code applies.
 
-`python -m tests.alerts_page > docs/reference/alerts.md` updates the page. Each rule is read in a situation in which it
-fires, with the default thresholds.
+`python -m tests.alerts_page > docs/reference/alerts.md` updates the page. Each rule is evaluated in a situation in
+which it fires, with the default thresholds.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ NOW_MS = 2_000_000_000_000
 HOUR_MS = 3_600_000
 MIB = 2**20
 NO_DEFAULT = {"lag": 100_000, "dead-letters-per-minute": 60}
-"""What the examples declare of the thresholds that have no default."""
+"""Thresholds without a default, as the examples declare them."""
 RATE = "dead-letters:<error class>"
 _INTRODUCTION = """\
 # Alerts
@@ -119,13 +119,13 @@ _NOTES = """\
 
 
 def examples() -> dict[str, Reading]:
-    """A reading of each rule that is beyond its threshold."""
+    """Return, for each rule, a reading that is beyond the rule's threshold."""
     found = {reading.rule.partition(":")[0]: reading for reading in _beyond() if reading.rule not in _rates()}
     return {rule: found[rule] for rule in RULES if rule != "unmeasured"} | {RATE: next(iter(_rates().values()))}
 
 
 def render() -> str:
-    """The whole page, as Markdown."""
+    """Return the page as Markdown."""
     seen = examples()
     rows = []
     for rule in [*RULES, RATE]:
@@ -149,7 +149,7 @@ def _row(rule: str, reading: Reading | None) -> tuple[str, str, str, str]:
 
 
 def shown(key: str, value: float) -> str:
-    """A value that is compared with a threshold, in the unit of that."""
+    """Return a value as text, in the unit of the threshold with which it is compared."""
     field = Alerts.model_fields[key.replace("-", "_")]
     if isinstance(field.default, timedelta):
         return format_duration(timedelta(seconds=value))

@@ -1,4 +1,4 @@
-"""Airflow's own API server, with the checkout's DAGs in its database and no scheduler; and people who are signed in."""
+"""Airflow's own API server, with signed-in users. Its database has the checkout's DAGs; there is no scheduler."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.polling import eventually
 
 @dataclass(frozen=True)
 class ApiServer:
-    """The server's address and its process: `process.call` works next to it."""
+    """The server's address and process. `process.call` runs a function in the server's process."""
 
     url: str
     process: AirflowProcess
 
     def cookie(self, role: str) -> dict[str, Any]:
-        """What the browser of a person of this role has."""
+        """Return the session cookie of a user with this role, for a browser."""
         return {"name": "_token", "value": self.process.call(in_airflow.token, role), "url": self.url}
 
     def answers(self) -> bool:
@@ -34,7 +34,7 @@ class ApiServer:
 
 @contextmanager
 def api_server(home: Path, environment: Mapping[str, str], *, without: str) -> Iterator[ApiServer]:
-    """Serve every DAG of the checkout, for the streams of `environment`, and the alerts that stand.
+    """Serve all DAGs of the checkout and the current alerts, for the streams of `environment`.
 
     `without` names a stream that is not measured, because its catalog hangs.
     """

@@ -12,17 +12,17 @@ INSTALL = (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-rec
 
 
 def installed() -> str | None:
-    """The path of the browser; None if this machine has none."""
+    """Return the path of this machine's browser; None if it has none."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def may_install() -> bool:
-    """Whether the tests may install it: they run as root on Debian or Ubuntu."""
+    """Return whether the tests may install the browser: they run as root on Debian or Ubuntu."""
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
 def install() -> str | None:
-    """Install the browser; returns its path, or None if that failed."""
+    """Install the browser. Returns its path; None if the installation failed."""
     for command in INSTALL:
         with suppress(subprocess.SubprocessError):
             subprocess.run(command, check=False, capture_output=True, timeout=200)

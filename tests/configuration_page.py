@@ -50,7 +50,7 @@ _COLUMN_TYPE = Column.model_fields["type"]
 
 
 def render() -> str:
-    """The whole page, as Markdown."""
+    """Return the page as Markdown."""
     parts = [_INTRODUCTION, *_section("A stream", StreamSpec, "", set())]
     parts += _section("A column", Column, "schema.<column>.", set())
     parts += [_refused_properties(), _REFERENCES]
@@ -58,7 +58,7 @@ def render() -> str:
 
 
 def _section(title: str, model: type[BaseModel], prefix: str, written: set[str]) -> Iterator[str]:
-    """A table of the model's own keys, then a section for each nested model without one."""
+    """Yield a table of the model's own keys, then a section for each nested model that has none yet."""
     written.add(title)
     nested: list[tuple[str, type[BaseModel]]] = []
     rows, again = [], []
@@ -86,7 +86,7 @@ def _section(title: str, model: type[BaseModel], prefix: str, written: set[str])
 
 
 def _nested(field: FieldInfo, key: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The models that a field's value can be, each with its heading."""
+    """Yield the models that a field's value can have, each with its heading."""
     if field.discriminator == "type":
         yield from ((f"{key}: {{type: {name}}}", model) for name, model in FORMATS.items())
     elif (model := _model(field)) is not None:
@@ -101,7 +101,7 @@ def _model(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _value(field: FieldInfo) -> str:
-    """The type and the default: `boolean, true`, or the default in bold where the type lists all values."""
+    """Return type and default: `boolean, true`, or the default in bold if the type lists all values."""
     kind, default = _type(field), _default(field)
     choices = kind.split(", ")
     if default in choices:

@@ -1,4 +1,4 @@
-"""What tests of every room share: a real broker, fresh topics, a home of their own, the right Python and Java."""
+"""Fixtures and hooks of all tests: a real broker, new topics, a FRAZIL_HOME per test, the right Python and Java."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("FRAZIL_TEST_EXAMPLES", "test"))
 
 TEST_SEED = "FRAZIL_TEST_SEED"
-"""The variable of the number that chooses this run's acceptance cells, rotating tests and random faults."""
+"""The variable with the number that chooses this run's acceptance cells, rotating tests and random faults."""
 if TEST_SEED not in os.environ:
     counted = subprocess.run(
         ["git", "rev-list", "--count", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
@@ -90,10 +90,11 @@ def pytest_report_header() -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Choose which tests share a worker of `make test`, and what it begins with: what takes longest.
+    """Assign tests to the workers of `make test`, and sort them so that the longest come first.
 
-    One worker waits for Airflow while others compute with Spark: one for the tests that request it, one for acceptance.
-    Every other file is a group of its own. The last groups take no time, so the workers end together.
+    One worker waits for Airflow while others compute with Spark: one for tests that request Spark, one for acceptance
+    tests. Each remaining file is a group of its own. The last groups are the shortest, so all workers end at about the
+    same time.
     """
     seconds = durations.read()
     for item in items:
@@ -113,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_in_turn(item: pytest.Item) -> bool:
-    """Whether a test runs now: one with the mark `rotates(n)` runs at every n-th commit, or if its file is named."""
+    """Return whether to run a test now. One marked `rotates(n)` runs at every n-th commit, or if its file is named."""
     if (mark := item.get_closest_marker("rotates")) is None:
         return True
     named = (Path(argument.partition("::")[0]) for argument in item.config.args)
@@ -122,7 +123,7 @@ def is_in_turn(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported and collected stays to the end: the garbage collector need not walk it again and again."""
+    """Exclude everything imported and collected so far from garbage collection, because it stays until the end."""
     if getattr(session.config.option, "loadgroup", False):
         alone = [item.nodeid for item in session.items if "@" not in item.nodeid]
         assert not alone, f"xdist does not group tests: is its version made for this pytest? {alone[:3]}"
@@ -131,7 +132,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the servers that a worker left running when it died: each is recorded in a folder of its test."""
+    """End the servers that a worker left running when it died. Each has a record in its test's folder."""
     factory = getattr(config, "_tmp_path_factory", None)
     if hasattr(config, "workerinput") or factory is None:
         return
@@ -172,7 +173,7 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedO
 
 @pytest.fixture(scope="session")
 def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSparkCluster]:
-    """One standalone cluster for the whole run, with two workers; a test that kills one starts it again."""
+    """One standalone cluster with two workers for the whole run. A test that kills a worker starts it again."""
     with EmbeddedSparkCluster(tmp_path_factory.mktemp("spark-cluster")) as cluster:
         yield cluster
 
@@ -189,9 +190,9 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
 
 @pytest.fixture
 def topic(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> TopicFactory:
-    """`topic(partitions=1, **config)` makes a topic that no other test has and returns its name.
+    """`topic(partitions=1, **config)` creates a topic for this test only, and returns its name.
 
-    Dots of a setting's name are written as underscores: `topic(4, cleanup_policy="compact")`.
+    In the names of settings, write dots as underscores: `topic(4, cleanup_policy="compact")`.
     """
     serial = itertools.count(1)
     base = "".join(c if c.isalnum() else "-" for c in request.node.name)[:80]
@@ -206,14 +207,14 @@ def topic(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> TopicFactory:
 
 @pytest.fixture(params=["columns", "messages"])
 def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The test runs twice: executors read Kafka by one reader, then by the other."""
+    """Run the test twice: executors read Kafka first with one reader, then with the other."""
     monkeypatch.setenv("FRAZIL_KAFKA_READER", request.param)
     return str(request.param)
 
 
 @pytest.fixture
 def frazil_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A FRAZIL_HOME of this test alone, in the environment."""
+    """Set FRAZIL_HOME to a folder that only this test uses."""
     home = tmp_path / "frazil-home"
     monkeypatch.setenv("FRAZIL_HOME", str(home))
     return home
@@ -221,7 +222,7 @@ def frazil_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replays decode here instead of in a child process, which takes a second to start."""
+    """Decode replays in this process. A child process takes a second to start."""
     from frazil.dead_letters import replay  # tests that replay nothing start without it
 
     stage = replay.stage
@@ -230,13 +231,13 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The FRAZIL_HOME whose embedded catalog the session's Spark has as `default`."""
+    """The FRAZIL_HOME whose embedded catalog is `default` in the session's Spark."""
     return tmp_path_factory.mktemp("spark-home")
 
 
 @pytest.fixture(scope="session")
 def spark(spark_home: Path) -> Iterator[Any]:
-    """One Spark for the whole run: a writer's session, with Iceberg's runtime and an embedded catalog."""
+    """One Spark session for the whole run, with Iceberg's runtime and an embedded catalog, like a writer's."""
     from pyspark.sql import SparkSession  # tests that need no Spark start without it
 
     from frazil.spark.class_archive import lean_java_options
@@ -279,7 +280,7 @@ class Writing:
         return self._thread.is_alive()
 
     def outcome(self, *, within_s: float = 120) -> BaseException | None:
-        """Wait for an end that it was not asked for; what ended it."""
+        """Wait until the writer ends without having been stopped. Return the error that ended it."""
         self._thread.join(within_s)
         assert not self.runs, f"the writer still runs after {within_s:.0f} s"
         error, self._error = self._error, None
@@ -306,7 +307,7 @@ class DeclaredStream:
         self.declare()
 
     def declare(self, extra: str = "") -> None:
-        """Write the YAML: an id, an event time and a text, by day of the event."""
+        """Write the YAML: a table with an id, an event time and a text, partitioned by the event's day."""
         (self.streams / f"{self.name}.yaml").write_text(
             f"name: {self.name}\n"
             f"source: {{topics: [{self.topic}], format: json, bootstrap-servers: '{self.bootstrap}'}}\n"
@@ -323,7 +324,7 @@ class DeclaredStream:
     def produce(self, values: Iterable[bytes | None], *, partitions: int = 1) -> None:
         """Send values round robin over the partitions, and wait until the broker has them.
 
-        One request at a time: a retry of the first one must not let others overtake it.
+        Sends one request at a time, so that a retried request cannot arrive after a later one.
         """
         producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "max.in.flight": 1})
         for number, value in enumerate(values):
@@ -332,7 +333,7 @@ class DeclaredStream:
         assert producer.flush(30) == 0
 
     def command(self, *arguments: str, without_jvm: bool = False) -> list[str]:
-        """The writer as a process of its own."""
+        """Return the command that runs the writer as a separate process."""
         here = Path(__file__).parent
         main = here / "writer_without_jvm.py" if without_jvm else here.parent / "spark_apps" / "write_stream.py"
         return [sys.executable, str(main), self.name, "--streams", str(self.streams), *arguments]
@@ -343,7 +344,7 @@ class DeclaredStream:
         return subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
 
     def writer(self, *, until_caught_up: bool = False) -> Any:
-        """A writer in this process: on the session's Spark where the test has it, else without a JVM."""
+        """Return a writer in this process: on the session's Spark if the test uses it, otherwise without a JVM."""
         from frazil.stream.spark_engine import SparkEngine  # tests that need no writer start without it
         from frazil.stream.writer import Writer
         from tests.in_process_engine import InProcessEngine
@@ -352,14 +353,14 @@ class DeclaredStream:
         return Writer(self.spec, until_caught_up=until_caught_up, engine=engine)
 
     def catch_up(self) -> None:
-        """Write all that Kafka has now, by a writer in this process; raises what it raises."""
+        """Write all records that Kafka has now, with a writer in this process. Raises the writer's error."""
         self.writer(until_caught_up=True).run()
 
     @contextmanager
     def writing(self) -> Iterator[Writing]:
-        """A writer that runs in a thread of this process meanwhile; at the end it is stopped.
+        """Run a writer in a thread of this process, and stop it at the end of the block.
 
-        Raises what ended it, unless `Writing.outcome` was asked for that.
+        Raises the error that ended the writer, unless `Writing.outcome` has already returned it.
         """
         running = Writing(self.writer())
         try:
@@ -373,12 +374,12 @@ class DeclaredStream:
         return load_catalog(None).load_table(f"test.{self.name}{suffix}")
 
     def outage(self) -> str:
-        """What its writer waits for, as the heartbeat says; nothing if it waits for nothing."""
+        """Return the outage that the writer waits out, according to its heartbeat; empty if there is none."""
         heartbeat = Heartbeat.read(open_exchange(run_folder(self.name)))
         return (heartbeat and heartbeat.outage) or ""
 
     def has_rows(self, count: int) -> bool:
-        """Read the newest snapshot's summary, which costs no scan; False while there is no table."""
+        """Return whether the newest snapshot's summary counts at least `count` rows; False without a table."""
         try:
             snapshot = self.table().current_snapshot()
         except NoSuchTableError:
@@ -386,7 +387,7 @@ class DeclaredStream:
         return bool(snapshot and snapshot.summary and int(snapshot.summary["total-records"] or 0) >= count)
 
     def ids(self) -> list[int]:
-        """The ids in the table, sorted: duplicates show."""
+        """Return the ids in the table, sorted, with duplicates."""
         return sorted(self.table().scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
 
 
@@ -398,13 +399,13 @@ def stream(
     frazil_home: Path,  # noqa: ARG001
     requested_spark: Any,
 ) -> DeclaredStream:
-    """A declared stream over a fresh topic of four partitions, in a home of its own."""
+    """A declared stream that reads a new topic of four partitions, with its own FRAZIL_HOME."""
     return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap, spark=requested_spark)
 
 
 @pytest.fixture
 def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`frazil("audit", "events")`: the command on the test's stream, in this process; no one answers its questions."""
+    """`frazil("audit", "events")` runs the command on the test's stream, in this process. Prompts get no answer."""
     from frazil.cli.main import frazil as command  # tests that need no command start without it
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -423,31 +424,31 @@ def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[
 
 @pytest.fixture
 def requested_spark(request: pytest.FixtureRequest) -> Any:
-    """What writers in this process run on: the session's Spark if the test asks for `spark`, else None."""
+    """The Spark session for writers in this process if the test requests `spark`; None otherwise."""
     return request.getfixturevalue("spark") if "spark" in request.fixturenames else None
 
 
 @pytest.fixture(scope="session")
 def declared_stream() -> type[DeclaredStream]:
-    """Make a stream in another way than `stream` does."""
+    """The class `DeclaredStream`, for tests that need other arguments than `stream` uses."""
     return DeclaredStream
 
 
 def one_event(number: int) -> bytes:
-    """One record of `DeclaredStream`: ten a second of event time from 2024 on."""
+    """Return one record of `DeclaredStream`. Event times begin in 2024, with ten records per second."""
     hour, minute, second = number // 36000 % 24, number // 600 % 60, number // 10 % 60
     return b'{"id": %d, "at": "2024-01-01T%02d:%02d:%02dZ", "note": "x"}' % (number, hour, minute, second)
 
 
 @pytest.fixture(scope="session")
 def event() -> Callable[[int], bytes]:
-    """`event(n)` makes the n-th record."""
+    """`event(n)` returns the n-th record."""
     return one_event
 
 
 @pytest.fixture
 def events() -> Callable[[Iterable[int]], Iterator[bytes]]:
-    """`events(range(n))` makes n records."""
+    """`events(range(n))` returns n records."""
     return lambda numbers: map(one_event, numbers)
 
 
@@ -465,7 +466,7 @@ def throughout() -> Callable[..., None]:
 
 @pytest.fixture
 def in_sparks_catalog(stream: Any, spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stream by a name of its own, moved to the catalog that the session's Spark has opened: declare it again."""
+    """Move the stream to the catalog that the session's Spark has opened, under a unique name. Declare it again."""
     monkeypatch.setenv("FRAZIL_HOME", str(spark_home))
     stream.name = f"maintained_{os.urandom(3).hex()}"
     return stream

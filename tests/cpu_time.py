@@ -1,7 +1,7 @@
-"""`pytest -p tests.cpu_time`: seconds in a worker and CPU seconds, by folder; and the tests that take most CPU.
+"""`pytest -p tests.cpu_time`: prints wall seconds and CPU seconds by folder, and the tests that take the most CPU.
 
-CPU seconds are those of a test with all of its processes, and hardly depend on what else the machine does. A server
-that tests share counts for the test that started it, and from then on for each with what it does meanwhile.
+A test's CPU seconds include all of its processes, and hardly depend on the machine's other load. The start of a shared
+server counts for the test that started it; its later work counts for the test that runs at that time.
 `--write-durations` stores the CPU seconds of the files that ran in tests/durations.json.
 """
 
@@ -23,7 +23,7 @@ _took: Counter[str] = Counter()
 
 
 def cpu_s() -> float:
-    """CPU of this process and all below it, including those that ended and were waited for."""
+    """Return the CPU seconds of this process and its descendants, including ended ones that were waited for."""
     this = psutil.Process()
     spent = 0.0
     for process in (this, *this.children(recursive=True)):
@@ -52,7 +52,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up the times, in the process that reports, which may not be the one that ran the test."""
+    """Add up the times. Runs in the reporting process, which may not be the one that ran the test."""
     _took[folder_of(report.nodeid)] += report.duration  # type: ignore[assignment]
     if report.when == "teardown":
         _spent[report.nodeid] += float(dict(report.user_properties).get("cpu_s", 0))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The places where a writer of a test kills itself: SIGKILL, as when a host dies."""
+"""Points at which a writer in a test kills itself with SIGKILL, as if its host died."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frazil.commit import committer
 
 
 def between_the_tables_of_a_batch() -> None:
-    """Die when a batch's dead letters are committed, and the batch itself is not."""
+    """Die after a batch's dead letters are committed, but before its rows are."""
     original = committer.commit_snapshots
 
     def dying(commits: Any, **kwargs: Any) -> Any:

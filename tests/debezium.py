@@ -1,4 +1,4 @@
-"""Debezium's connectors for PostgreSQL and MariaDB, in a Kafka Connect of one process."""
+"""Debezium's connectors for PostgreSQL and MariaDB, in a standalone Kafka Connect process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNTIME = (
 
 
 class Debezium(process.EmbeddedServer):
-    """Captures one database into topics `<prefix>.<schema>.<table>`; started again, it goes on."""
+    """Captures one database into topics `<prefix>.<schema>.<table>`. After a restart, it continues where it stopped."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "Debezium", "debezium", 120
 
@@ -77,12 +77,12 @@ class Debezium(process.EmbeddedServer):
 
 
 def runtime() -> Path:
-    """The jars of Kafka Connect."""
+    """Return the folder with the jars of Kafka Connect."""
     return fetched("runtime", RUNTIME, transitive=True)
 
 
 def plugin(connector: str) -> Path:
-    """The folder that holds a connector's."""
+    """Return the folder with a connector's jars."""
     folder = "plugin" if connector == POSTGRES else connector.split(":")[1]
     archive = next(fetched(folder, (connector,), transitive=False).rglob("*.tar.gz"))
     unpacked = archive.parent / "unpacked"
@@ -94,7 +94,7 @@ def plugin(connector: str) -> Path:
 
 
 def fetched(name: str, coordinates: tuple[str, ...], *, transitive: bool) -> Path:
-    """A folder with these files, which are fetched once."""
+    """Return a folder with these artifacts. Downloads them once."""
     cache = jars.cache_folder().parent / "debezium"
     folder = cache / name
     if not (folder / "complete").exists():

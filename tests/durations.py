@@ -1,6 +1,7 @@
-"""CPU seconds of each test function with all its parameters, as a run measured them, in tests/durations.json.
+"""CPU seconds of each test function with all its parameters, as measured in a run, in tests/durations.json.
 
-`make unit` leaves out those that take long (the mark `slow`), and `make test` begins with the files that take longest.
+`make unit` leaves out the functions that take long (the mark `slow`). `make test` begins with the files that take
+longest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def read() -> dict[str, float]:
 
 
 def write(spent: Mapping[str, float]) -> None:
-    """Store the CPU seconds of tests by node id; files that did not run keep their earlier ones."""
+    """Store the CPU seconds of tests by node id. Files that did not run keep their earlier values."""
     measured: Counter[str] = Counter()
     for test, seconds in spent.items():
         measured[function_of(test)] += seconds  # type: ignore[assignment]
@@ -33,7 +34,7 @@ def write(spent: Mapping[str, float]) -> None:
 
 
 def function_of(test: str) -> str:
-    """The node id without its parameters and without the group that xdist appends."""
+    """Return the node id without its parameters, and without the group that xdist appends."""
     return test.partition("[")[0].partition("@")[0]
 
 

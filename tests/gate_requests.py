@@ -1,4 +1,4 @@
-"""A small table of flights in a home of its own, and requests for gates on it: a fixture for the folders that ask."""
+"""A fixture for tests of quality gates: a small table of flights with its own FRAZIL_HOME, and gate requests for it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def expectation(kind: str, **kwargs: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def ask(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """`ask(*expectations, **changes)`: a gate on the second of two hours of `demo.flights`, three rows each.
+    """`ask(*expectations, **changes)` returns a gate request for the second of two hours of `demo.flights`.
 
-    The first hour's delays are all 9999; the second's are 5, 9999 and none. A later snapshot has one more row there.
+    Each hour has three rows. The first hour's delays are all 9999; the second's are 5, 9999 and null. A later snapshot
+    has one more row in the second hour.
     """
     for variable in [name for name in os.environ if name.upper().startswith("PYICEBERG")]:
         monkeypatch.delenv(variable)

@@ -1,4 +1,4 @@
-"""A struct with the columns that `frazil.table.growth` adds to it."""
+"""Builds a struct with the columns that `frazil.table.growth` adds to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frazil.table.growth import ELEMENT, VALUE
 
 
 def grown(kind: StructType, path: Path, added: Mapping[Path, Addition]) -> StructType:
-    """A struct with the new fields in it, at every level."""
+    """Return the struct with the new fields, at every level of nesting."""
     new = [
         NestedField(-1, where[-1], addition.type, required=False)
         for where, addition in added.items()

@@ -1,9 +1,9 @@
-"""The engine of a writer without a JVM: what Spark promises to a batch.
+"""An engine without a JVM for writers in tests. It keeps the promises that Spark makes to a batch.
 
-The code under test is the writer's own, down to the stage's function; only the engine below it is this one. As on
-Spark, each plan is a task, and the function that tasks run passes through cloudpickle.
+Everything else is the writer's real code, including the function that stages. As on Spark, each plan is a task, and the
+tasks' function is pickled with cloudpickle.
 
-What it does not have: executors that die, retries of tasks.
+Executors never die here, and tasks are never retried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frazil.stream.stage_rows import StageRows
 
 
 class InProcessEngine:
-    """One for any number of writers; tasks run in the thread that asks for them."""
+    """One engine for any number of writers. Tasks run in the calling thread."""
 
     parallelism = 2
 

@@ -1,4 +1,4 @@
-"""What Iceberg's Java library asks of the times in a table's metadata: it refuses to read, or to write, any other."""
+"""The order of times in table metadata that Iceberg's Java library requires to read or write a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOLERANCE_MS = 60_000
 
 
 def check_times(metadata: TableMetadata) -> None:
-    """Check like the constructor of `TableMetadata`: each log is sorted, and the last update comes after both."""
+    """Check like the constructor of `TableMetadata`: both logs are sorted, and the last update is not earlier."""
     for log in (metadata.snapshot_log, metadata.metadata_log):
         times = [*(entry.timestamp_ms for entry in log), metadata.last_updated_ms]
         steps = [after - before for before, after in pairwise(times)]

@@ -1,4 +1,4 @@
-"""An OpenLineage backend that keeps the events it is sent."""
+"""An OpenLineage backend that stores the events that it receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @contextmanager
 def tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """A backend on loopback, to which OpenLineage's variables point."""
+    """Start a backend on loopback, and set OpenLineage's variables to it. Yields the received events."""
     received: list[dict[str, Any]] = []
 
     class Backend(BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
-"""Batches whose records never were in Kafka, written and committed by the real code: for tests and benchmarks.
+"""Makes batches whose records were never in Kafka, and commits them with the real code: for tests and benchmarks.
 
-A batch may be made to harm its table on purpose: its record says what should have landed, its files hold what did.
+A batch may damage its table on purpose: its commit record says what should have landed, but its files have other rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Offsets = Mapping[int, npt.ArrayLike]
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """What staging would have found of a batch's event times, in microseconds since 1970."""
+    """Event times that staging would have found in a batch, in microseconds since 1970."""
 
     newest_us: Mapping[int, int] = field(default_factory=dict)
     """Newest event times by partition."""
@@ -57,19 +57,19 @@ NO_REASONS: Reasons = {}
 
 @dataclass
 class MadeStream:
-    """One stream over one topic, in the embedded catalog of FRAZIL_HOME."""
+    """One stream that reads one topic, in the embedded catalog of FRAZIL_HOME."""
 
     spec: StreamSpec
     now_ms: int
-    """The time of the next commit: set it, and it passes."""
+    """The time of the next commit. Tests set it."""
     partitions: int = 4
     topic_id: str = "topic-1"
     columns: Callable[[int], Mapping[str, pa.Array]] = lambda rows: {}  # noqa: ARG005 - nothing but coordinates
     """Values of the declared columns for `count` rows; for an upsert stream, also those that its changes add."""
     known: SourceIdentity | None = None
-    """What Kafka says that the topic is, if there is one."""
+    """The topic's identity in Kafka, if the topic exists."""
     cost: BatchCost | None = None
-    """What each of the next batches costs."""
+    """The cost of each of the next batches."""
     committer: Committer | None = field(default=None, init=False)
 
     @property
@@ -91,7 +91,7 @@ class MadeStream:
         return self.known or SourceIdentity("cluster-1", {self.topic: self.topic_id})
 
     def begin(self) -> Committer:
-        """Take the stream over; every partition begins at 0."""
+        """Take over the stream. Every partition begins at offset 0."""
         initial = {(self.topic, p): 0 for p in range(self.partitions)}
         self.committer = Committer.take_over(self.tables, source=self.source, initial=lambda: initial)
         return self.committer
@@ -114,8 +114,9 @@ class MadeStream:
     ) -> Marker:
         """Write, journal and commit the next batch.
 
-        `records` are the offsets that Kafka had of the ranges: all, unless given. `rejected` of them are dead
-        letters, for `reasons`. `written` are those whose rows are in the files, should that be others than the records.
+        `records` are the offsets in the ranges that have records; by default, all. `rejected` are those that become
+        dead letters, with `reasons`. `written` are the offsets of the rows in the files, if they differ from the
+        accepted records.
         """
         committer = self.committer or self.begin()
         bad = {p: np.asarray(of, np.int64) for p, of in (rejected or {}).items()}
@@ -144,7 +145,7 @@ class MadeStream:
         ahead: int = 0,
         reasons: Reasons = NO_REASONS,
     ) -> Journal:
-        """Write and journal the next batch, or one that many behind it; `Committer.commit` makes it land."""
+        """Write and journal the next batch, or the one `ahead` batches later. `Committer.commit` lands it."""
         committer, marker = self.committer or self.begin(), self.tables.marker()
         key = BatchKey(committer.epoch, 1 + ahead + (marker.at.batch if marker else 0))
         main = self.tables.main.refresh()
@@ -173,7 +174,7 @@ class MadeStream:
     def write(
         self, table: Table, key: BatchKey, target: Target, offsets: Offsets, *, folder: str | None = None
     ) -> tuple[StagedFile, ...]:
-        """One task's files with these rows, as fetches bring them: some hundred of each partition at a time."""
+        """Write one task's files, with rows in the order of Kafka fetches: some hundred of each partition at a time."""
         if not any(np.size(of) for of in offsets.values()):
             return ()
         into = target_table(table, folder=folder or batch_folder(table, self.spec.name, key))

@@ -1,4 +1,4 @@
-"""A REST catalog that shows tables of another one, refuses, or never answers, as a test tells it; in this process."""
+"""A REST catalog in this process. As a test requests, it shows another catalog's tables, refuses requests, or hangs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mood(StrEnum):
 
 @dataclass
 class MadeCatalog:
-    """Loading a table returns its newest metadata as of `show`."""
+    """Serves each table's metadata as of the call of `show`."""
 
     url: str
     mood: Mood = Mood.WELL

@@ -1,4 +1,4 @@
-"""A stream of a made world, and the histories that its writers, its supervisor, its gate and its maintenance left."""
+"""A stream of a test world, with the history that its writers, supervisor, gate and maintenance have left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 
 @dataclass
 class MadeHistory:
-    """One stream, whose batches came once a minute."""
+    """One stream with about one batch per minute."""
 
     made: MadeStream
     read: list[int]
@@ -56,7 +56,7 @@ class MadeHistory:
     at_ms: int
     heartbeats: Callable[[Callable[[int], None]], None]
     waits: Mapping[int, int] = field(default_factory=dict)
-    """Records that wait in Kafka, by partition."""
+    """Number of unread records in Kafka, by partition."""
 
     def __post_init__(self) -> None:
         self.spec, self.name = self.made.spec, self.made.spec.name
@@ -83,10 +83,10 @@ class MadeHistory:
         seconds: float = 1.2,
         every: int = 1,
     ) -> None:
-        """Land the batch of a minute, or of `every` that many.
+        """Land the batch of one minute, or of `every` minutes.
 
-        Its rows' event times are of the `hours` before it, or before the middle of the hour `ago_hours` ago. With
-        `behind`, the newest event time of a partition lies that many hours behind; `bad` are dead letters by reason.
+        The rows' event times are in the `hours` before the batch, or before the middle of the hour `ago_hours` ago.
+        `behind` says how many hours a partition's newest event time is behind. `bad` are dead letters by error class.
         """
         self.at_ms += every * MINUTE_MS
         self.made.now_ms = self.at_ms
@@ -118,7 +118,7 @@ class MadeHistory:
             self.batch(each(minute), **more)
 
     def compacted_between(self, count: int, each: Callable[[int], Sequence[int]]) -> None:
-        """Add minutes, with a compaction in the middle of them and the other maintenance of its table."""
+        """Add `count` minutes, with a compaction and the table's other maintenance in the middle."""
         self.minutes(count // 2, each)
         self.compacted()
         self.minutes(count - count // 2, each)
@@ -130,13 +130,13 @@ class MadeHistory:
         )
 
     def cared_for(self, *outcomes: PastOutcome, minutes: int = 4) -> None:
-        """What maintenance did with its table, that many minutes apart, the last one just now."""
+        """Store results of the table's maintenance. They are `minutes` apart, and the last one is from now."""
         times = [self.at_ms - minutes * MINUTE_MS * n for n in range(len(outcomes))][::-1]
         reported = [replace(one, at_ms=at_ms) for one, at_ms in zip(outcomes, times, strict=True)]
         store_outcomes(self.made.tables.main.refresh(), reported, now_ms=self.at_ms)
 
     def backfills(self, hours: int, count: int) -> None:
-        """A backfill is under way: it has staged that many rows of the hours before, and some more are to come."""
+        """Begin a backfill, and stage that many rows of the hours before. Some of its chunks are still missing."""
         tables = self.made.tables
         committer = BackfillCommitter.begin(tables, parse_request({"stream": self.name}))
         key, main = committer.next_key(), tables.main.refresh()
@@ -154,7 +154,7 @@ class MadeHistory:
         committer.commit(journal, planned=3)
 
     def runs(self, *, pid: int, backpressure_ms: int = 0, stall: Stall | None = None) -> None:
-        """Its writer runs, supervised."""
+        """Let the stream's writer run under supervision."""
         self.launch(identify_process(pid), committed_ms=self.at_ms)
         if stall is not None:
             self.record(StallBegan(stall))
@@ -180,7 +180,7 @@ class MadeHistory:
         return launch
 
     def ended(self, ends: Sequence[tuple[int, int | None, str | None]], *, now_ms: int) -> Launch:
-        """Writers that failed: how many minutes ago, with which exit code and words. The last one was the last."""
+        """Record failed writers: how many minutes ago, exit code and error. The last entry is the last launch."""
         launch = self.launch(ProcessMark(2**22 - 1, 1.0), committed_ms=self.at_ms)
         for number, (minutes, code, words) in enumerate(ends, 1):
             at_ms, last = now_ms - minutes * MINUTE_MS, number == len(ends)
@@ -194,7 +194,7 @@ class MadeHistory:
         return launch
 
     def supervised(self, *reported: tuple[int, str], now_ms: int) -> None:
-        """What its supervisor did: how many minutes ago, and in which words."""
+        """Record actions of the supervisor: how many minutes ago, and the message."""
         supervision = SupervisionRecorder(lambda: HistoryStore.open(self.made.tables.main.current(), self.name))
         for minutes, sentence in reported:
             at_ms = now_ms - minutes * MINUTE_MS
@@ -202,7 +202,7 @@ class MadeHistory:
             supervision.join(10)
 
     def signalled(self, *, held: Mapping[int, str] | None = None) -> None:
-        """Signal what is complete. `held`: windows by how many hours before now, and what their gate found."""
+        """Signal complete windows. `held` are windows, as hours before now, with what their gate found."""
         at_us = self.at_ms * 1000
 
         def gates(seen: Assessment, windows: Sequence[Window]) -> dict[Window, GateOutcome]:
@@ -219,7 +219,7 @@ class MadeHistory:
         release_window(load_catalog(None), self.spec, Window(start_us, Grain.HOUR), note=note, clock_ms=self.at_ms)
 
     def compacted(self) -> None:
-        """All files become one for each partition of the table, as `rewrite_data_files` leaves them: same rows."""
+        """Replace all files by one per table partition with the same rows, as `rewrite_data_files` does."""
         table = self.made.tables.main.refresh()
         before = head_of(table.metadata)
         assert before is not None
@@ -253,7 +253,7 @@ class MadeHistory:
 
 
 def _columns(rows: int, *, times: np.ndarray[Any, Any], keys: int | None) -> dict[str, pa.Array]:
-    """Values of the declared columns: event times in order, and ids that come again where they are keys."""
+    """Return values of the declared columns: event times in order, and ids, which repeat if they are keys."""
     at = np.resize(times, rows) if len(times) else np.zeros(rows, np.int64)
     numbers = np.arange(rows, dtype=np.int64)
     ids = numbers if keys is None else numbers * 31 % keys

@@ -1,4 +1,4 @@
-"""A schema registry that answers as a test tells it, with Confluent's API, in this process."""
+"""A schema registry in this process, with Confluent's API, whose responses a test chooses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 Answer = tuple[int, Any]
-"""The status, and the document; for a redirect, its address."""
+"""The status, and the document (for a redirect, the address)."""
 NO_SCHEMA = (404, {"error_code": 40403, "message": "Schema not found"})
 
 
 @dataclass
 class MadeRegistry:
-    """What it answers, by path; other paths are unknown schemas. A list is answered in turn, its last for ever."""
+    """Responses by path; other paths return an unknown schema. The last response of a list repeats forever."""
 
     url: str = ""
     answers: dict[str, list[Answer]] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class MadeRegistry:
     meeting: threading.Barrier | None = None
     """The barrier at which each request waits for others."""
     drip_s: float = 0.0
-    """How long it waits before each byte that it sends."""
+    """How long to wait before sending each byte."""
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, path: str) -> Answer:
@@ -39,7 +39,7 @@ class MadeRegistry:
 
 @contextmanager
 def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
-    """Serve a registry; with a certificate and its key in one PEM file, over TLS."""
+    """Serve a registry. With a PEM file that contains a certificate and its key, serve over TLS."""
     reported = MadeRegistry()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Batches of a stream with a route: home decides each, and its tables follow, by the real code and without Kafka."""
+"""Makes batches of a stream with a route, without Kafka. The real code commits them to all tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.made_batches import MadeStream
 
 
 def shop(**more: Any) -> StreamSpec:
-    """A stream with the home `shop.other`; `more` of its declaration."""
+    """Return a stream with the default table `shop.other`. `more` are further keys of its declaration."""
     route = {"by": "field", "name": "kind", "tables": {"order": "shop.orders"}, "template": "shop.raw_{value}"}
     return StreamSpec.model_validate(
         {
@@ -39,7 +39,7 @@ def shop(**more: Any) -> StreamSpec:
 
 @dataclass
 class MadeRoute(MadeStream):
-    """A stream with a route, over one topic of one partition."""
+    """A stream with a route that reads one topic of one partition."""
 
     partitions: int = 1
     followers: Followers | None = field(default=None, init=False)
@@ -56,7 +56,7 @@ class MadeRoute(MadeStream):
         return committer
 
     def begin_route(self, *values: str) -> RoutedTables:
-        """Take the stream over, and make the tables of these values."""
+        """Take over the stream, and create the tables of these route values."""
         if self.spec.route is None:
             raise AssertionError("a stream without a route")
         self.begin()
@@ -73,9 +73,10 @@ class MadeRoute(MadeStream):
         return found
 
     def batch(self, rows: Mapping[Target, int], *, rejected: int = 0, at_us: int | None = None) -> Journal:
-        """Journal and decide a batch with that many rows for each table, in order; `follow` brings them there.
+        """Journal a batch with that many rows for each table, in order, and commit it to the default table.
 
-        `at_us` is the event time of all rows, in microseconds since 1970; they have none unless it is given.
+        `follow` commits the other tables' rows. `at_us` is the event time of all rows, in microseconds since 1970;
+        without it, they have none.
         """
         if at_us is not None:
             self.columns = lambda count: {"at": pa.array([at_us] * count).cast(pa.timestamp("us", "UTC"))}
@@ -110,12 +111,12 @@ class MadeRoute(MadeStream):
         return journal
 
     def follow(self) -> None:
-        """Bring all rows that wait to their tables."""
+        """Commit all waiting rows to their tables."""
         if self.followers is not None:
             self.followers.commit()
 
     def run(self, rows: Mapping[Target, int], *, rejected: int = 0, at_us: int | None = None) -> Journal:
-        """A whole batch."""
+        """Write a whole batch: `batch`, then `follow`."""
         journal = self.batch(rows, rejected=rejected, at_us=at_us)
         self.follow()
         return journal

@@ -1,4 +1,4 @@
-"""MariaDB on loopback, with a binary log by rows, from the programs that a jar has."""
+"""MariaDB on loopback, with a row-based binary log. Its programs come from a jar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EmbeddedMariaDB(process.EmbeddedServer):
         return f"{process.LOOPBACK}:{self.port}"
 
     def run(self, sql: str, *, user: str = USER) -> list[list[str]]:
-        """The fields of all rows that a script selects, as text. Raises CalledProcessError."""
+        """Run a script. Return the fields of all selected rows as text. Raises CalledProcessError."""
         command = [programs() / "bin" / "mariadb", "--no-defaults", "--protocol=tcp", f"--host={process.LOOPBACK}"]
         command += [f"--port={self.port}", f"--user={user}", "--batch", "--skip-column-names"]
         environment = {**os.environ, "MYSQL_PWD": PASSWORD if user == USER else ""}
@@ -64,7 +64,7 @@ class EmbeddedMariaDB(process.EmbeddedServer):
 
 
 def programs() -> Path:
-    """The folder of MariaDB's programs."""
+    """Return the folder with MariaDB's programs."""
     archive = next(fetched("mariadb", (PROGRAMS,), transitive=False).rglob("*.jar"))
     unpacked = archive.parent / "unpacked"
     if not unpacked.is_dir():

@@ -1,8 +1,8 @@
 """`python -m tests.matrix [ENVIRONMENT…] [--only stream]`: what `make matrix` runs.
 
-Each environment is a venv that uv makes, with the versions of one row of ENVIRONMENTS; all else is pinned as in
-requirements.txt. Each runs the unit tests and a whole stream, with a real Kafka, Spark and Airflow: a writer is killed
-and goes on, Spark compacts, a complete day is aggregated.
+Each environment is a venv that uv creates, with the versions of one entry of ENVIRONMENTS. All other versions are those
+of requirements.txt. Each environment runs the unit tests and a whole stream with a real Kafka, Spark and Airflow. The
+stream test kills and restarts a writer, compacts with Spark, and aggregates a complete day.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Environment:
 
     @property
     def packages(self) -> dict[str, str]:
-        """The version of each package that differs from requirements.txt."""
+        """The versions of packages that differ from requirements.txt."""
         return {
             **dict.fromkeys(("apache-airflow", "apache-airflow-core"), self.airflow),
             **dict.fromkeys(("pyspark", "pyspark-client"), self.spark),
         }
 
     def roots(self) -> dict[str, jars.RootModules]:
-        """The sets of jars, with these versions of Iceberg's runtime and of Kafka's broker."""
+        """Return the sets of jars, with these versions of Iceberg's runtime and Kafka's broker."""
         minor = ".".join(self.spark.split(".")[:2])
         patterns = {
             r"(.*:iceberg-spark-runtime-)[\d.]+(_2\.13):.*": rf"\g<1>{minor}\g<2>:{self.iceberg}",
@@ -84,7 +84,7 @@ class Result:
 
 
 def make(environment: Environment, folder: Path) -> dict[str, str]:
-    """Make the venv and the lock file of the jars, unless the folder has them. Return the variables for its tests."""
+    """Create the venv and the jars' lock file, unless the folder has them. Return the variables for its tests."""
     venv, lock_file, requirements = folder / "venv", folder / "jars.lock", folder / "requirements.txt"
     python = venv / "bin" / "python"
     if not requirements.exists():
@@ -128,7 +128,7 @@ def _constraints(environment: Environment) -> Iterator[str]:
 
 
 def _interpreter(version: str) -> str:
-    """The newest Python of this version that pyenv has; otherwise the version, for which uv looks on PATH."""
+    """Return the newest Python of this version that pyenv has. Otherwise return the version: uv then searches PATH."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser()
     found = sorted(pyenv.glob(f"versions/{version}.*/bin/python"), key=lambda path: path.stat().st_mtime)
     return str(found[-1]) if found else version
@@ -139,7 +139,7 @@ def _uv(*arguments: str) -> None:
 
 
 def run(part: str, variables: dict[str, str], folder: Path) -> Result:
-    """Run one part's tests. Their output is in a file of the folder."""
+    """Run one part's tests. Their output goes to a file in the folder."""
     began = time.monotonic()
     with (folder / f"{part}.log").open("w") as log:
         python = str(folder / "venv" / "bin" / "python")
@@ -152,7 +152,7 @@ def run(part: str, variables: dict[str, str], folder: Path) -> Result:
 
 
 def table(results: Sequence[tuple[Environment, Result]]) -> str:
-    """The results as a table for docs/reference/versions.md."""
+    """Return the results as a table for docs/reference/versions.md."""
     lines = ["| Python | Spark | Iceberg's runtime | Airflow | Kafka | part | seconds | result |", "|---" * 8 + "|"]
     for row, result in results:
         versions = (row.python, row.spark, row.iceberg, row.airflow, row.kafka)

@@ -1,4 +1,4 @@
-"""A topic of events of many kinds, as several producers write them, and the row that each of them means."""
+"""Events of many kinds, as several producers write them into one topic, with the row that each must become."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Event(NamedTuple):
-    """One record, the row that it means (None for a dead letter), and the number of its values to be cast."""
+    """One record, its row (None for a dead letter), and the number of its values that are cast."""
 
     value: bytes
     row: dict[str, Any] | None

@@ -1,7 +1,7 @@
-"""Lists the changes of decisions that no unit test notices: `python -m tests.mutant_hunt commit --count 40`.
+"""Lists changed decisions in the code that no unit test notices: `python -m tests.mutant_hunt commit --count 40`.
 
-Pytest collects once. A first pass notes which functions of the room each test calls, and how long it takes. Then each
-mutant runs in a fork, where the function's code is replaced, and only the tests that call the function run.
+Pytest collects the tests once. A first pass records which functions of the room each test calls, and how long it takes.
+Then each mutant runs in a fork, in which the function's code is replaced. Only the tests that call the function run.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ ROOMS = {
     "audit": ("audit", "commit", "dead_letters"),
     "stream": ("stream", "commit", "status"),
 }
-"""Each room, and the folders of `tests/unit` that call most of it."""
+"""The folders of `tests/unit` that call most of a room's functions, by room."""
 EXPLAINED = Path(__file__).with_name("mutants_explained.json")
 """Mutants that no test can or must notice, by `Mutant.name`, each with the reason in one sentence."""
 TIMEOUT_S, TIMEOUT_FACTOR = 20.0, 4
-"""A mutant that runs longer than this, and a multiple of its tests' time, hangs: it counts as noticed."""
+"""A mutant's time limit is a constant plus a multiple of its tests' time. If it hangs, it is noticed."""
 
 
 class Hunt:
-    """A plugin of pytest that runs mutants instead of the collected tests."""
+    """A pytest plugin that runs, for each mutant, the tests that call the changed function."""
 
     def __init__(self, mutants: Sequence[Mutant]) -> None:
         self.mutants = mutants
@@ -79,7 +79,7 @@ class Hunt:
             print(f"{found.decode() if found else 'hangs or dies'}: {mutant.name}", flush=True)
 
     def _watch(self, session: pytest.Session, places: set[Place]) -> bytes:
-        """Run all tests, and note which of them call which function."""
+        """Run all tests, and record which tests call which function."""
         calls: dict[str, list[int]] = {}
         seconds: list[float] = []
 
@@ -109,7 +109,7 @@ def _passes(session: pytest.Session, item: pytest.Item) -> bool:
 
 
 def _forked(work: Callable[[], bytes], *, timeout_s: float) -> bytes | None:
-    """What `work` returns in a fork of this process; None if it takes too long, empty if it dies."""
+    """Return what `work` returns in a fork of this process; None if it takes too long, empty if the fork dies."""
     folder = tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     read, write = os.pipe()
     pid = os.fork()
@@ -141,7 +141,7 @@ def _all(read: int, deadline: float) -> bytes | None:
 
 
 def hunt(room: str, tests: Sequence[str], *, count: int, seed: int) -> list[Mutant]:
-    """The mutants of a sample that no test notices and that are not explained."""
+    """Return the mutants of a sample that no test notices and that have no stored explanation."""
     plugin = Hunt(sample(room, count, seed))
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not soak and not processes"]
     if code := pytest.main([*options, *tests], plugins=[plugin]):

@@ -1,4 +1,4 @@
-"""Changes one decision of a module at a time: what `tests/mutant_hunt.py` tries the unit tests with."""
+"""Changes one decision of a module at a time, for `tests/mutant_hunt.py`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }
 
 Place = tuple[str, str, int]
-"""A function: its file, its qualified name and its first line, as its code has them."""
+"""A function's file, qualified name and first line, as in its code object."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed function, and what was changed."""
+    """A changed function, and a description of the change."""
 
     place: Place
     line: int
@@ -36,7 +36,7 @@ class Mutant:
         return f"{Path(self.place[0]).relative_to(PACKAGE)}::{self.place[1]}: {self.change}"
 
     def apply(self) -> None:
-        """Replace the code of the function in this process, wherever it was imported to."""
+        """Replace the function's code in this process, wherever the function was imported."""
         tree = ast.parse(Path(self.place[0]).read_text())
         for scope in _scopes(tree):
             scope.body = [self.changed if _is_of(node, self.changed.lineno) else node for node in scope.body]
@@ -54,7 +54,7 @@ def place_of(code: CodeType) -> Place:
 
 
 def mutants_of(file: Path) -> Iterator[Mutant]:
-    """All mutants of a module's functions. A change within a nested function is one of the outermost function."""
+    """Yield all mutants of a module's functions. A change in a nested function belongs to the outermost function."""
     for scope in _scopes(ast.parse(file.read_text())):
         for function in [node for node in scope.body if isinstance(node, ast.FunctionDef)]:
             name = f"{scope.name}.{function.name}" if isinstance(scope, ast.ClassDef) else function.name
@@ -73,7 +73,7 @@ def _scopes(tree: ast.Module) -> list[ast.Module | ast.ClassDef]:
 
 
 def _sites(function: ast.FunctionDef) -> list[ast.AST]:
-    """What may change: the function as a whole, and all of its body."""
+    """Return the nodes that may change: the function as a whole, and all nodes of its body."""
     return [function, *(node for statement in function.body for node in ast.walk(statement))]
 
 
@@ -89,13 +89,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _short(node: ast.AST) -> str:
-    """The text of a node: a function's name, a statement's first line."""
+    """Return a short text for a node: a function's name, or a statement's first line."""
     text = f"def {node.name}" if isinstance(node, ast.FunctionDef) else ast.unparse(node)
     return text.split("\n")[0][:90]
 
 
 def _changes(node: ast.AST) -> list[Callable[[], None]]:
-    """What changes the node in place, each by itself."""
+    """Return functions that each change the node in place in one way."""
     found: list[Callable[[], None]] = []
     if isinstance(node, ast.If | ast.While | ast.IfExp):
         found.append(lambda: setattr(node, "test", _negated(node.test)))
@@ -121,14 +121,14 @@ def _negated(test: ast.expr) -> ast.expr:
 
 
 def _reports(call: ast.Call) -> bool:
-    """Whether the statement only writes to the log, whose words no law holds."""
+    """Return whether the statement only writes to the log, which no test checks."""
     return (
         isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "log"
     )
 
 
 def sample(room: str, count: int, seed: int) -> list[Mutant]:
-    """`count` mutants of a room. A change elsewhere in the room replaces few of them."""
+    """Return `count` mutants of a room, chosen by hash, so a change elsewhere in the room replaces few of them."""
     every = [m for file in sorted((PACKAGE / room).glob("*.py")) for m in mutants_of(file)]
     every.sort(key=lambda m: hashlib.sha256(f"{seed} {m.name}".encode()).digest())
     return every[:count]

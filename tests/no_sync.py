@@ -1,4 +1,4 @@
-"""Writes that do not wait for the disk: tests kill processes and never the host, so that a sync protects nothing."""
+"""Turns off syncs to disk. Tests kill processes but never the host, so a sync protects nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event
 
 
 def write_without_sync() -> None:
-    """Let this process's files, and its SQLite databases that SQLAlchemy opens, be written without a sync."""
+    """Write this process's files, and the SQLite databases that SQLAlchemy opens, without a sync."""
     os.fsync = lambda _: None
     event.listen(Engine, "connect", _switch_off)
 

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector that keeps what it is sent."""
+"""An OpenTelemetry collector that stores what it receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Received = list[ExportMetricsServiceRequest]
 
 @contextmanager
 def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
-    """A collector on loopback, to which OpenTelemetry's variables point."""
+    """Start a collector on loopback, and set OpenTelemetry's variables to it."""
     received: Received = []
 
     class Collector(BaseHTTPRequestHandler):

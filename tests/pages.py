@@ -1,4 +1,4 @@
-"""The blocks of the pages: what each is, the commands that it has a reader type, and what these are said to print."""
+"""Reads the code blocks of the documentation: their kinds, the commands in them, and the output that they show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYWORDS = frozenset({"until", "while", "for", "do", "done", "if", "then", "else
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: where it is, its kind (the word after the fence), and its text without a list's indentation."""
+    """A fenced block: its place, its kind (the word after the fence), and its text without a list's indentation."""
 
     page: str
     line: int
@@ -30,21 +30,21 @@ class Block:
 
     @property
     def program(self) -> str:
-        """What a shell gets: the whole of `sh`, and of `console` the lines after a prompt."""
+        """The text for a shell: all of `sh`; of `console`, only the lines after a prompt."""
         if self.kind == "sh":
             return self.text
         return "".join(f"{line[2:]}\n" for line in self.text.splitlines() if line.startswith("$ "))
 
     def heredocs(self) -> list[tuple[str, str]]:
-        """Each command that reads a text of the block, with that text."""
+        """Return each command that reads a here-document in the block, with that text."""
         return HEREDOC.findall(self.program)
 
     def commands(self) -> list[list[str]]:
-        """Each simple command in words, without what it is redirected to."""
+        """Return each simple command as words, without redirections."""
         return list(_simple_commands(HEREDOC.sub(r"\1\n", self.program)))
 
     def answers(self) -> list[tuple[str, str]]:
-        """Each command of `console`, and what the page says that it prints."""
+        """Return each command of `console`, and the output that the page shows."""
         parts = re.split(r"^\$ (.*)\n", self.text, flags=re.MULTILINE)
         return list(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -59,7 +59,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def section(page: str, heading: str) -> list[Block]:
-    """The blocks below one heading of a page, those of its own headings included."""
+    """Return the blocks below a heading of a page, including those below its subheadings."""
     lines = FENCED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), (CHECKOUT / page).read_text()).splitlines()
     level = heading.partition(" ")[0]
     first = lines.index(heading) + 1
@@ -69,7 +69,7 @@ def section(page: str, heading: str) -> list[Block]:
 
 
 def says(output: str, shown: str) -> bool:
-    """Whether that was printed: `…` stands for anything in its line, and alone in a line for any lines."""
+    """Return whether the output matches what a page shows. `…` matches the rest of a line, or, alone, any lines."""
     pattern = "".join(
         r"(?:.*\n)*?" if line == "…" else r".*".join(map(re.escape, line.split("…"))) + r"\n"
         for line in (line.rstrip() for line in shown.strip().splitlines())
@@ -78,7 +78,7 @@ def says(output: str, shown: str) -> bool:
 
 
 def alike(output: str, shown: str) -> bool:
-    """Whether that was printed, with numbers, times and widths of its own; `…` as above."""
+    """Return whether the output matches what a page shows, with other numbers, times and widths; `…` as in `says`."""
     return says(_without_numbers(output), _without_numbers(shown))
 
 

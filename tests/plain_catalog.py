@@ -1,6 +1,6 @@
-"""Make PyIceberg's SQL catalog cheap on SQLite: the same tables, transactions and errors, with statements as text.
+"""Makes PyIceberg's SQL catalog cheap on SQLite: same tables, transactions and errors, but statements as plain text.
 
-`SqlCatalog` builds and compiles each statement with SQLAlchemy again, which took 40 % of the CPU of tests of commits.
+`SqlCatalog` builds and compiles each statement with SQLAlchemy again, which took 40 % of the CPU of tests that commit.
 With `FRAZIL_TEST_CATALOG=sqlalchemy`, tests use PyIceberg's own statements.
 """
 
@@ -86,7 +86,7 @@ def load_table(catalog: SqlCatalog, identifier: Any) -> Table:
 
 
 def commit_table(catalog: SqlCatalog, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
-    """Check the requirements, write the metadata file, and compare and swap the pointer in one transaction."""
+    """Check the requirements, write the metadata file, and compare-and-swap the pointer in one transaction."""
     try:
         current = catalog.load_table(table.name()) if is_plain(catalog) else None
     except NoSuchTableError:
@@ -126,7 +126,7 @@ PLAIN = {
 
 @contextmanager
 def catalogs_with(methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Give all SQL catalogs of this process these methods."""
+    """Replace these methods of all SQL catalogs in this process."""
     with pytest.MonkeyPatch.context() as patch:
         for name, method in methods.items():
             patch.setattr(SqlCatalog, name, method)

@@ -1,4 +1,4 @@
-"""Waiting without a fixed time: a condition is looked at again and again until a deadline."""
+"""Waits for conditions by polling until a deadline, instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 POLL_S = 0.05
 OF_AIRFLOW_S = 0.5
-"""An answer costs Airflow tens of milliseconds of CPU: asked twenty times a second, it would take a core."""
+"""Polling interval. A response costs Airflow tens of ms of CPU, so 20 polls per second would take a core."""
 
 
 def eventually(check: Callable[[], Any], *, within_s: float = 120, every_s: float = POLL_S) -> Any:
@@ -21,7 +21,7 @@ def eventually(check: Callable[[], Any], *, within_s: float = 120, every_s: floa
 
 
 def throughout(check: Callable[[], Any], *, for_s: float) -> None:
-    """Assert that `check()` stays true."""
+    """Assert that `check()` stays true for `for_s` seconds."""
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:
         assert check(), f"not true for {for_s:.0f} s"

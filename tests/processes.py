@@ -1,4 +1,4 @@
-"""Processes that do one thing at once, forked from one that has imported what they need: each import is paid once."""
+"""Starts several processes for the same work, forked from one that has imported what they need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from multiprocessing.context import ForkServerContext
 
 
 def several_processes() -> ForkServerContext:
-    """A context for pools. Its processes have the environment of the first that was asked for, not of the test."""
+    """Return a context for pools. All its processes have the environment of the first one, not of the current test."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pyiceberg.catalog.sql", "frazil.table.tables", "frazil.table.catalogs"])
     return context

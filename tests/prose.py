@@ -1,7 +1,7 @@
-"""Finds English that has to be read twice, in docstrings, comments, messages, names and docs.
+"""Finds English that must be read twice, in docstrings, comments, messages, names and docs.
 
-`python -m tests.prose` counts the findings of each room; with a folder, it lists the findings there; with `--write`, it
-stores the counts that tests/unit/test_prose.py holds the repository to.
+`python -m tests.prose` counts the findings of each room. With a folder, it lists the findings there. With `--write`, it
+stores the counts to which tests/unit/test_prose.py holds the repository.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Finding(NamedTuple):
 
 
 def findings(roots: Iterable[str] = (*CODE, *PAGES)) -> Iterator[Finding]:
-    """All findings of the modules and pages in some folders and files."""
+    """Yield all findings in the modules and pages of these folders and files."""
     for root in map(Path, roots):
         for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
             if path.suffix == ".py":
@@ -89,7 +89,7 @@ def findings(roots: Iterable[str] = (*CODE, *PAGES)) -> Iterator[Finding]:
 
 
 def counts(found: Iterable[Finding]) -> dict[str, int]:
-    """Findings per room: a folder of the package or of the unit tests, else a folder at the top."""
+    """Count the findings per room: a folder of the package or of the unit tests, or else a top-level folder."""
     return dict(sorted(Counter(_room(finding.path) for finding in found).items()))
 
 
@@ -152,7 +152,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _message(node: ast.AST) -> str | None:
-    """A string of at least four words, with {} for what is filled in; parts of an f-string are read with the whole."""
+    """Return a string of at least four words, with {} for f-string values. An f-string counts as one string."""
     if isinstance(node, ast.JoinedStr):
         text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -163,7 +163,7 @@ def _message(node: ast.AST) -> str | None:
 
 
 def _referenced_snapshots(node: ast.AST) -> Iterator[str]:
-    """The names that a node gives."""
+    """Yield the names that a node defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.arg):
@@ -173,7 +173,7 @@ def _referenced_snapshots(node: ast.AST) -> Iterator[str]:
 
 
 def _comments(source: str, within: set[int]) -> Iterator[tuple[int, str]]:
-    """The comments of a module, each with its first line; lines of one block are one text."""
+    """Yield a module's comments, each with its first line's number. Consecutive lines are one comment."""
     block: list[str] = []
     first = 0
     for number, row in enumerate([*source.splitlines(), ""], 1):

@@ -1,6 +1,6 @@
-"""`pytest -p tests.run_again`: each failed test runs once more, alone, after the run, so that flaky tests are named.
+"""`pytest -p tests.run_again`: runs each failed test once more, alone, at the end of the run, to identify flaky tests.
 
-A test that passes alone is reported as flaky, with its first output. The run fails all the same.
+A test that passes alone is reported as flaky, with its first output. The run still fails.
 """
 
 from __future__ import annotations

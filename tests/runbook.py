@@ -1,4 +1,4 @@
-"""The runbook's entries, and the commands that they tell a person to give."""
+"""Reads the runbook's entries, and the commands that they tell an operator to run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ELSEWHERE = {
     "runs",
     "stale-changes",
 }
-"""Entries whose *Do* is done at the machine, in another system or in Airflow's UI, as the page says."""
+"""Entries whose *Do* is done on the machine, in another system or in Airflow's UI, as the page says."""
 IN_THE_SENTENCE = {"table"}
-"""Entries whose *Do* is a command that the alert's sentence has."""
+"""Entries whose *Do* is a command in the alert's message."""
 
 
 def entries() -> dict[str, str]:
-    """The text of each entry, by its rule."""
+    """Return the text of each entry, by its rule."""
     _, *found = re.split(r"^## (.+)$", PAGE.read_text(), flags=re.MULTILINE)
     return dict(zip(found[::2], found[1::2], strict=True))
 
 
 def part(rule: str, name: str) -> str:
-    """What an entry says below **Look**, **Do** or **Verify**. Where it says "look and do", that is both."""
+    """Return an entry's text under **Look**, **Do** or **Verify**. "Look and do" counts as both."""
     _, *found = re.split(r"^\*\*(Look|Do|Verify)\*\*", entries()[rule], flags=re.MULTILINE)
     parts = dict(zip(found[::2], found[1::2], strict=True))
     if "Do" not in parts and parts["Look"].startswith(" and **do**"):
@@ -39,7 +39,7 @@ def part(rule: str, name: str) -> str:
 
 
 def commands(rule: str, name: str) -> list[list[str]]:
-    """What a part of the entry has a person type, in its order, without `frazil` itself."""
+    """Return the commands that a part of the entry tells an operator to type, in order, without `frazil` itself."""
     text = part(rule, name)
     lines = re.findall(r"^\$ (frazil .+)$", text, flags=re.MULTILINE)
     if name == "Verify":

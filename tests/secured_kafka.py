@@ -1,4 +1,4 @@
-"""A broker with a listener for each way to secure one, the certificates, and a server that issues OAuth tokens."""
+"""A broker with one listener per security protocol, the certificates, and a server that issues OAuth tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PROTOCOLS = {
 
 
 class Authority:
-    """A certificate authority, and what it has signed, as PEM files in one folder."""
+    """A certificate authority, and the certificates that it has signed, as PEM files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -56,7 +56,7 @@ class Authority:
         self.certificate.write_bytes(self._sign(self._name, self._key))
 
     def issue(self, name: str, *, host: str = process.LOOPBACK, valid_days: int = 1) -> Path:
-        """A private key and its certificate in one file; with -1 days it has expired."""
+        """Write a private key and its certificate to one file. With `valid_days=-1`, the certificate has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         path = self._folder / f"{name}.pem"
         encoded = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -77,7 +77,7 @@ class Authority:
 
 
 class SecuredKafka:
-    """The broker; `address` is where clients of one listener connect."""
+    """The broker. `address` returns the address of one listener."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder / "certificates")
@@ -89,7 +89,7 @@ class SecuredKafka:
         return f"{process.LOOPBACK}:{self._ports[listener]}"
 
     def _settings(self) -> dict[str, str]:
-        """The broker talks to itself in plain text, as a super user; so do the tests that prepare it."""
+        """Return the broker's settings. The broker and the tests' setup connect in plain text, as a super user."""
         trusted = str(self.authority.certificate)
         settings = {
             "listener.security.protocol.map": ",".join(
@@ -124,7 +124,7 @@ class SecuredKafka:
             done.result(30)
 
     def keep_from_us(self, topic: str, *, may_describe: bool) -> None:
-        """Let only another user than ours read the topic; ours may see that it is there, or not."""
+        """Allow only another user to read the topic. Our user may or may not describe it."""
         allowed = [("other", AclOperation.READ), *([(USER, AclOperation.DESCRIBE)] if may_describe else [])]
         rules = [
             AclBinding(
@@ -144,9 +144,9 @@ class SecuredKafka:
 
 
 class TokenServer:
-    """Issues OAuth tokens of librdkafka's method `oidc`, unsigned, which Kafka accepts unless configured otherwise.
+    """Issues OAuth tokens for librdkafka's method `oidc`. They are unsigned; Kafka accepts this by default.
 
-    A client whose id is `late` gets a token that has expired, one whose id is `stranger` gets none.
+    The client with the id `late` gets an expired token; the client `stranger` gets none.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ made_tokens: list[str] = []
 
 
 def make_token(config: str) -> tuple[str, float]:
-    """A user's function of `sasl.oauthbearer.method`. `config` is the lifetime in seconds, or makes it fail."""
+    """A user's function for `sasl.oauthbearer.method`. `config` is the lifetime (s); other text makes it fail."""
     made_tokens.append(config)
     if not config.isdigit():
         raise RuntimeError(f"the vault is sealed: {config}")

@@ -1,6 +1,6 @@
-"""Commits that number five tables at once, and a look at all of them in one step.
+"""Commits that write the same number to five tables, and a reader that sees all five at one instant.
 
-As a program it commits up to a number while answers are lost, commits land late, and it kills itself:
+As a program, it commits up to a number, while responses are lost, commits land late, and the process kills itself:
 `python -m tests.several_tables URI WAREHOUSE LAST SEED`.
 """
 
@@ -56,7 +56,7 @@ def handles(catalog: SqlCatalog, names: Sequence[str] = NAMES) -> list[TableHand
 def commit_number(
     tables: Sequence[TableHandle], number: int, *, at_once: CommitTables | None, key: str = NUMBER
 ) -> None:
-    """Commit a snapshot to each table that has no such number yet."""
+    """Commit a snapshot with this number to each table that has a lower one."""
     commit_snapshots([_numbered(handle, number, key) for handle in tables], retry_policy=RETRY_POLICY, at_once=at_once)
 
 
@@ -75,7 +75,7 @@ def _numbered(handle: TableHandle, number: int, key: str) -> TableCommit[int]:
 
 
 class Cuts:
-    """What one statement shows of all tables: the numbers that they have at the same instant."""
+    """Reads the numbers of all tables at the same instant, with one SQL statement."""
 
     def __init__(self, catalog: SqlCatalog) -> None:
         self.catalog, self.io = catalog, PyArrowFileIO()
@@ -95,7 +95,7 @@ class Cuts:
 
 
 class Troubled:
-    """Commits of which some are not answered, some land late, and some end the process with SIGKILL."""
+    """Commits to several tables. Some get no response, some land late, and some end the process with SIGKILL."""
 
     def __init__(self, catalog: SqlCatalog, chance: random.Random) -> None:
         self.inner, self.chance = find_commit_tables(catalog), chance
@@ -107,7 +107,7 @@ class Troubled:
         catalog._write_metadata = lambda *what, **named: (self._step(), write(*what, **named))  # type: ignore[method-assign, assignment, return-value]
 
     def _step(self) -> None:
-        """The process dies before one of the files, statements and commits of a commit, or right after it."""
+        """Let the process die, if planned, before a file, a statement or a database commit, or after the commit."""
         if self.dies_at is not None:
             self.dies_at -= 1
             if self.dies_at < 0:

@@ -1,4 +1,4 @@
-"""A server that accepts connections and never says anything, as a catalog that hangs."""
+"""A server that accepts connections but never responds, like a catalog that hangs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 
 class Silent:
-    """Its port, on the loopback."""
+    """The server's port on loopback, and its open connections."""
 
     def __init__(self, port: int, held: list[socket.socket]) -> None:
         self.port, self._held = port, held
 
     def waiting(self) -> int:
-        """How many clients have not given up."""
+        """Return how many clients are still connected."""
         gone = select.poll()
         for one in list(self._held):
             gone.register(one, select.POLLRDHUP)

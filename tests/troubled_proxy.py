@@ -1,7 +1,8 @@
-"""An HTTP proxy in this process, in front of one server, that gives the troubles that servers and networks give.
+"""An HTTP proxy in this process, in front of one server, that causes the faults of servers and networks.
 
-A trouble is a function of a call and of what sends it on to the server; so it decides what the server does and, apart
-from that, what the client hears. Bytes pass unchanged, with the client's own Host header, for its signatures' sake.
+A trouble is a function of a call and of `forward`, which sends the call to the server. So it decides what the server
+does, and independently what the client receives. Bytes pass unchanged, with the client's own Host header, because the
+client has signed them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Answer:
 
 
 class Dropped(Exception):
-    """The connection breaks instead of an answer."""
+    """The connection breaks before a response."""
 
 
 Forward = Callable[[Call], Answer]
@@ -62,7 +63,7 @@ def none(call: Call, forward: Forward) -> Answer:
 
 
 class TroubledProxy:
-    """`uri` is where clients go; `calls` counts what they sent, by method, and `TABLE COMMIT`s."""
+    """Clients connect to `uri`. `calls` counts their requests by HTTP method, and commits as `TABLE COMMIT`."""
 
     def __init__(self, target: str, trouble: Trouble = none) -> None:
         parts = urlsplit(target)
@@ -170,13 +171,13 @@ def _server(owner: TroubledProxy) -> ThreadingHTTPServer:
 
 
 def refusal(status: int, message: str = "trouble", **headers: str) -> Answer:
-    """An error as the REST specification wants it."""
+    """Return an error in the format of the REST specification."""
     body = {"error": {"message": message, "type": "TroubleException", "code": status}}
     return Answer(status, json.dumps(body).encode(), {"Content-Type": "application/json", **_dashed(headers)})
 
 
 def page(status: int = 200, text: str = "<html><body>Welcome!</body></html>", **headers: str) -> Answer:
-    """A gateway's page."""
+    """Return an HTML page, as from a gateway."""
     return Answer(status, text.encode(), {"Content-Type": "text/html", **_dashed(headers)})
 
 
@@ -193,7 +194,7 @@ def _dashed(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def first(count: int, trouble: Trouble, *, of: Callable[[Call], bool] = lambda _: True) -> Trouble:
-    """The first calls of a kind meet this trouble, and all others none."""
+    """Apply the trouble to the first calls of a kind only."""
     met = itertools.count()
 
     def troubled(call: Call, forward: Forward) -> Answer:
@@ -203,7 +204,7 @@ def first(count: int, trouble: Trouble, *, of: Callable[[Call], bool] = lambda _
 
 
 def every(nth: int, trouble: Trouble, *, of: Callable[[Call], bool] = lambda _: True) -> Trouble:
-    """Each nth call of a kind meets this trouble."""
+    """Apply the trouble to every nth call of a kind."""
     met = itertools.count(1)
 
     def troubled(call: Call, forward: Forward) -> Answer:
@@ -213,7 +214,7 @@ def every(nth: int, trouble: Trouble, *, of: Callable[[Call], bool] = lambda _: 
 
 
 def drop_answer(call: Call, forward: Forward) -> Answer:
-    """The server does what it was asked, and no one hears of it."""
+    """Let the server handle the call, then drop the response."""
     forward(call)
     raise Dropped
 
@@ -223,7 +224,7 @@ def drop(call: Call, forward: Forward) -> Answer:  # noqa: ARG001 - a trouble
 
 
 def applied_then(answer: Answer) -> Trouble:
-    """The server does what it was asked, and the client hears something else."""
+    """Let the server handle the call, then return another response to the client."""
 
     def troubled(call: Call, forward: Forward) -> Answer:
         forward(call)
@@ -245,7 +246,7 @@ def slow(seconds: float, then: Trouble = none) -> Trouble:
 
 
 def signed_again(call: Call, *, service: str, key: str, secret: str, region: str) -> Call:
-    """The call under other credentials, for a server that does not know those of the proxy's clients."""
+    """Return the call signed with other credentials, for a server that does not know the client's."""
     from botocore.auth import S3SigV4Auth, SigV4Auth  # type: ignore[import-untyped]  # an extra
     from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]  # an extra
     from botocore.credentials import Credentials  # type: ignore[import-untyped]  # an extra
@@ -265,7 +266,7 @@ def signed_again(call: Call, *, service: str, key: str, secret: str, region: str
 
 
 def _unchunked(body: bytes) -> bytes:
-    """What was sent as `aws-chunked`, without the signatures and checksums between its pieces."""
+    """Return the content of an `aws-chunked` body, without the chunks' signatures and checksums."""
     found, rest = b"", body
     while rest:
         size, _, rest = rest.partition(b"\r\n")

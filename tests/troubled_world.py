@@ -1,8 +1,8 @@
-"""A shop's streams, half of them in trouble, with all that the operations page shows of them.
+"""A shop's streams, half of them in trouble, with everything that the operations page shows about them.
 
-Batches are made by the real code (`tests.made_batches`), and so are histories, signals and desired states. Kafka has
-the records, and those that wait. No writer runs: an idle process stands for all of them, and their heartbeats are
-written here.
+The real code makes the batches (`tests.made_batches`), histories, signals and desired states. Kafka has the committed
+records, and unread ones. No writer runs: one idle process stands for all writers, and this module writes their
+heartbeats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.made_history import HOUR_MS, MINUTE_MS, MadeHistory
 from tests.silent_server import silent_server
 
 HISTORY_HOURS = 50
-"""Enough hours that yesterday is complete, whatever the time of day."""
+"""Enough hours to make yesterday complete at any time of day."""
 HEARTBEAT_INTERVAL_S = 3.0
 SILENT = "far"
 """The catalog that hangs."""
@@ -55,7 +55,7 @@ GONE = CommitUnavailable("the catalog refuses the commit to shop.inventory: the 
 
 @dataclass
 class TroubledWorld:
-    """`make` fills it; while `alive`, its writers run."""
+    """The streams of the shop. Their writers seem to run during `alive`."""
 
     folder: Path
     kafka: EmbeddedKafka
@@ -71,7 +71,7 @@ class TroubledWorld:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to see it."""
+        """The variables with which a process sees this world."""
         return {
             "FRAZIL_HOME": str(self.folder / "home"),
             "FRAZIL_STREAMS": str(self.streams),
@@ -80,7 +80,7 @@ class TroubledWorld:
         }
 
     def declare(self, name: str, extra: str = "", *, table: str | None = None) -> Path:
-        """The file of a stream, whether or not anything comes of it."""
+        """Write a stream's file, even if the stream never begins."""
         file = self.streams / f"{name}.yaml"
         begin = clock_text(self.now_ms - HISTORY_HOURS * HOUR_MS)
         text = DECLARED.format(name=name, kafka=self.kafka.bootstrap, table=table or f"shop.{name}", extra=extra)
@@ -88,7 +88,7 @@ class TroubledWorld:
         return file
 
     def begin(self, name: str, extra: str = "", *, partitions: int = 4) -> MadeHistory:
-        """A stream that has begun."""
+        """Declare and begin a stream."""
         spec = load_stream(self.declare(name, extra))
         self.kafka.create_topic(f"shop.{name}", partitions)
         with KafkaAdmin({"bootstrap.servers": self.kafka.bootstrap}, spec.source.reads) as kafka:
@@ -105,7 +105,7 @@ class TroubledWorld:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Heartbeats come, as from writers that run."""
+        """Write heartbeats within the block, as if the writers ran."""
         over = threading.Event()
 
         def heartbeat() -> None:
@@ -130,10 +130,10 @@ def clock_text(at_ms: int) -> str:
 def troubled_world(
     folder: Path, kafka: EmbeddedKafka, *, commits: int = 16, streams: int | None = None
 ) -> Iterator[TroubledWorld]:
-    """The world, as long as its writers run.
+    """Yield the world while its writers run.
 
-    `commits`: how many minutes its streams have run. `streams`: how many there are; all that are in trouble and some
-    that are well, unless given, and with a larger number more that are well.
+    `commits` is the number of minutes that its streams have run. `streams` is the number of streams; a large number
+    adds healthy ones. By default, the world has all streams that this module defines.
     """
     with ExitStack() as stack:
         world = TroubledWorld(folder, kafka, commits, stack.enter_context(silent_server()).port)
@@ -152,12 +152,12 @@ def troubled_world(
 
 
 def wave(limit: int, partitions: int = 4) -> Callable[[int], list[int]]:
-    """Records of each partition, minute by minute: a little up and down, as people buy."""
+    """Return a function from a minute to each partition's number of records, which goes up and down like real sales."""
     return lambda minute: [int(limit * (0.8 + 0.2 * np.sin(minute / 5 + p))) for p in range(partitions)]
 
 
 def _orders(world: TroubledWorld, pid: int) -> MadeHistory:
-    """Well: complete hours, one of them reopened by late rows, and a compaction."""
+    """Healthy: complete hours, one of them reopened by late rows, and a compaction."""
     orders = world.begin("orders", HOURS)
     orders.batch([1500] * 4, hours=HISTORY_HOURS - 1)
     orders.signalled()
@@ -169,7 +169,7 @@ def _orders(world: TroubledWorld, pid: int) -> MadeHistory:
 
 
 def _clicks(world: TroubledWorld, pid: int) -> MadeHistory:
-    """Lags: most of what waits is in one of its eight topic-partitions."""
+    """Lagging: most of the unread records are in one of its eight topic-partitions."""
     lag = "maintenance: {alerts: {lag: 20000}}\n"
     clicks = world.begin("clicks", f"partition-by: [day(at)]\ncomplete: none\n{lag}", partitions=8)
     clicks.waits = {p: 31_000 if p == 5 else 700 + 90 * p for p in range(8)}
@@ -197,7 +197,7 @@ def _sensors(world: TroubledWorld, pid: int) -> MadeHistory:
 
 
 def _shipments(world: TroubledWorld, pid: int) -> MadeHistory:
-    """A quality gate holds one of its hours; a person has released another."""
+    """Held: a quality gate holds one of its hours. An operator has released another."""
     shipments = world.begin("shipments", HOURS)
     shipments.batch([600] * 4, hours=HISTORY_HOURS - 1)
     note = "expect_column_values_to_not_be_null(carrier): 412 of 960 rows are null"
@@ -211,7 +211,7 @@ def _shipments(world: TroubledWorld, pid: int) -> MadeHistory:
 
 
 def _signups(world: TroubledWorld, pid: int) -> MadeHistory:
-    """A producer sends nonsense."""
+    """Rejecting: a producer sends invalid records."""
     signups = world.begin("signups", "partition-by: [day(at)]\ncomplete: none\n")
     half = world.commits // 2
     signups.minutes(half, wave(90))
@@ -233,7 +233,7 @@ def _payments(world: TroubledWorld, _: int) -> MadeHistory:
 
 
 def _inventory(world: TroubledWorld, _: int) -> MadeHistory:
-    """A crash loop, each end with its reason."""
+    """Crashing: a crash loop, in which each exit has its reason."""
     inventory = world.begin("inventory", "partition-by: [day(at)]\ncomplete: none\n")
     inventory.minutes(world.commits - 12, wave(60))
     inventory.waits = dict.fromkeys(range(4), 400)
@@ -246,7 +246,7 @@ def _inventory(world: TroubledWorld, _: int) -> MadeHistory:
 
 
 def _pageviews(world: TroubledWorld, pid: int) -> MadeHistory:
-    """Its table is out of shape: many small files."""
+    """Badly shaped: its table has many small files."""
     extra = "partition-by: [hour(at), 'bucket(8, id)']\ncomplete: none\n"
     alerts = "{small-files: 300, manifest-list-bytes-per-file: 16}"
     limits = f"maintenance: {{alerts: {alerts}, expiry: {{at-least: 5, at-most: 10}}}}\n"
@@ -260,7 +260,7 @@ def _pageviews(world: TroubledWorld, pid: int) -> MadeHistory:
 
 
 def _customers(world: TroubledWorld, pid: int) -> MadeHistory:
-    """Well: upserts by key."""
+    """Healthy: upserts by key."""
     customers = world.begin("customers", "mode: upsert\nkey: id\ncomplete: none\n", partitions=2)
     customers.minutes(min(world.commits, 12), wave(60, 2))
     customers.runs(pid=pid)
@@ -268,7 +268,7 @@ def _customers(world: TroubledWorld, pid: int) -> MadeHistory:
 
 
 def _refunds(world: TroubledWorld, _: int) -> MadeHistory:
-    """Paused by a person."""
+    """Paused by an operator."""
     refunds = world.begin("refunds", "partition-by: [day(at)]\ncomplete: none\n")
     refunds.minutes(world.commits - 4, wave(30))
     refunds.waits = dict.fromkeys(range(4), 150)
@@ -277,7 +277,7 @@ def _refunds(world: TroubledWorld, _: int) -> MadeHistory:
 
 
 def _returns(world: TroubledWorld, _: int) -> MadeHistory:
-    """Well: its writer runs on another host, and a backfill is under way."""
+    """Healthy: its writer runs on another host, and a backfill is in progress."""
     returns = world.begin("returns", HOURS, partitions=2)
     returns.batch([300] * 2, hours=HISTORY_HOURS - 1)
     returns.minutes(world.commits - 1, wave(40, 2))
@@ -295,14 +295,14 @@ OTHERS = 3
 
 
 def _others(world: TroubledWorld) -> None:
-    """One whose catalog hangs, one that never began, one whose file is broken."""
+    """Add a stream whose catalog hangs, one that never began, and one whose file is broken."""
     world.declare("suppliers", table=f"{{identifier: shop.suppliers, catalog: {SILENT}}}")
     world.declare("vouchers")
     (world.streams / "wishes.yaml").write_text("name: wishes\nschema: {id: lung}\n")
 
 
 def _small(world: TroubledWorld, name: str, pid: int) -> None:
-    """Well: one of many, with two batches, whose topic Kafka need not have."""
+    """Add a healthy stream with two batches. Its topic does not exist in Kafka."""
     spec = load_stream(world.declare(name, "partition-by: [day(at)]\ncomplete: none\n"))
     small = world.history(MadeStream(spec, world.now_ms - 2 * MINUTE_MS, partitions=2))
     small.minutes(2, wave(50, 2))
@@ -310,7 +310,7 @@ def _small(world: TroubledWorld, name: str, pid: int) -> None:
 
 
 def _fill(kafka: EmbeddedKafka, histories: Sequence[MadeHistory]) -> None:
-    """Kafka gets what the tables have, what waits, and each history is written."""
+    """Produce each stream's committed and unread records to Kafka, and write its history."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 10**6})
     for history in histories:
         for partition, end in enumerate(history.read):

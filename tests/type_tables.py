@@ -1,4 +1,4 @@
-"""The tables of docs/reference/ that say which columns a written type fills, each pair of them to be tried."""
+"""Reads the tables in docs/reference/ that say which columns each written type fills. Tests try each pair."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ COLUMNS = {
     "map": "map<string, int>",
     "struct": "struct<a: int>",
 }
-"""A column of each type, by the word that the tables have for it."""
+"""A column type for each word in the tables."""
 
 
 def written_types(page: str) -> list[tuple[str, set[str]]]:
-    """Each written type of a page's table, with the words for the columns that it fills."""
+    """Return each written type of a page's table, with the names of the column types that it fills."""
     table = Path("docs/reference", page).read_text().split("## Types")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.+`) \| (`.+`) \|$", table, re.MULTILINE)
     words = re.compile(r"`([^`]+)`")

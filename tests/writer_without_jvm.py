@@ -1,4 +1,4 @@
-"""The writer's main in this process instead of Spark: the process that a user has, except for the engine."""
+"""Runs the writer's main program in this process, without Spark. Only the engine differs from a user's writer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAIN = CHECKOUT / "spark_apps" / "write_stream.py"
 
 
 def main(*, without_jvm: bool = True, program: Path = MAIN) -> None:
-    """Run it, or the program of a shared application, with this process's arguments."""
+    """Run the writer, or a shared application's program, with this process's arguments."""
     from tests.no_sync import write_without_sync  # run as a program, it finds `tests` only now
 
     write_without_sync()

@@ -176,7 +176,10 @@ class OutageReported:
 
 @dataclass(frozen=True, slots=True)
 class TablesBehind:
-    """Routed tables are missing rows, and the writer retries adding them; without `names`, none is any longer."""
+    """Routed tables are missing rows, and the writer retries adding them.
+
+    If `names` is empty, no table is missing rows now.
+    """
 
     names: frozenset[str]
     sentence: str
@@ -253,6 +256,6 @@ class EventDispatcher:
             return
         self._logged_failures.add(failure)
         log.warning(
-            "stream %s: the event sink %r failed on %s; its next failures on events of this type are not logged: %r",
+            "stream %s: the event sink %r failed on %s; later failures on events of this type are not logged: %r",
             self.stream, self._sinks[number], type(event.what).__name__, error,
         )  # fmt: skip

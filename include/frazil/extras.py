@@ -41,10 +41,9 @@ SUPPORTED_VERSIONS = {
 
 
 def require_module(module: str, *, extra: str | None = None) -> None:
-    """Raise MissingExtra if a module is not installed, and UnsupportedVersion for an unsupported version. Does not
-    import it.
+    """Raise MissingExtra if a module is not installed, and UnsupportedVersion if its version is not supported.
 
-    `extra` is what the error suggests, in case several extras install the module.
+    Does not import the module. `extra` is what the error suggests, in case several extras install the module.
     """
     if find_spec(module) is None:
         raise _missing_extra_error(module, extra)

@@ -42,7 +42,7 @@ def run_folder(name: str) -> Path:
 
 
 def full_disk_sentence(folder: Path) -> str:
-    """Return what to do if the folder's disk is full; otherwise an empty string."""
+    """Return a sentence that says what to do, if the folder's disk is full; otherwise an empty string."""
     place = next((one for one in (folder, *folder.parents) if one.exists()), folder)
     try:
         free = shutil.disk_usage(place).free

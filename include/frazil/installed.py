@@ -35,8 +35,9 @@ def explain_outdated(error: BaseException) -> str | None:
         return None
     process = _starts[0].process
     return (
-        f"frazil's files were replaced after this {process} started, and it loaded some of the new ones: restart it. "
-        f"If it fails again, the replacement is not the cause: {type(error).__name__}: {' '.join(str(error).split())}"
+        f"frazil's files were replaced after this {process} started, so it runs a mixture of old and new code. Restart "
+        "it. If the error persists, it has another cause: "
+        f"{type(error).__name__}: {' '.join(str(error).split())}"
     )
 
 

@@ -15,7 +15,7 @@ _UNSAFE = re.compile(
 
 
 def escape_unsafe(text: str, *, lines: bool = True) -> str:
-    r"""Escape characters that are invisible, such as `\x1b`, or not UTF-8; with `lines`, not tabs and line feeds."""
+    r"""Escape characters that are invisible, such as `\x1b`, or not UTF-8. With `lines`, keep tabs and line feeds."""
     return _UNSAFE.sub(lambda found: _escape(found[0], lines=lines), text)
 
 

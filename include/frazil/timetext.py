@@ -20,7 +20,10 @@ def format_elapsed(milliseconds: int) -> str:
 
 
 def parse_moment(value: str | datetime) -> datetime:
-    """Parse ISO 8601, with a time zone only if the text has one. Raises ValueError, also before year 1 in UTC."""
+    """Parse an ISO 8601 time. The result has a time zone only if the text has one.
+
+    Raises ValueError, even for a valid time that is before year 1 or after year 9999 in UTC.
+    """
     moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     if moment.tzinfo is not None:
         try:

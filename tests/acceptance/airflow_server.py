@@ -1,7 +1,9 @@
-"""Airflow as a cell has it: a metadata database, the checkout's DAG files, and runs of them, without a scheduler.
+"""Airflow for the acceptance tests: a metadata database and the checkout's DAG files, but no scheduler. Tests run the
+DAGs.
 
-One process serves one cell after another, for to import Airflow takes seconds; each cell begins with an empty database.
-Run as a program this is the server: a line of JSON on standard input names what to do, and so is its answer.
+One process serves one cell after another, because importing Airflow takes seconds. Each cell begins with an empty
+database. Run as a program, this module is the server: it reads requests from standard input, one line of JSON each, and
+prints the answers.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 ANSWER = "ANSWER "
 
 Published = tuple[str, int]
-"""A window's key and the number of a signal."""
+"""A window's key, and the number of its signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class DagRun:
-    """How a run ended: `state` is `waiting` where a task was deferred and its trigger would go on waiting."""
+    """How a run ended. `state` is `waiting` if a task deferred, and its trigger would still be waiting."""
 
     state: str
     tasks: Mapping[str, str]
@@ -36,7 +38,7 @@ class DagRun:
 
 
 class AirflowServer:
-    """Starts the server, and asks it. `environment` is what the streams' catalog needs."""
+    """Starts the server process, and sends it requests. `environment` has what the streams' catalog needs."""
 
     def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
         self._log = home / "server.log"
@@ -60,28 +62,28 @@ class AirflowServer:
             )  # fmt: skip
 
     def begin(self, *, streams: Path, home: Path) -> None:
-        """An Airflow that was installed just now, next to the declarations and the FRAZIL_HOME of a host."""
+        """Begin again with a newly installed Airflow, for these declarations and this host's FRAZIL_HOME."""
         self._ask("begin", streams=str(streams), home=str(home))
 
     def run(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, hours_ahead: int = 0) -> DagRun:
-        """Run a DAG, as of that many hours from now. No task is tried again."""
+        """Run a DAG with a logical date that many hours from now. Its tasks are not retried."""
         return DagRun(**self._ask("run", dag_id=dag_id, conf=conf, hours_ahead=hours_ahead))
 
     def create_event(self, asset: str, *, extra: Mapping[str, Any], key: str | None) -> None:
-        """What the button *Create event* of an asset's page asks the API server for."""
+        """Send the request of the button *Create event* on an asset's page."""
         self._ask("create_event", asset=asset, extra=extra, key=key)
 
     def published(self, asset: str) -> list[Published]:
-        """What frazil told an asset of: events that people made are left out."""
+        """Return the events that frazil published for an asset, without those that users created."""
         return [(key, number) for key, number in self._ask("published", asset=asset)]
 
     def alert_states(self) -> Mapping[str, Any]:
-        """What `frazil_health` remembers to be wrong, or to be about to be, by subject."""
+        """Return the states that `frazil_health` stores of alerts, active or not yet, by subject."""
         found: Mapping[str, Any] = self._ask("alert_states")
         return found
 
     def parsed(self) -> tuple[set[str], str]:
-        """The DAGs that the DAG files come to now, and their import errors."""
+        """Return the ids of the DAGs in the DAG files, and the import errors."""
         found = self._ask("parsed")
         return set(found["dags"]), found["errors"]
 
@@ -101,7 +103,7 @@ class AirflowServer:
 
 
 class StillWaitingError(BaseException):
-    """A task was deferred; the tasks before it looked, and found nothing to do."""
+    """A task deferred, and its trigger would still be waiting."""
 
 
 def _serve(home: Path) -> None:
@@ -113,7 +115,7 @@ def _serve(home: Path) -> None:
 
 
 class _Server:
-    """What the process does; Airflow is imported by no one else."""
+    """The server's requests, one method each. Only this process imports Airflow."""
 
     def __init__(self, home: Path) -> None:
         from airflow.dag_processing.bundles.manager import DagBundlesManager
@@ -222,7 +224,7 @@ class _Server:
         return {"dags": sorted(self._dags), "errors": self._errors}
 
     def _parse(self) -> None:
-        """Parse the DAGs, as Airflow's DAG processor does all the time; without a change the result is the same."""
+        """Parse the DAG files, as Airflow's DAG processor does, unless no declaration has changed."""
         from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 
         files = {path.name: path.read_bytes() for path in self._streams.glob("*.yaml")}

@@ -1,9 +1,10 @@
-"""`frazil` commands as processes of their own, forked from one that has imported everything: a start costs 50 ms.
+"""Runs `frazil` commands in their own processes, which are forked from a process that has imported everything. A start
+takes 50 ms.
 
-A process may be killed, stopped and left alone as a user's is; only its imports, the load of compiled loops and, with
-a writer, the JVM are spared.
-The server adopts what a killed process leaves behind, so that none of them outlives the test that started it.
-Run as a program this is the server: a line of JSON on standard input is a `Request`, its answer the pid.
+A command's process may be killed, stopped or abandoned, as a user's may. Only its imports, the loading of compiled
+loops and a writer's JVM are saved. The server adopts the children of a killed process, so that none of them outlives
+its test. Run as a program, this module is the server: it reads `Request`s from standard input, one line of JSON each,
+and prints the process ids.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ IMPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One command. `clock_ms` is by how much its wall clock is ahead; `dies_after` names where it kills itself, and
-    `stops_after` where it stands still until it is continued."""
+    """One command. `clock_ms` is how far its wall clock is ahead. `dies_after` names a point at which it kills itself;
+    `stops_after` names a point at which it stops itself until a test continues it.
+    """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
@@ -68,7 +70,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended: a negative code is the signal that ended it."""
+    """How a command ended. A negative code is the number of the signal that ended it."""
 
     code: int
     out: str
@@ -97,14 +99,14 @@ class Running:
         os.kill(self.pid, number)
 
     def end(self, *, within_s: float = 120) -> Done:
-        """Wait for its end."""
+        """Wait until the command ends."""
         eventually(lambda: not self.runs, within_s=within_s)
         code = int(Path(f"{self._out}.code").read_text())
         return Done(code, Path(f"{self._out}.out").read_text(), self.said)
 
 
 class CommandServer:
-    """Starts the server, and asks it. `environment` is every command's; their output goes to files in `folder`."""
+    """Starts the server process, and sends it requests. `environment` applies to every command."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder, self.environment = folder, environment
@@ -119,7 +121,7 @@ class CommandServer:
         self._answer()
 
     def start(self, *arguments: str, environment: Mapping[str, str], **how: Any) -> Running:
-        """`how` are the last fields of a `Request`."""
+        """Start a command. `how` sets the optional fields of its `Request`."""
         self._count += 1
         out = self._folder / f"{self._count:05d}-{arguments[0]}"
         request = Request(arguments, {**self.environment, **environment}, str(out), **how)
@@ -129,7 +131,7 @@ class CommandServer:
         return Running(int(self._answer()), out)
 
     def end_all(self) -> None:
-        """Kill every process that the commands left, those that stand still too."""
+        """Kill all remaining processes of the commands, including stopped ones."""
         server = psutil.Process(self._server.pid)
 
         def none_left() -> bool:
@@ -225,14 +227,14 @@ def _spare_the_jvm() -> None:
 
 
 def _shift_clock(by_ms: int) -> None:
-    """A host whose wall clock is off; its monotonic one is not."""
+    """Shift this process's wall clock, but not its monotonic clock."""
     now, now_ns = time.time, time.time_ns
     time.time = lambda: now() + by_ms / 1000
     time.time_ns = lambda: now_ns() + by_ms * 1_000_000
 
 
 def _signal_itself_after(point: str, number: int) -> None:
-    """Once, where the work at a point of a batch is done."""
+    """Send this process the signal when a point of a batch is first passed."""
     from frazil.commit.committer import Committer  # imported before the fork
     from frazil.commit.journal import JournalStore
     from tests.crashes import between_the_tables_of_a_batch

@@ -1,4 +1,4 @@
-"""What happens to a stream's writer and table, whatever is so."""
+"""Events that happen to a stream's writer and table, in any situation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StreamEvent:
 
 
 def writer(world: World, situation: Situation) -> Running | None:
-    """The writer that runs, or a new one, with nothing left to do; None where it ended as the situation says."""
+    """Return a running writer that has nothing left to do; None if it ended with the situation's exit code."""
     already = world.running is not None
     running = world.running or world.run()
     if situation.red is None or (already and not situation.meets_a_running_writer):
@@ -42,7 +42,7 @@ def writer(world: World, situation: Situation) -> Running | None:
 
 
 def stop(world: World, situation: Situation) -> None:
-    """SIGTERM: the current batch commits."""
+    """Send the writer SIGTERM; the current batch commits."""
     if writer(world, situation):
         world.stop()
 
@@ -55,7 +55,7 @@ def kill(world: World, situation: Situation) -> None:
 
 
 def die_after(point: str) -> Callable[[World, Situation], None]:
-    """A start that kills itself at a point of its first batch, if it comes to one."""
+    """Start a writer that kills itself at a point of its first batch, if it reaches that point."""
 
     def to(world: World, situation: Situation) -> None:
         if world.running is not None:
@@ -68,7 +68,7 @@ def die_after(point: str) -> Callable[[World, Situation], None]:
 
 
 def start_twice(world: World, situation: Situation) -> None:
-    """The second on the same host is refused, and the first goes on."""
+    """Start a second writer on the same host. It is refused, and the first one continues."""
     if running := writer(world, situation):
         second = world.frazil("run", world.name)
         assert second.code == (SpecError if situation.red == SpecError.exit_code else WriterBusy).exit_code, second.err
@@ -76,7 +76,7 @@ def start_twice(world: World, situation: Situation) -> None:
 
 
 def take_over(world: World, situation: Situation) -> None:
-    """A writer of another host takes the stream; the first finds that out at its next commit, and ends."""
+    """Let a writer on another host take over the stream. The first writer notices at its next commit, and ends."""
     if first := writer(world, situation):
         second = world.run(host="two")
         if situation.red is None:
@@ -87,7 +87,7 @@ def take_over(world: World, situation: Situation) -> None:
 
 
 def zombie(world: World, situation: Situation) -> None:
-    """A writer that stood still while it was replaced ends; its successor goes on."""
+    """Stop a writer's process, replace the writer, and continue the process: it ends, and its successor goes on."""
     if situation.red is not None:
         stop(world, situation)
     elif first := writer(world, situation):
@@ -105,7 +105,7 @@ def zombie(world: World, situation: Situation) -> None:
 
 
 def zombie_in_a_batch(world: World, situation: Situation) -> None:
-    """One that stood still between the stage and the journal of a batch, which its successor swept."""
+    """Replace a writer that is stopped between a batch's staging and journal. Its successor deletes the files."""
     if situation.hides_records:
         zombie(world, situation)
         return
@@ -119,7 +119,7 @@ def zombie_in_a_batch(world: World, situation: Situation) -> None:
 
 
 def _replace(world: World, first: Running, pid: int) -> None:
-    """A writer of another host takes over while this one is stopped; then this one continues."""
+    """Let a writer on another host take over while this one is stopped; then continue this one."""
     try:
         second = world.run(host="two")
         assert world.quiet(second, "two")
@@ -137,7 +137,7 @@ def _replaced(world: World, first: Running, second: Running) -> None:
 
 
 def new_column(world: World, situation: Situation) -> None:
-    """The declaration gets a column, and the writer is started again."""
+    """Add a column to the declaration, with the writer stopped."""
     stop(world, situation)
     world.extra_columns = "  surge: double\n"
     if situation.red != SpecError.exit_code:
@@ -145,10 +145,10 @@ def new_column(world: World, situation: Situation) -> None:
 
 
 def expire(world: World, situation: Situation) -> None:
-    """A user keeps none but the newest snapshots.
+    """Expire all snapshots except the newest ones, as a user might.
 
-    The table's windows were checked before, as they are each minute: late rows whose commits are expired before any
-    check reopen nothing (docs/explanation/how-it-works.md). `frazil maintain` expires no such commit.
+    The table's windows are checked before this, as in operation every minute. If late rows' commits expired before a
+    check, the rows would reopen nothing (docs/explanation/how-it-works.md). `frazil maintain` expires no such commit.
     """
     if writer(world, situation) and situation.red is None:
         world.signal()
@@ -160,7 +160,7 @@ def expire(world: World, situation: Situation) -> None:
 
 
 def compact(world: World, situation: Situation) -> None:
-    """A user rewrites all files; while a table is ahead of its clock, Java refuses to write to it."""
+    """Rewrite all files, as a user might. While the table's times are in the future, Java refuses to write."""
     if writer(world, situation):
         options = "options => map('rewrite-all', 'true')"
         rewrite = f"CALL `default`.system.rewrite_data_files(table => '{world.identifier}', {options})"
@@ -172,10 +172,10 @@ def compact(world: World, situation: Situation) -> None:
 
 
 def backfill(world: World, situation: Situation) -> None:
-    """All that Kafka has is requested again: nothing is missing, and nothing lands twice.
+    """Request everything in Kafka again. No record is missing, and none lands twice.
 
-    A backfill of a table with a key merges each requested record without a row again, and changes no row. One of a
-    stream with a transform drops again what was dropped.
+    A backfill of a table with a key merges the requested records without a row again, and changes no row. A backfill
+    with a transform drops the same records again.
     """
     if writer(world, situation) and situation.red is None:
         done = world.frazil("backfill", world.name)
@@ -193,7 +193,7 @@ def audit(world: World, situation: Situation) -> None:
 
 
 def create_events(world: World, situation: Situation) -> None:
-    """An operator presses *Create event* on the table's assets, also with what looks like an event of frazil's."""
+    """Press *Create event* on the table's assets, as an operator might, even with data like frazil's own."""
     writer(world, situation)
     if situation.red != SpecError.exit_code and world.windows:
         key = f"{BEGIN + 400 * STEP:%Y-%m-%d}" + ("T00" if world.windows == "hour" else "")
@@ -206,7 +206,7 @@ def create_events(world: World, situation: Situation) -> None:
 
 
 def run_dags(world: World, situation: Situation) -> None:
-    """Airflow's DAGs of the stream and its table run next to the writer."""
+    """Run Airflow's DAGs of the stream and its table next to the writer."""
     if writer(world, situation) and situation.red is None:
         world.signal()
         world.airflow_run("maintenance", tables=[world.identifier], actions=["manifests", "expiry", "orphans"])

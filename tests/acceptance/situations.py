@@ -1,4 +1,4 @@
-"""Happenings: each changes a stream's world in one way, says which problem must show, and how a person fixes it."""
+"""Situations. Each changes a stream's world in one way, and says which problem must show and how it is fixed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import Producer, TopicPartition
 from pyiceberg.types import StringType
 
+from frazil.commit.snapshot import SnapshotWriter
 from tests.acceptance.world import World
 from tests.polling import eventually
 
@@ -42,11 +43,11 @@ AHEAD_MS = 2 * 3600 * 1000
 
 
 def nothing(world: World) -> None:
-    """Leave it as it is."""
+    """Change nothing."""
 
 
 def _lived_in(world: World) -> None:
-    """A stream that has been written for a while: rows in each partition, and a dead letter."""
+    """Prepare a stream that has been written for a while: rows in each partition, and a dead letter."""
     world.produce(24, odd=[b"never a ride"])
     world.catch_up()
     world.signal()
@@ -54,7 +55,7 @@ def _lived_in(world: World) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`red` is the exit code that a writer must end with until it is fixed, and `word` what `frazil status` says."""
+    """`red` is the exit code of every writer until the situation is fixed. `frazil status` must then show `word`."""
 
     name: str
     arise: Callable[[World], None]
@@ -63,18 +64,18 @@ class Situation:
     fix: Callable[[World], None] | None = None
     before: Callable[[World], None] = field(default=_lived_in)
     audited: int | None = None
-    """The exit code of `frazil audit --source` until it is fixed, where that is part of the promise."""
+    """The exit code of `frazil audit --source` until the situation is fixed; None if it is not checked."""
     meets_a_running_writer: bool = True
-    """Whether a writer that runs already comes to the same end; else it does not notice."""
+    """Whether a writer that already runs ends in the same way; otherwise it does not notice the situation."""
     hides_records: bool = False
-    """Whether no batch begins before it is over."""
+    """Whether no batch can begin until the situation is over."""
 
     def __str__(self) -> str:
         return self.name
 
 
 def _quiet(world: World) -> None:
-    """No partition will get another record, and one may never have had one."""
+    """Let all partitions fall silent. Some may never have had a record."""
     world.idle_timeout = "1s"
     world.declare()
 
@@ -90,7 +91,7 @@ def _odd_timestamps(world: World) -> None:
 
 
 def _clock_was_ahead(world: World) -> None:
-    """A host that was two hours ahead wrote a while; the next start is on one that is right."""
+    """Let a host write whose clock is two hours ahead. The next writer's clock is right."""
     world.clock_ms = AHEAD_MS
     world.produce(8)
     if world.running is None:
@@ -100,7 +101,7 @@ def _clock_was_ahead(world: World) -> None:
 
 
 def _retention(world: World) -> None:
-    """Kafka deletes what no one had read."""
+    """Let Kafka delete records that no writer has read."""
     gone = [r for r in world.witness() if r.partition == 0]
     first = max((r.offset for r in gone), default=-1) + 1
     world.stop()
@@ -113,7 +114,7 @@ def _retention(world: World) -> None:
 
 
 def _cut(world: World) -> None:
-    """A disk that was restored from a copy: the newest records of a partition, which were read, gave way to others."""
+    """Restore the broker's disk from a copy: a partition loses its newest records, which were read, and gets others."""
     log = world.kafka.folder / "data" / f"{world.topic}-0"
     (segment,) = log.glob("*.log")
     kept, end = segment.stat().st_size, max(r.offset for r in world.witness() if r.partition == 0) + 1
@@ -164,7 +165,7 @@ def _foreign_column(world: World) -> None:
 
 
 def _renamed(world: World) -> None:
-    """A declared column gets another name while records wait that have it."""
+    """Rename a column of the table while records that contain it are unread."""
     _rename(world, "note", "remark")
     world.produce(2 * world.shape.partitions)
 
@@ -175,16 +176,18 @@ def _rename(world: World, old: str, new: str) -> None:
 
 
 def _foreign_writes(world: World) -> None:
-    """Others set properties, tag, append nothing, and delete no row."""
+    """Set properties, create a tag, and append an empty table, as other programs might."""
     table = world.table()
     with table.transaction() as transaction:
         transaction.set_properties({"owner": "somebody else"})
-    table.append(table.scan().to_arrow().slice(0, 0))
+    prepared = SnapshotWriter(()).prepare(table, summary={}, now_ms=time.time_ns() // 1_000_000)
+    table.catalog.commit_table(table, prepared.requirements, prepared.updates)
+    table = world.table()
     table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "kept").commit()
 
 
 def rolled_back(world: World) -> None:
-    """A user takes two commits off the table."""
+    """Roll the table back by two commits, as a user might."""
     world.stop()
     world.produce(8)
     world.catch_up()
@@ -194,7 +197,7 @@ def rolled_back(world: World) -> None:
 
 
 def another_stream(world: World) -> None:
-    """A second stream begins in the table, with events of windows that were signalled."""
+    """Begin a second stream in the table, with events in windows that have been signalled."""
     neighbour = world.add_neighbour()
     neighbour.produce(30, odd=[b"no ride either"])
     neighbour.catch_up()
@@ -202,7 +205,7 @@ def another_stream(world: World) -> None:
 
 
 def _open_transaction(world: World) -> None:
-    """Records of a transaction that does not end hide all that comes after them in their partition."""
+    """Begin a transaction that does not end, which hides all later records of its partitions."""
     stays_open = {"transactional.id": world.name, "transaction.timeout.ms": 600_000}
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap, **stays_open})
     producer.init_transactions(30)
@@ -215,7 +218,7 @@ def _open_transaction(world: World) -> None:
 
 
 def _aborted(world: World) -> None:
-    """Offsets with nothing to read: markers, and records that were taken back."""
+    """Create offsets without readable records: transaction markers, and records of aborted transactions."""
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap, "transactional.id": world.name})
     producer.init_transactions(30)
     for end in (producer.abort_transaction, producer.commit_transaction, producer.abort_transaction):
@@ -227,7 +230,7 @@ def _aborted(world: World) -> None:
 
 
 def _loaded(world: World) -> None:
-    """Others take the processors."""
+    """Keep the host's processors busy."""
     burning = [multiprocessing.get_context("spawn").Process(target=_burn, daemon=True) for _ in range(4)]
     for process in burning:
         process.start()

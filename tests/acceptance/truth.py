@@ -1,7 +1,8 @@
-"""What Kafka holds, and what has to come of it: an independent consumer, and a reading of values that shares no code.
+"""What Kafka has, and what the tables must contain: an independent consumer and parser, which share no code with
+frazil.
 
-The reading is as strict as docs/how-to/declare-a-stream.md says: a record whose value has another type than declared,
-or misses a required field, is a dead letter.
+The parser is as strict as docs/how-to/declare-a-stream.md says. A record is a dead letter if its value has another type
+than declared, or if a required field is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Record:
 
 
 def read_topic(bootstrap: str, topic: str, partitions: int) -> list[Record]:
-    """All that a `read_committed` reader finds now, from the first offset to the last stable one."""
+    """Return all records that a `read_committed` reader finds now, from the first to the last stable offset."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -66,7 +67,7 @@ def read_topic(bootstrap: str, topic: str, partitions: int) -> list[Record]:
 
 
 def read_value(value: bytes | None) -> Fields | None:
-    """(id, at, note, fare, tags, place) of a good value, None for a dead letter."""
+    """Return (id, at, note, fare, tags, place) of a valid value; None for a dead letter."""
     try:
         raw = json.loads((value or b"").decode(), parse_float=Decimal)
     except (ValueError, RecursionError):
@@ -91,7 +92,7 @@ def read_value(value: bytes | None) -> Fields | None:
 
 
 def _moment(text: Any) -> datetime | None:
-    """UTC, and within the years 1 to 9999, which is all that Iceberg's readers agree on."""
+    """Return the time in UTC; None outside the years 1 to 9999, the range on which Iceberg's readers agree."""
     if not isinstance(text, str) or not ISO.fullmatch(text):
         return None
     try:
@@ -111,9 +112,9 @@ def _is_int(value: Any) -> bool:
 def watermark(
     records: Iterable[Record], partitions: int, read: Callable[[bytes | None], Fields | None] = read_value
 ) -> datetime | None:
-    """A stream's watermark once all of this is committed: the minimum over its partitions of the newest event time.
+    """Return a stream's watermark after these records: the minimum of the partitions' newest event times.
 
-    None while a partition never had one. No partition is idle.
+    None if a partition has had no event time yet. No partition counts as idle.
     """
     newest: dict[int, datetime] = {}
     for record in records:
@@ -124,6 +125,6 @@ def watermark(
 
 
 def _believed(timestamp_ms: int) -> datetime:
-    """Event times that are more than `watermark.max-future` ahead of Kafka's, or of the clock, push no watermark."""
+    """Return the latest event time that may advance the watermark: Kafka's time or the clock, plus 10 minutes."""
     known = min(timestamp_ms / 1000, datetime.now(UTC).timestamp())
     return datetime.fromtimestamp(known, UTC) + timedelta(minutes=10)

@@ -1,6 +1,6 @@
-"""One stream as its users have it: YAML, a topic, the `frazil` command on one or two hosts, and readers of its table.
+"""One stream as its users see it: YAML, a topic, the `frazil` command on one or two hosts, and readers of its table.
 
-A `World` also keeps account of what Kafka has held, so that at any moment it can say what the tables must hold.
+A `World` also records what Kafka has had, so it can compute at any time what the tables must contain.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Shape:
     properties: str = "{}"
     """The table's properties."""
     keeps: Literal["all", "first", "newest"] = "all"
-    """The records of an id that become its row. If not all do, each record is sent with another version."""
+    """The records of an id that become rows. Unless it is `all`, each record is sent in two versions."""
     routed: Literal["id", "note", "room"] | None = None
-    """The column that chooses the table: ids as `ROUTED` says, a room that a transform computes of them, or a
-    template's table for each note. The records of all others stay in the default table.
+    """The column that chooses the table. `id` uses `ROUTED`, `room` is computed from the id by a transform, and `note`
+    creates a table for each value by a template. All other records stay in the default table.
     """
     transformed: bool = False
-    """Whether SQL drops some records and computes columns."""
+    """Whether a transform drops some records and computes columns."""
 
     def __str__(self) -> str:
         return self.name
@@ -77,8 +77,9 @@ FIELDS = (
     '{id: {type: long, required: true}, at: {type: timestamptz, required: true}, note: string, fare: "decimal(9, 2)", '
     'tags: "list<string>", place: "struct<city: string, zip: int>"}'
 )
-"""A record's fields, where a transform computes the columns."""
+"""A record's fields, for a stream whose transform computes the columns."""
 
+FORMAT_3 = '{format-version: "3"}'
 SHAPES = (
     Shape("by day", 4, "partition-by: [day(at)]\ncommit: {interval: 1s}\n"),
     Shape("one partition, sorted", 1, "partition-by: [hour(at)]\nsort-by: [note, id desc]\ncommit: {interval: 1s}\n"),
@@ -114,12 +115,22 @@ SHAPES = (
         "routed by a computed column", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n",
         routed="room", transformed=True,
     ),
+    Shape("of format version 3", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n", FORMAT_3),
+    Shape(
+        "whole windows of format version 3", 2,
+        "partition-by: [hour(at)]\ncommit: {interval: 1s, align: watermark}\n", FORMAT_3,
+    ),
+    Shape(
+        "upserted with deletion vectors", 2,
+        "mode: upsert\nmerge: merge-on-read\nkey: [id]\npartition-by: [day(at)]\ncommit: {interval: 1s}\n", FORMAT_3,
+        keeps="newest",
+    ),
 )  # fmt: skip
 
 
 @dataclass
 class World:
-    """Everything about one stream. `folder` is this world's alone."""
+    """All parts of one stream. No other world uses `folder`."""
 
     folder: Path
     kafka: EmbeddedKafka
@@ -128,7 +139,7 @@ class World:
     shape: Shape
     name: str
     spark: Callable[[], Any]
-    """A Spark with Iceberg's runtime on the same catalog."""
+    """Returns a Spark session with Iceberg's runtime and the same catalog."""
     table_name: str = ""
     topic: str = ""
     generation: int = 0
@@ -136,7 +147,7 @@ class World:
     more: str = ""
     """More lines of the declaration."""
     grows: int = 0
-    """How many more fields the records have from now on."""
+    """How many undeclared fields the records have from now on."""
     idle_timeout: str = "1h"
     clock_ms: int = 0
     ahead: bool = False
@@ -146,17 +157,17 @@ class World:
     seen: dict[tuple[int, int, int], Record] = field(default_factory=dict)
     """Every record that a reader could have had, by (topic generation, partition, offset)."""
     lost: set[tuple[int, int, int]] = field(default_factory=set)
-    """Those that Kafka deleted before the stream had them, and a person accepted that."""
+    """Records that Kafka deleted before the stream read them, with an operator's acceptance."""
     cleanups: list[Callable[[], None]] = field(default_factory=list)
     neighbour: World | None = None
     """Another stream of the same table, with a topic of its own."""
     signalled_to: datetime = BEGIN
-    """Windows that end at or before were signalled."""
+    """All windows that end at this time or earlier were signalled."""
     pending_fix: Callable[[], None] | None = None
-    """How a person puts right what is so; see `fix`."""
+    """How an operator fixes the situation; see `fix`."""
 
     def begin(self) -> None:
-        """A topic, and a valid file."""
+        """Create the topic, and a valid declaration."""
         self.new_topic()
         self.declare()
 
@@ -169,7 +180,7 @@ class World:
         self.kafka.create_topic(self.topic, self.shape.partitions, settings)
 
     def add_neighbour(self) -> World:
-        """Another stream of the same table, whose events begin where this one's began."""
+        """Add another stream of the same table. Its first event times equal this stream's."""
         parts = (self.folder, self.kafka, self.commands, self.airflow, self.shape)
         made = World(*parts, f"{self.name}_b", self.spark, self.name)
         made.more = self.more  # streams of one table declare the same evolution
@@ -183,7 +194,7 @@ class World:
 
     @property
     def windows(self) -> str | None:
-        """The grain of the table's windows, which is that of its time partition."""
+        """The grain of the table's windows, as in its time partition; None without windows."""
         return load_stream(self.file).window
 
     @property
@@ -192,12 +203,12 @@ class World:
 
     @property
     def template(self) -> str:
-        """The template of further tables, which stands for all of them in Airflow."""
+        """The template of the routed tables' names. In Airflow, one DAG covers all tables of the template."""
         return f"{self.identifier}_of_{{value}}"
 
     @property
     def suffixes(self) -> list[str]:
-        """The suffixes of the stream's tables that may exist."""
+        """The suffixes of all tables that the stream may have."""
         if self.shape.routed == "note":
             return ["", *(f"_of_{derive_name_part(note)}" for note in NOTES if note is not None)]
         return ["", *(sorted({*ROUTED.values()}) if self.shape.routed else ())]
@@ -239,7 +250,7 @@ class World:
         return f"transform: |\n  SELECT {columns} FROM records WHERE fare IS DISTINCT FROM 1\n"
 
     def read(self, value: bytes | None) -> Fields | None:
-        """The row of a good value; None for a value that is dropped or a dead letter."""
+        """Return the row of a valid value; None if the value is a dead letter or the transform drops it."""
         row = read_value(value)
         if row is None or not self.shape.transformed:
             return row
@@ -264,7 +275,7 @@ class World:
     # Kafka
 
     def value(self) -> bytes:
-        """The next good record, each with other fields absent, null or unusual."""
+        """Return the next valid record. Records differ in which fields are missing, null or unusual."""
         number = self.produced
         self.produced += 1
         record: dict[str, Any] = {"id": number, "at": (BEGIN + number * STEP).isoformat().replace("+00:00", "Z")}
@@ -280,7 +291,7 @@ class World:
         return json.dumps(record, indent=None if number % 7 else 1).encode()
 
     def produce(self, count: int = 0, *, odd: Iterable[bytes | None] = (), timestamp_ms: int | None = None) -> None:
-        """Good records and then the odd ones, round robin over the partitions; known to the account once sent."""
+        """Send valid records and then the odd ones, round robin over the partitions."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 1, "max.in.flight": 1})
         values = itertools.chain((self.value() for _ in range(count)), odd)
         for number, value in enumerate(values):
@@ -290,14 +301,14 @@ class World:
         assert producer.flush(30) == 0
 
     def versions(self, value: bytes | None) -> list[bytes | None]:
-        """What is sent for a record: where its id may have one row, also a version that must not be kept."""
+        """Return the values to send for a record. If only one row per id is kept, includes a version to be dropped."""
         if self.shape.keeps == "all" or read_value(value) is None:
             return [value]
         other = json.dumps({**json.loads(value or b""), "note": "another version"}).encode()
         return [value, other] if self.shape.keeps == "first" else [other, value]
 
     def witness(self) -> list[Record]:
-        """Take down what Kafka has now."""
+        """Record what Kafka has now."""
         found = read_topic(self.kafka.bootstrap, self.topic, self.shape.partitions)
         self.seen |= {(self.generation, r.partition, r.offset): r for r in found}
         return found
@@ -320,12 +331,12 @@ class World:
         return done
 
     def run(self, *, host: str = "one", **how: Any) -> Running:
-        """A writer that goes on; `quiet` waits until it has nothing to do."""
+        """Start a writer that runs until it is stopped; `quiet` waits until it has nothing to do."""
         self.running = self.start("run", self.name, host=host, **how)
         return self.running
 
     def stop(self) -> None:
-        """Ask a running writer to end; its current batch commits."""
+        """Ask a running writer to end. Its current batch commits."""
         running, self.running = self.running, None
         if running is not None:
             running.signal(signal.SIGTERM)
@@ -333,19 +344,19 @@ class World:
             assert done.code == 0, done.err[-3000:]
 
     def pause(self) -> None:
-        """Pause the stream, so that no alert says that no writer runs."""
+        """Pause the stream, so that no alert reports a missing writer."""
         done = self.frazil("pause", self.name)
         assert done.code == 0, done.err
 
     def status(self, host: str = "one") -> dict[str, Any]:
-        """What `frazil status` says about the stream, and of files that it cannot read."""
+        """Return what `frazil status` reports about the stream, and about files that it cannot read."""
         done = self.frazil("status", "--json", host=host)
         found = done.json
         mine = [s for s in found["streams"] if s["name"] == self.name]
         return {**(mine[0] if mine else {"problems": []}), "errors": found["errors"], "code": done.code}
 
     def quiet(self, running: Running, host: str = "one") -> bool:
-        """Wait until a writer has committed all there is, or has ended; whether it still runs."""
+        """Wait until a writer has committed all records, or has ended. Return whether it still runs."""
 
         def check() -> bool:
             seen = self.status(host)
@@ -367,7 +378,7 @@ class World:
         return load_catalog(None).load_table(f"{self.identifier}{suffix}")
 
     def tables(self) -> list[Table]:
-        """The tables of the stream's rows; a route makes its tables at the first start or with their first record."""
+        """Return the stream's tables that exist. A route creates tables at the first start, or with a first record."""
         found = [self.table()]
         for suffix in self.suffixes[1:]:
             with contextlib.suppress(NoSuchTableError):
@@ -375,15 +386,16 @@ class World:
         return found
 
     def heads(self, table: Table) -> list[int]:
-        """The snapshots that hold all rows: main's, and of windows that are open the branch's.
+        """Return the snapshots that together contain all rows: main's head, and the head of the stream's open branch.
 
-        Of a table as it was loaded: of a snapshot that was committed since, it plans no file, without an error.
+        Pass the same loaded table to a scan. With an older one, PyIceberg plans no files for a newer snapshot, without
+        an error.
         """
         refs = table.metadata.refs
         return [ref.snapshot_id for name, ref in refs.items() if name in {"main", f"frazil-open-{self.name}"}]
 
     def landed(self) -> Counter[Landed]:
-        """All rows, by DuckDB from the Parquet files that the snapshots list."""
+        """Return all rows, read by DuckDB from the Parquet files that the snapshots list."""
         files = [re.sub("^file:(//)?", "", f) for t in self.tables() for head in self.heads(t) for f in _files(t, head)]
         if not files:
             return Counter()
@@ -413,7 +425,7 @@ class World:
         return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in dead_letters)
 
     def suffix(self, row: Fields) -> str:
-        """The suffix of the table that a row belongs to."""
+        """Return the suffix of the table to which a row belongs."""
         number, note = row[0], row[2]
         if self.shape.routed == "note":
             return "" if note is None else f"_of_{derive_name_part(note)}"
@@ -422,7 +434,7 @@ class World:
     # The law
 
     def check(self) -> None:
-        """Every record of Kafka is in the table or in the dead letters once, by value; and the signals are right."""
+        """Check that every record is in a table or the dead letters exactly once; and check the signals."""
         good = self._check_records()
         self._check_order_of_metadata()
         if self.generation or self.lost or self.idle_timeout != "1h":
@@ -434,7 +446,7 @@ class World:
         self._check_signals(passed, good)
 
     def _check_records(self) -> Counter[Landed]:
-        """Those that must be in the table, and are."""
+        """Check the rows and dead letters. Return the rows."""
         good, bad = self.due()
         for found, due in ((self.landed(), good), (self.rejected(), bad)):
             assert found == due, self._log_findings(found, due)
@@ -442,7 +454,7 @@ class World:
         return good
 
     def due(self) -> tuple[Counter[Landed], Counter[tuple[Coordinates, bytes | None]]]:
-        """The rows that the table must have, and the values that must be dead letters, once all is read."""
+        """Return the rows that the tables must have, and the values that must be dead letters, once all is read."""
         self.witness()
         kept: dict[Any, Landed] = {}
         bad: Counter[tuple[Coordinates, bytes | None]] = Counter()
@@ -459,7 +471,7 @@ class World:
         return Counter(kept.values()), bad
 
     def _log_findings(self, found: Counter[Any], due: Counter[Any]) -> str:
-        """All that a person needs who can no longer read the tables."""
+        """Return a message with everything needed for a diagnosis after the tables are gone."""
         said = []
         for name, side in (("too many", found - due), ("missing", due - found)):
             said.append(f"{name}: {side.total()} of {due.total()}: {[*side][:3]}, at {sorted(row[0] for row in side)}")
@@ -484,7 +496,7 @@ class World:
             )
 
     def check_grown(self, *, within: int) -> None:
-        """Every field without a column has become one, in the tables of its records, in a few schema commits."""
+        """Check that each undeclared field became a column of its records' tables, in at most `within` schemas."""
         sent = {
             (r.partition, r.offset): json.loads(r.value or b"null") for r in self.seen.values() if read_value(r.value)
         }
@@ -498,7 +510,7 @@ class World:
             assert len(table.metadata.schemas) <= within
 
     def _check_order_of_metadata(self) -> None:
-        """Java's rules: no time goes back in the metadata log, nor in the snapshot log, and the last is the newest."""
+        """Check Java's rules: the times in both logs never decrease, and the last update is the newest time."""
         for table in (*self.tables(), self.table("_dead_letters")):
             metadata = table.metadata
             for log in (metadata.metadata_log, metadata.snapshot_log):
@@ -512,9 +524,9 @@ class World:
         return expected or BEGIN
 
     def signal(self) -> dict[str, Mapping[Window, Signal]]:
-        """Run the partition DAG of each table until it waits.
+        """Run the partition DAG of each table until it waits, and check that Airflow has an event for each signal.
 
-        Returns the newest signal of each window by the suffix of the table; Airflow has an event of each.
+        Returns the newest signal of each window, by the table's suffix.
         """
         if self.shape.routed != "note":
             return {suffix: self._signal(f"{self.identifier}{suffix}") for suffix in self.suffixes}
@@ -543,13 +555,13 @@ class World:
         return TableSignals.load(load_catalog(None), identifier).newest(from_us=0, to_us=2**62)
 
     def airflow_run(self, dag: str, *, hours_ahead: int = 0, **conf: Any) -> DagRun:
-        """Run one of frazil's DAGs: no task may fail."""
+        """Run one of frazil's DAGs, and check that no task fails."""
         done = self.airflow.run(f"frazil_{dag}", conf=conf or None, hours_ahead=hours_ahead)
         assert done.state in {"success", "waiting"}, done
         return done
 
     def alerts(self) -> list[str]:
-        """What a run of `frazil_health` is red for; what else it reports is its change since the last run."""
+        """Run `frazil_health`, check its tasks' states, and return the messages of active alerts."""
         done = self.airflow.run("frazil_health")
         measured = done.xcom["measure"]
         said = [alert["sentence"] for alert in measured["active"]]
@@ -563,7 +575,7 @@ class World:
         return said
 
     def _check_signals(self, passed: datetime, good: Counter[Landed]) -> None:
-        """Each window that all watermarks have passed is signalled, with the rows that it has; no other is."""
+        """Check that exactly the windows that all watermarks have passed are signalled, with their numbers of rows."""
         signals, window = self.signal(), self.windows
         if window is None:
             return
@@ -578,13 +590,13 @@ class World:
             assert found == complete, suffix
 
     def fix(self) -> None:
-        """Put right what is so, unless a user did."""
+        """Fix the situation, if a fix is pending."""
         pending_fix, self.pending_fix = self.pending_fix, None
         if pending_fix:
             pending_fix()
 
     def check_green(self) -> None:
-        """Nothing is wrong for `frazil status`, for Airflow's DAG files and for `frazil_health`, nor about to be."""
+        """Check that `frazil status`, the DAG files and `frazil_health` show no problem, not even a pending alert."""
         seen = self.status()
         assert (seen["problems"], seen["errors"], seen["code"]) == ([], [], 0)
         assert self.airflow.parsed()[1] == ""
@@ -593,7 +605,7 @@ class World:
         assert states == {}, states
 
     def check_red(self, word: str, *, audited: int | None) -> None:
-        """Every problem shows where people look, and nothing else shows there."""
+        """Check that the problem shows in `frazil status`, the audit and the alerts, and that no other alert fires."""
         seen = self.status()
         assert any(word in problem for problem in (*seen["problems"], *seen["errors"])), seen
         if audited is not None:
@@ -605,7 +617,7 @@ class World:
         assert all(self.name in sentence for sentence in said), said
 
     def catalog_is_free(self) -> bool:
-        """Whether no stopped process holds the embedded catalog's own lock, which would block all others."""
+        """Return whether no stopped process has the embedded catalog's lock, which would block all other processes."""
         uri = self.commands.environment["PYICEBERG_CATALOG__DEFAULT__URI"]
         with closing(sqlite3.connect(uri.removeprefix("sqlite:///").partition("?")[0], timeout=0)) as database:
             try:
@@ -615,7 +627,7 @@ class World:
             return True
 
     def close(self) -> None:
-        """Close everything, also after a failed test."""
+        """Close everything. Also works after a failed test."""
         self.commands.end_all()
         for clean in reversed(self.cleanups):
             clean()
@@ -626,5 +638,5 @@ def _files(table: Table, snapshot_id: int) -> list[str]:
 
 
 def _has_a_date(timestamp_ms: int) -> bool:
-    """Whether a Kafka timestamp can be written into the column `kafka_timestamp`."""
+    """Return whether the column `kafka_timestamp` can store a Kafka timestamp."""
     return timestamp_ms <= datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp() * 1000

@@ -1,4 +1,4 @@
-"""A real API server of Airflow with streams in trouble, and headless Chromium that looks at it."""
+"""Airflow's real API server with streams in trouble, and headless Chromium that opens its pages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ expect.set_options(timeout=WITHIN_MS)  # type: ignore[no-untyped-call]
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser of this machine. Where there is none, and the tests run as root on Debian, it is installed."""
+    """Return the path of this machine's browser. Install one if it is missing and the tests run as root on Debian."""
     found = chromium_of_tests.installed() or (chromium_of_tests.install() if chromium_of_tests.may_install() else None)
     if found is None:
         pytest.skip("there is no Chromium: install it (Debian: apt-get install chromium)")
@@ -42,7 +42,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
-    """One browser per module: as long as it runs, Playwright keeps an event loop running in this thread of pytest."""
+    """Start one browser per module. While it runs, Playwright keeps an event loop running in pytest's thread."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield started
@@ -54,7 +54,7 @@ def world(
     chromium: str,  # noqa: ARG001 - nothing is made where there is no browser
     kafka: EmbeddedKafka,
 ) -> Iterator[TroubledWorld]:
-    """A folder in memory, if the machine has one: catalog, tables and Airflow's database would wait for the disk."""
+    """Create the world in memory if possible, because on disk its tables and databases would wait for writes."""
     with (
         tempfile.TemporaryDirectory(prefix="frazil-page-", dir=MEMORY if MEMORY.is_dir() else None) as folder,
         troubled_world(Path(folder), kafka, commits=COMMITS) as made,
@@ -70,7 +70,7 @@ def server(world: TroubledWorld) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def open_page(browser: Browser, server: ApiServer) -> Iterator[Open]:
-    """`open_page(path, role="VIEWER", theme="dark", width=400)`: whatever the page complains of fails the test."""
+    """`open_page(path, role="VIEWER", theme="dark", width=400)` opens a page. Errors in its console fail the test."""
     contexts: list[Any] = []
     complaints: list[str] = []
 
@@ -92,7 +92,7 @@ def open_page(browser: Browser, server: ApiServer) -> Iterator[Open]:
 
 
 def settled(page: Page, heading: str) -> None:
-    """Wait until the view is there, and nothing of it is still being looked at."""
+    """Wait until the view is visible and has loaded completely."""
     expect(page.get_by_role("heading", level=1, name=heading, exact=True)).to_be_visible()
     expect(page.locator(".skeleton")).to_have_count(0)
     expect(page.get_by_text("loading", exact=True)).to_have_count(0)
@@ -100,12 +100,12 @@ def settled(page: Page, heading: str) -> None:
 
 
 def view(page: Page, at: str, heading: str) -> None:
-    """Go to another view of a page that is open."""
+    """Go to another view of the open page."""
     page.evaluate("at => { location.hash = at; }", at)
     settled(page, heading)
 
 
 def desired(world: TroubledWorld, stream: str) -> dict[str, Any]:
-    """What a person wants of a stream: the object next to its table."""
+    """Return a stream's desired state, from the object next to its table."""
     (found,) = (world.folder / "home").rglob(f"_frazil/{stream}/desired.json")
     return dict(json.loads(Path(found).read_text()))

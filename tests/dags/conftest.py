@@ -1,4 +1,4 @@
-"""An Airflow home of the tests' own, for importing Airflow makes its configuration there; and DAG folders, parsed."""
+"""Airflow with its own AIRFLOW_HOME, because importing Airflow writes a configuration there; and parsed DAGs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if "AIRFLOW_HOME" not in os.environ:
 
 
 class DagRunner:
-    """An Airflow without a scheduler, in a process and a home of its own: it runs the checkout's DAGs one by one."""
+    """An Airflow without a scheduler, in its own process and home. It runs the checkout's DAGs one at a time."""
 
     def __init__(self, home: Path, streams: Path, database: Path) -> None:
         self._process = AirflowProcess(home, database=database, FRAZIL_STREAMS=str(streams))
@@ -54,7 +54,7 @@ class DagRunner:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triggers that wait for windows need not wait for Airflow first."""
+    """Let triggers that wait for windows fire at once. Otherwise they give Airflow time to notice the deferral."""
     from frazil.airflow.partitions import polling_trigger  # needs AIRFLOW_HOME
 
     monkeypatch.setattr(polling_trigger, "MIN_DEFERRAL_S", 0.0)
@@ -62,7 +62,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database of Airflow's, to be copied."""
+    """An empty Airflow database, to be copied."""
     home = tmp_path_factory.mktemp("airflow-database")
     process = AirflowProcess(home)
     process.call(in_airflow.make_database)
@@ -72,7 +72,7 @@ def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def dag_runner(tmp_path: Path, airflow_database: Path) -> Iterator[Callable[..., DagRunner]]:
-    """`dag_runner(streams)` starts one on a folder of declared streams."""
+    """`dag_runner(streams)` starts a `DagRunner` for a folder of declared streams."""
     started: list[DagRunner] = []
 
     def start(streams: Path) -> DagRunner:
@@ -85,7 +85,7 @@ def dag_runner(tmp_path: Path, airflow_database: Path) -> Iterator[Callable[...,
 
 
 def _parse(dags: Path, *, home: Path, streams: Path | None = None) -> dict[str, Any]:
-    """Parse a folder as Airflow's DAG processor does, in a process of its own."""
+    """Parse a folder in a separate process, as Airflow's DAG processor does."""
     process = AirflowProcess(home, FRAZIL_HOME=str(home / "frazil"), FRAZIL_STREAMS=str(streams or ""))
     parsed = dict(process.call(in_airflow.parse, str(dags)))
     process.end()
@@ -95,11 +95,11 @@ def _parse(dags: Path, *, home: Path, streams: Path | None = None) -> dict[str, 
 
 @pytest.fixture(scope="session")
 def parse() -> Callable[..., dict[str, Any]]:
-    """`parse(folder, home=…, streams=…)` says what a DAG folder comes to."""
+    """`parse(folder, home=…, streams=…)` returns facts about the DAGs of a folder."""
     return _parse
 
 
 @pytest.fixture(scope="session")
 def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The checkout's own DAG folder."""
+    """Facts about the checkout's own DAGs."""
     return _parse(CHECKOUT / "dags", home=tmp_path_factory.mktemp("airflow"))

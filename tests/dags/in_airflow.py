@@ -1,7 +1,7 @@
-"""Work inside an Airflow without a scheduler, in processes that are forked from one that has imported Airflow.
+"""Functions that run inside Airflow without a scheduler, in processes forked from one that has imported Airflow.
 
-Importing Airflow takes four seconds of CPU and making its database as long: a test pays for neither. Each process has
-an environment, a database and a parsed DAG folder of its own; its functions are called one after the other.
+Importing Airflow takes four seconds of CPU, and so does creating its database; this spares each test both. Each process
+has its own environment, database and parsed DAG folder, and runs one function at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PRELOADED = [
 
 
 class AirflowProcess:
-    """One such process. `home` gets its database, a copy of `database`, and its log."""
+    """A forked process. `home` gets its log, and its database as a copy of `database`."""
 
     def __init__(self, home: Path, *, database: Path | None = None, **variables: str) -> None:
         home.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ class AirflowProcess:
         return self._process.pid
 
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """What a function of this module answers there."""
+        """Call a function of this module in the process, and return its result."""
         self._connection.send((function, arguments, named))
         assert self._connection.poll(CALL_S), f"{function.__name__} does not end: {self._log.read_text()[-3000:]}"
         try:
@@ -117,14 +117,14 @@ def make_database() -> None:
 
 
 def exported_names() -> tuple[list[str], set[str]]:
-    """The names of `frazil.airflow`, each imported, and the packages that are loaded then."""
+    """Import each name of `frazil.airflow`. Return the names, and the packages that are loaded afterwards."""
     room = importlib.import_module("frazil.airflow")
     names = [name for name in room.__all__ if getattr(room, name).__name__ == name]
     return names, {name.split(".")[0] for name in sys.modules}
 
 
 def parse(folder: str) -> dict[str, Any]:
-    """What a DAG folder comes to, as Airflow's DAG processor finds it."""
+    """Return facts about a folder's DAGs, parsed as Airflow's DAG processor does."""
     from airflow.dag_processing.dagbag import DagBag
 
     cpu = time.process_time()
@@ -169,7 +169,7 @@ def _named(callback: Any) -> str:
 
 
 def serialized(folder: str) -> dict[str, Any]:
-    """Each DAG of a folder as Airflow's database has it: if that changes, Airflow makes another version of the DAG."""
+    """Return each DAG of a folder as Airflow's database stores it. A change makes Airflow create a new DAG version."""
     from airflow.dag_processing.dagbag import DagBag
     from airflow.models.serialized_dag import SerializedDagModel
     from airflow.serialization.serialized_objects import DagSerialization
@@ -193,10 +193,10 @@ def dags(path: str) -> Any:
 def run(
     dag_id: str, conf: dict[str, Any] | None, moment: datetime | None, *, later: timedelta = timedelta(0)
 ) -> dict[str, Any]:
-    """Run a DAG to its end: its state, its tasks' states by id, and all asset events so far, oldest first.
+    """Run a DAG to its end. Return its state, its tasks' states by id, and all asset events so far, oldest first.
 
-    By frazil's clock it is `later` than now, when no Kafka tells a lag. A mapped task's id ends with the name of the
-    instance in brackets, as Airflow's UI shows it.
+    frazil's clock shows `later` than now; then Kafka reports no lag. A mapped task's id ends with its instance's name
+    in brackets, as in Airflow's UI.
     """
     from airflow.models.asset import AssetEvent
     from airflow.utils.session import create_session
@@ -222,7 +222,7 @@ def _shown(ti: Any) -> str:
 
 
 def put(name: str, *, events: Sequence[Any] = (), store: Mapping[str, Any] | None = None, queued: bool = False) -> None:
-    """What others may put into Airflow: an asset's events and stored values, and a run that waits with its events."""
+    """Store what other users may store in Airflow: an asset's events and values, and a queued run that they started."""
     from airflow.models.asset import AssetEvent, AssetModel
     from airflow.models.asset_state_store import AssetStateStoreModel
     from airflow.models.dagrun import DagRun
@@ -259,7 +259,7 @@ def ask(  # noqa: PLR0913 - who asks, and what
     body: Any = None,
     teams: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What the API server answers a person of this role, who is signed in by cookie as in a browser."""
+    """Return the API server's response to a user with this role, who is signed in by cookie like a browser."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
@@ -280,7 +280,7 @@ def ask(  # noqa: PLR0913 - who asks, and what
 
 
 def meet_other_files(change: bool) -> None:
-    """Let frazil have changed under the API server, so that actions cannot be loaded; or let it be as before."""
+    """Make frazil's files look replaced under the running API server, so actions fail to load; or undo this."""
     from frazil import installed
     from frazil.airflow.page import actions  # needs AIRFLOW_HOME
 
@@ -297,7 +297,7 @@ def meet_other_files(change: bool) -> None:
 
 
 def silence_database(silent: bool) -> None:
-    """Let Airflow's database not tell `actions` which DAGs it has; or let it tell them again."""
+    """Make Airflow's database hang when `actions` reads which DAGs are paused; or undo this."""
     import threading
 
     from frazil.airflow.page import actions, airflow_database, views  # needs AIRFLOW_HOME
@@ -313,7 +313,7 @@ def silence_database(silent: bool) -> None:
 
 
 def store_dags() -> list[str]:
-    """What Airflow's database knows about the DAG folder; the ids of its DAGs."""
+    """Store the DAG folder in Airflow's database. Return the ids of its DAGs."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
 
@@ -337,7 +337,7 @@ def unpause(*but: str) -> None:
 
 
 def put_heartbeats(**seconds_ago: float) -> None:
-    """Let Airflow's own processes, by the names of their jobs, have given their last signs of life that long ago."""
+    """Store the last heartbeats of Airflow's processes, by job type and age in seconds."""
     from airflow.jobs.job import Job
     from airflow.utils.session import create_session
     from sqlalchemy import delete
@@ -350,11 +350,11 @@ def put_heartbeats(**seconds_ago: float) -> None:
 
 
 ALIVE = {"SchedulerJob": -86_400.0, "TriggererJob": -86_400.0, "DagProcessorJob": -86_400.0}
-"""Heartbeats that last for a day."""
+"""Heartbeats from a day in the future, so that they stay recent during all tests."""
 
 
 def begin_run(dag_id: str, values: Mapping[str, Any]) -> str:
-    """A run of a DAG that runs, with what tasks of it have returned; its id."""
+    """Create a running DAG run whose tasks have returned these values. Return its id."""
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.models.dagrun import DagRun
     from airflow.models.xcom import XComModel
@@ -373,7 +373,7 @@ def begin_run(dag_id: str, values: Mapping[str, Any]) -> str:
 
 
 def measure_health(streams: str, *, without: str) -> list[str]:
-    """What `frazil_health` finds of a folder, but for one stream, if all has been so for twenty minutes: the rules."""
+    """Return the rules that `frazil_health` reports after 20 minutes without change, for all streams but one."""
     import tempfile
 
     from frazil import clock
@@ -408,7 +408,7 @@ def runs_of(dag_id: str) -> list[dict[str, Any]]:
 
 
 def set_run(dag_id: str, run_id: str, state: str) -> None:
-    """Let a run have come so far."""
+    """Set the state of a DAG run."""
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
     from sqlalchemy import update
@@ -428,7 +428,7 @@ def delete_runs(dag_id: str) -> None:
 
 
 def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) -> list[dict[str, Any]]:
-    """What two people are answered who ask for the same: one of them between the other's look and the other's run."""
+    """Return the responses to two equal requests. One is made while the other is between its check and its DAG run."""
     from frazil.airflow.page import actions  # needs AIRFLOW_HOME
 
     begin, answers = actions.trigger_dag, list[dict[str, Any]]()
@@ -446,7 +446,7 @@ def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) 
 def request_between(
     role: str, path: str, actions_and_forms: Mapping[str, Any], *, headers: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The answers to two actions on ticks; the second is done between the first one's read and its write."""
+    """Return the responses to two actions on `ticks`. The second happens between the first one's read and write."""
     from frazil.airflow.page import actions  # needs AIRFLOW_HOME
 
     write, answers = actions._set_desired, list[dict[str, Any]]()
@@ -465,7 +465,7 @@ def request_between(
 def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
     role: str, path: str, *, headers: Mapping[str, str], body: Any, where: str, hangs: bool
 ) -> dict[str, Any]:
-    """What a person is answered whose action meets a catalog that is gone, or hangs, in this function of `actions`."""
+    """Return the response to an action if the catalog fails, or hangs, in the function `where` of `actions`."""
     from frazil.airflow.page import actions  # needs AIRFLOW_HOME
     from frazil.errors import CommitUnavailable  # next to it
 
@@ -476,7 +476,7 @@ def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
 
 
 def declare_elsewhere(streams: str) -> None:
-    """The API server of this process looks into another folder for streams, from now on."""
+    """Let this process's API server read streams from another folder from now on."""
     from frazil.airflow.page.views import answer_cache
 
     os.environ["FRAZIL_STREAMS"] = streams
@@ -484,7 +484,7 @@ def declare_elsewhere(streams: str) -> None:
 
 
 def map_task(dag_id: str, run_id: str, task_id: str, label: str | None) -> None:
-    """Give a mapped task of a run its first instance; it has a label if it has started."""
+    """Give a task of a run its first mapped instance. `label` is None before the instance starts."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
     from sqlalchemy import select
@@ -508,14 +508,14 @@ def serve(port: int) -> bool:
 
 
 def forget_answers() -> None:
-    """Let the operations page know nothing, as in an API server that begins."""
+    """Empty the operations page's cache, as in an API server that has just started."""
     from frazil.airflow.page import views  # needs AIRFLOW_HOME
 
     views.answer_cache.cache_clear()
 
 
 def pause(dag_id: str, paused: bool | None) -> None:
-    """Give Airflow such a DAG, paused or not; with None, take it away."""
+    """Create a DAG in Airflow's database, paused or not; delete it if `paused` is None."""
     from airflow.models.dag import DagModel
     from airflow.models.dagbundle import DagBundleModel
     from airflow.utils.session import create_session
@@ -531,14 +531,14 @@ def pause(dag_id: str, paused: bool | None) -> None:
 
 
 def doctor_of_dags() -> list[str]:
-    """What `frazil doctor` finds of the DAGs of all streams."""
+    """Return what `frazil doctor` finds about the DAGs of all streams."""
     from frazil.airflow.doctor import _check_shared_dags
 
     return [one.said for one in _check_shared_dags()]
 
 
 def give_to_team(team: str, dag_id: str) -> None:
-    """Let Airflow have several teams, and a DAG be one's."""
+    """Turn on Airflow's teams, and create a DAG that belongs to one."""
     from airflow.models.dag import DagModel
     from airflow.models.dagbundle import DagBundleModel
     from airflow.models.team import Team
@@ -554,7 +554,7 @@ def give_to_team(team: str, dag_id: str) -> None:
 
 
 def token(role: str) -> str:
-    """What the browser of a person of this role has as its session's cookie."""
+    """Return the session cookie of a user with this role."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
@@ -562,7 +562,7 @@ def token(role: str) -> str:
 
 
 def put_window_runs(table: str, runs: Sequence[tuple[str, str, str]]) -> None:
-    """Let events of a table's windows, by partition key, have started runs of DAGs, by id, with a state."""
+    """Store DAG runs that events of a table's windows started: (partition key, DAG id, state)."""
     from airflow.models.asset import AssetEvent, AssetModel
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
@@ -582,7 +582,7 @@ def put_window_runs(table: str, runs: Sequence[tuple[str, str, str]]) -> None:
 
 
 def audit_log(event: str) -> list[tuple[str | None, str | None, str]]:
-    """The user, the DAG and the text of each entry of an event."""
+    """Return user, DAG and text of each entry for an event in Airflow's audit log."""
     from airflow.models import Log
     from airflow.utils.session import create_session
 
@@ -592,9 +592,10 @@ def audit_log(event: str) -> list[tuple[str | None, str | None, str]]:
 
 
 def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
-    """Run a DAG for the partition `key`: its tasks' states, and the events that it sent.
+    """Run a DAG for the partition `key`. Return its tasks' states, and the events that it sent.
 
-    After an @ in the key stands what started the run: events, or a person who cleared what events had started.
+    After an @, the key says what started the run: `events`, or `cleared` if a user cleared a run that events had
+    started.
     """
     from airflow.models import dagrun
     from airflow.models.asset import AssetEvent, AssetModel
@@ -625,7 +626,7 @@ def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
 
 
 def run_for_events(files: str, dag_id: str, key: str, events: Mapping[str, Sequence[Any]]) -> Any:
-    """What the task `count` of a DAG returns in a run for the partition `key`, started by these events of assets."""
+    """Run a DAG for the partition `key` as if these asset events started it. Return the result of its task `count`."""
     from airflow.models import dagrun
     from airflow.models.asset import AssetEvent, AssetModel
     from airflow.utils.session import create_session
@@ -650,9 +651,10 @@ def run_for_events(files: str, dag_id: str, key: str, events: Mapping[str, Seque
 
 
 def schedules(file: str, requested: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    """The day that each DAG makes of an asset's key, the keys that the day needs, and the assets of each DAG.
+    """Return, for each DAG and asset key, the day to which the scheduler maps the key, and the keys that this day
+    needs.
 
-    These are the scheduler's, from the serialized DAG.
+    Also returns the assets of each DAG. Both come from the serialized DAG.
     """
     from airflow.serialization.serialized_objects import DagSerialization
 

@@ -117,8 +117,8 @@ def test_schedules_and_the_arguments_of_one_purpose_are_settings(
 @pytest.mark.parametrize(
     ("variable", "value", "file", "said"),
     [
-        ("FRAZIL_AUDIT_EVERY", "5h", "audits.py", "audits cannot run every 5h; use one of 1h, 2h"),
-        ("FRAZIL_AUDIT_EVERY", "90m", "audits.py", "audits cannot run every 1h30m; use one of 1h, 2h"),
+        ("FRAZIL_AUDIT_EVERY", "5h", "audits.py", "audits cannot run every 5h: the interval must be"),
+        ("FRAZIL_AUDIT_EVERY", "90m", "audits.py", "audits cannot run every 1h30m: the interval must be"),
         ("FRAZIL_HEALTH_EVERY", "5", "maintenance.py", "FRAZIL_HEALTH_EVERY is '5'"),
         ("FRAZIL_HEALTH_EVERY", "10s", "maintenance.py", "the minimum is 1m"),
         ("FRAZIL_DEFAULT_ARGS", '{"audit": 5}', "audits.py", "'audit' is 5; write an object such as"),

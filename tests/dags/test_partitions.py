@@ -278,7 +278,7 @@ def test_the_tables_that_a_template_makes_share_a_dag_and_an_aggregation_names_i
         (aggregations / f"{source}.yaml").write_text(text)
     dags = daily_dags(aggregations, streams=streams)
     assert "frazil_reconcile_web" in dags
-    assert "name it in route.complete of stream" in str(dags["frazil_daily_app"].doc_md)
+    assert "to route.complete of stream" in str(dags["frazil_daily_app"].doc_md)
 
 
 def test_airflow_gets_one_event_a_window_of_each_table_that_a_template_makes(
@@ -345,7 +345,7 @@ def test_the_page_of_a_tables_dag_says_whether_its_windows_are_gated(tmp_path: P
     def said(expectations: Path | None) -> str:
         return str(partition_dags(streams, expectations=expectations)["frazil_partitions_shop.orders"].doc_md)
 
-    assert "have no quality gate: `partition_dags` has no" in said(None)
+    assert "have no quality gate: `partition_dags` is called without" in said(None)
     assert f"have no quality gate: `{suites}` has no suite `shop.orders.json`." in said(suites)
     suites.mkdir()
     (suites / "shop.orders.json").write_text("{}")
@@ -387,7 +387,7 @@ def test_a_suite_named_like_no_table_is_an_alert(frazil_home: Path, tmp_path: Pa
         return [one["sentence"] for one in measure_all(streams, Store(), expectations=suites)["active"]]
 
     (sentence,) = active()
-    assert sentence.startswith(f"demo.maid.json in {suites} gate no window, because no stream declares")
+    assert sentence.startswith(f"suites in {suites} that gate no window: demo.maid.json. No stream")
     (suites / "demo.maid.json").rename(suites / "demo.made.json")
     assert active() == []
 

@@ -1,4 +1,4 @@
-"""Requests for gates, and tests without the waits and processes that other tests are about."""
+"""Gate requests; and a fixture that removes waits and child processes, which other tests cover."""
 
 from __future__ import annotations
 

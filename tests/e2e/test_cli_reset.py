@@ -154,7 +154,7 @@ def test_a_stream_that_was_forgotten_begins_again_on_a_topic_that_was_made_again
     for options in ((), ("--source",)):
         audit = frazil("audit", stream.name, *options)
         assert (audit.returncode, audit.stdout.count("OFF")) == (3, 0), audit.stdout
-        assert "forgotten stream's topic recreated" in audit.stdout
+        assert "forgotten stream's topic was recreated" in audit.stdout
 
 
 @pytest.mark.parametrize("mode", ["mode: upsert\nkey: id\n", "dedupe: {key: id, within: 10s}\n"])
@@ -172,7 +172,7 @@ def test_an_audit_by_key_compares_the_records_of_the_topic_made_again(
     assert audit.returncode == 3
     not_compared = "8 offsets are of a former topic of this name and cannot be compared with Kafka"
     assert f"not everything was compared: {not_compared}." in audit.stdout
-    assert "yet to be read again" not in audit.stdout
+    assert "has not yet read" not in audit.stdout
     stream.table().delete("id = 9")
     assert frazil("audit", stream.name, "--source").returncode == 1
 

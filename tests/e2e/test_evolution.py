@@ -86,7 +86,7 @@ def test_a_new_field_becomes_an_optional_column_in_one_commit_before_the_batch(
     stream.catch_up()  # another process continues with the columns, without a change of the declaration
     assert schemas(stream) == 3
     assert rows(stream, "gate", "load")[-1] == (6, "B2", {"bags": 1, "doors": None, "more": {"deep": 1}})
-    assert dead_letters(stream) == [("TypeMismatch", "weight: a number (double) is needed, this is the string 'heavy'")]
+    assert dead_letters(stream) == [("TypeMismatch", "weight: expected a number (double), got the string 'heavy'")]
 
 
 def test_without_evolution_a_new_field_is_ignored(stream: Any):
@@ -131,7 +131,7 @@ def test_full_evolution_widens_columns_and_makes_them_optional_where_a_valid_rec
     }
     assert dead_letters(stream) == [
         ("MissingRequired", "at: required, and missing or null"),
-        ("TypeMismatch", "count: a whole number (long) is needed, this is the string 'many'"),
+        ("TypeMismatch", "count: expected a whole number (long), got the string 'many'"),
     ]
 
 
@@ -284,7 +284,7 @@ def test_columns_are_renamed_and_dropped_while_the_writer_runs(
     ]
     assert [row and row.timestamp() for _, row in rows(stream, "until")] == [1, None, None, 2, 3]
     assert "gate" not in stream.table().schema().column_names
-    assert dead_letters(stream) == [("TypeMismatch", "note: a string is needed, this is the number 1")]
+    assert dead_letters(stream) == [("TypeMismatch", "note: expected a string, got the number 1")]
 
     stream.produce([record(6, note="again")])
     stream.catch_up()  # the declaration still has the old names

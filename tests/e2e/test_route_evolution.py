@@ -85,7 +85,7 @@ def test_each_table_grows_by_the_fields_of_its_own_records(
     stream.catch_up()  # another process continues with the columns
     assert rows("test.a", "size") == [(0, 1), (4, None), (6, 2)]
     assert rows("test.b", "size") == [(1, "large"), (7, "small")]
-    assert letters(stream) == ["size: a whole number (long) is needed, this is the string 'large'"]
+    assert letters(stream) == ["size: expected a whole number (long), got the string 'large'"]
     assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
@@ -110,7 +110,7 @@ def test_a_column_limit_holds_for_each_table_and_full_evolution_widens_one_alone
     assert caplog.text.count("columns of test.a, so their values are ignored: 'two' would be column 10") == 2, (
         "once in each process"
     )
-    assert letters(stream) == ["size: a whole number (int) is needed, this is the string 'x'"]
+    assert letters(stream) == ["size: expected a whole number (int), got the string 'x'"]
 
 
 @pytest.mark.parametrize("lost", ["before the batch", "of the last table"])

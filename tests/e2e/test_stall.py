@@ -65,7 +65,7 @@ def test_a_quota_that_lets_no_record_through_is_named_until_it_is_raised(
         finally:
             limit_consumer(kafka, client, bytes_per_s=10**9)
         assert "is staging, has read 0 records and makes no progress. A quota of Kafka's brokers delays each" in text
-        assert text.endswith("Raise the quota. A batch of a producer must fit into 10 s of it, or it never arrives")
+        assert text.endswith("Raise the quota. A producer's batch that is larger than 10 s of the quota never arrives")
         eventually(lambda: stream.has_rows(1))
 
 

@@ -1,4 +1,4 @@
-"""What tests of faults share: which of the two readers of Kafka's ranges a test's writers have, and an Airflow."""
+"""What fault tests share: the choice of the Kafka reader for a test's writers, and an Airflow installation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def reader_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """About half of the tests read message objects, always the same ones; tests of `each_reader` run with both.
+    """Read message objects in about half of the tests, always the same ones. Tests with `each_reader` use both readers.
 
-    It holds for writers in this process and in its children, and for Python workers of the session's Spark. Writers
-    that Airflow starts have the environment of Airflow.
+    This applies to writers in this process and its children, and to the Python workers of the session's Spark. Writers
+    that Airflow starts have Airflow's environment.
     """
     if "each_reader" in request.fixturenames or crc32(request.node.name.encode()) % 2:
         return
@@ -31,7 +31,7 @@ def reader_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="session")
 def shared_airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflow]:
-    """An Airflow without DAGs. `test_dev_airflow.py` tests it, then `test_supervision.py` adds writers and ends it."""
+    """An Airflow without DAGs. `test_dev_airflow.py` tests it; then `test_supervision.py` adds writers, and ends it."""
     root = tmp_path_factory.mktemp("shared-airflow")
     for folder in ("streams", "dags", "real/streams"):
         (root / folder).mkdir(parents=True)

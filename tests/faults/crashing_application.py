@@ -1,6 +1,6 @@
-"""The application that streams share, without a JVM; it kills itself with SIGKILL at one point of one stream's batch.
+"""A shared application, without a JVM, that kills itself with SIGKILL at one point of one stream's batch.
 
-`FRAZIL_TEST_CRASH` is the point and the stream, as in `after-journal:b`; without it, it runs as usual.
+`FRAZIL_TEST_CRASH` has the point and the stream, such as `after-journal:b`. Without it, the application runs as usual.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.writer_without_jvm import main
 
 
 def after(owner: type, name: str, stream: str) -> None:
-    """Die when a method has done its work for that stream's journal."""
+    """Let the process die after a method has finished its work for a journal of that stream."""
     original = getattr(owner, name)
 
     def dying(self: Any, journal: Any, *args: Any, **kwargs: Any) -> Any:

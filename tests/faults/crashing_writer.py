@@ -1,7 +1,8 @@
-"""The writer's main, made to kill itself with SIGKILL at one point of its first batch.
+"""The writer's main program, which here kills itself with SIGKILL at one point of its first batch.
 
-`FRAZIL_TEST_CRASHES` names a file of points, one a line: each start takes the first, and with none left runs as usual.
-It runs on Spark if `FRAZIL_TEST_ENGINE` says so, else without a JVM: all points but one are in the driver's Python.
+`FRAZIL_TEST_CRASHES` names a file of points, one per line. Each start takes the first point; when none is left, the
+writer runs as usual. It runs on Spark if `FRAZIL_TEST_ENGINE` is `spark`. Otherwise it runs without a JVM, because all
+points except one are in the driver's Python code.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def die(*_: object) -> None:
 
 
 def after(owner: type, name: str) -> None:
-    """Die when a method has done its work."""
+    """Let the process die after a method has finished."""
     original: Callable[..., Any] = getattr(owner, name)
 
     def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +43,7 @@ def after(owner: type, name: str) -> None:
 
 
 def around_stage(wrap: Callable[[Stage], Stage]) -> None:
-    """Every batch is staged by what `wrap` makes of the engine's stage."""
+    """Let every batch use the stage function that `wrap` makes from the engine's."""
     run = BatchRunner.run
 
     def wrapped(self: BatchRunner, stage: Stage, *of_batch: Any, **counts: Any) -> None:

@@ -1,4 +1,4 @@
-"""What every fault must leave behind: each record in a table once, and no file that is orphaned."""
+"""What must hold after every fault: each record is in a table exactly once, and no file is orphaned."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ TABLES = ("", "_dead_letters")
 
 
 def kills(exits: Iterable[ExitRecord]) -> list[int | None]:
-    """The codes of exits that are no slow Python worker of Spark's.
+    """Return the exit codes, without crashes that slow Python workers caused.
 
-    Spark waits ten seconds for one to start, whatever is configured: on a machine that is busy enough it gives up, and
-    the writer crashes and is started again, like after any other fault.
+    Spark waits ten seconds for a worker to start, whatever is configured. On a very busy machine it then gives up, and
+    the writer crashes and is restarted, as after any other fault.
     """
     return [e.code for e in exits if e.code != 1 or "Python worker" not in (e.error or "")]
 
 
 def check_exact(stream: Any, ids: Iterable[int], *, rejected: Iterable[bytes | None] = ()) -> None:
-    """The table holds exactly these ids, the dead-letter table these values, and the disk exactly their files."""
+    """Check that the table has exactly these ids, the dead-letter table these values, and the disk only their files."""
     assert stream.ids() == sorted(ids)
     dead_letters = stream.table("_dead_letters").scan().to_arrow()["value"].to_pylist()
     assert sorted(dead_letters, key=repr) == sorted(rejected, key=repr)
@@ -30,11 +30,11 @@ def check_exact(stream: Any, ids: Iterable[int], *, rejected: Iterable[bytes | N
 
 
 def parquet_files(stream: Any) -> set[str]:
-    """Every data file under the locations of both tables."""
+    """Return all data files below the locations of both tables."""
     folders = {Path(bare_path(stream.table(suffix).location())) for suffix in TABLES}
     return {str(file) for folder in folders for file in folder.rglob("*.parquet")}
 
 
 def referenced_files(stream: Any) -> set[str]:
-    """Every data file that a snapshot of one of the tables needs."""
+    """Return all data files that a snapshot of either table refers to."""
     return {path for suffix in TABLES for path in referenced_paths(stream.table(suffix))}

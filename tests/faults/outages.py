@@ -1,4 +1,4 @@
-"""Parts that are out of reach for a while, and how long."""
+"""Outages of services, and how long they last."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from frazil.dev.kafka import EmbeddedKafka
 
 for_a_while = pytest.mark.parametrize("for_s", [8, pytest.param(60, marks=pytest.mark.soak)])
-"""How long, in seconds: a minute in `make soak`."""
+"""Parameter: the length of the outage in seconds; also a minute in `make soak`."""
 
 
 @contextmanager
 def silent(broker: EmbeddedKafka) -> Iterator[None]:
-    """The broker's process does nothing meanwhile: it accepts connections and answers none."""
+    """Suspend the broker's process within the block: it accepts connections, but never responds."""
     server = broker.server()
     assert server is not None
     os.kill(server.pid, signal.SIGSTOP)
@@ -32,7 +32,7 @@ def silent(broker: EmbeddedKafka) -> Iterator[None]:
 
 @contextmanager
 def locked(catalog: Path) -> Iterator[None]:
-    """The embedded catalog's database lets no one read or write meanwhile."""
+    """Lock the embedded catalog's database within the block, so that no process can read or write it."""
     database = sqlite3.connect(catalog, isolation_level=None)
     try:
         database.execute("BEGIN EXCLUSIVE")

@@ -1,4 +1,4 @@
-"""What can go wrong with one operation of one process: its storage, its files, its questions; and a clock for it."""
+"""Faults of single operations of one process (storage, files, catalog, Kafka), and a clock for the process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from frazil.table.local_storage import LocalStore
 
 
 class InjectedError(OSError):
-    """The network, the catalog or the storage failed: who asked does not know what happened."""
+    """The network, the catalog or the storage failed. The caller does not know whether the operation took effect."""
 
 
 class KilledError(BaseException):
-    """SIGKILL: nothing of the process runs after it, no clean-up either."""
+    """SIGKILL: the process runs nothing after it, not even clean-up code."""
 
 
 def never(_: Callable[[], Any]) -> None:
@@ -26,24 +26,24 @@ def never(_: Callable[[], Any]) -> None:
 
 @dataclass(eq=False)
 class Faults:
-    """What is to happen to the next operations of one process, by kind of operation; then all goes well."""
+    """The faults of one process's next operations, by kind of operation. After them, all operations succeed."""
 
     others: Callable[[], None]
-    """What others do to the table at that very moment, where the fault says so."""
+    """What other programs do to the table at the moment of a fault that includes them."""
     stream: str
     """The stream of the process."""
     planned: dict[str, list[str]] = field(default_factory=dict)
     dead: bool = False
 
     def stale(self, operation: str) -> int:
-        """How many changes the answer of the next such operation is behind."""
+        """Return how many changes the response to the next such operation is behind."""
         queue = self.planned.get(operation)
         if self.dead or not queue or not queue[0].startswith("stale"):
             return 0
         return int(queue.pop(0).removeprefix("stale-"))
 
     def torn(self, operation: str) -> bool:
-        """Whether the next such operation is to stop half-way, as the process's last."""
+        """Return whether the next such operation stops half-way, as the last one of the process."""
         queue = self.planned.get(operation)
         if self.dead or not queue or queue[0] != "torn":
             return False
@@ -77,7 +77,7 @@ class Faults:
 
 
 class ProcessStore(LocalStore):
-    """The storage as one process reaches it."""
+    """The storage as one process accesses it."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -100,7 +100,7 @@ class ProcessStore(LocalStore):
         return answer
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """An object store does not check that the files exist, so tests must not rely on a folder that does."""
+        """Do nothing: unlike a local folder, an object store does not check that the files exist."""
 
     def delete(self, paths: Iterable[str]) -> None:
         delete = super().delete
@@ -126,7 +126,7 @@ class ProcessIO(PyArrowFileIO):
 
 @dataclass
 class Clock:
-    """Seconds that only waiting moves; it begins far beyond the machine's own clock, by which nothing may be dated."""
+    """Seconds that advance only by waiting. They begin far in the future, so the machine's clock is never used."""
 
     now_s: float = 0.0
 

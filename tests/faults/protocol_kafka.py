@@ -1,4 +1,4 @@
-"""Kafka for the protocol's model: topics with gaps, retention, new partitions, and another topic of the same name."""
+"""Kafka for the protocol model: topics with gaps, retention, new partitions, and a recreated topic of the same name."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Record = tuple[str, int, int]
 
 
 def time_us(record: Record) -> int:
-    """A record's event time: 40 minutes for each offset, and up to four hours behind those before it."""
+    """Return a record's event time: 40 minutes per offset, and up to four hours before that of earlier records."""
     offset = record[2]
     return max(offset - offset * 5 % 7, 0) * 40 * 60 * 1_000_000
 
 
 def window_of(record: Record) -> int:
-    """The start of the hour of its event time, in microseconds."""
+    """Return the start of the record's hour of event time, in microseconds."""
     return Grain.HOUR.floor(time_us(record))
 
 
@@ -35,13 +35,13 @@ Good = Literal["always", "never", "until a column is required", "once a column i
 
 
 def is_good(good: Good, *, strict: bool) -> bool:
-    """`strict` is a schema with a column that is required."""
+    """Return whether a schema accepts the record. `strict`: the schema has a required column."""
     return good in {"always", "once a column is required" if strict else "until a column is required"}
 
 
 @dataclass
 class Topic:
-    """What one stream reads: records of some partitions, good and bad ones, with gaps in their offsets."""
+    """The topic of one stream: partitions with good and bad records, and gaps in their offsets."""
 
     name: str
     records: dict[Record, Good] = field(default_factory=dict)
@@ -49,13 +49,13 @@ class Topic:
     first: dict[int, int] = field(default_factory=dict)
     """The first offset that retention has kept."""
     generation: int = 1
-    """The number of the topic with this name, which grows each time the topic is recreated."""
+    """Increases by one each time the topic is recreated."""
     leaders: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """The epochs of each partition's leaders, and the offset that each began at."""
+    """Each leader's epoch and the offset at which it began, by partition."""
     pending: dict[int, int] = field(default_factory=dict)
-    """Records of a transaction that is open, beyond the end of what may be read."""
+    """The number of records in an open transaction, after the last readable offset, by partition."""
     old_end: int = 0
-    """Offsets of a second topic, `old`, which only some of the stream's writers declare: it has gaps alone."""
+    """The end of a second topic, `old`, which has no records. Only some of the stream's writers declare it."""
 
     @property
     def old(self) -> str:
@@ -66,9 +66,9 @@ class Topic:
         return SourceIdentity("cluster", {self.name: f"{self.name}-{self.generation}"})
 
     def produce(self, partition: int, goods: Iterable[Good | None]) -> None:
-        """A record for each, a gap for each None; a partition that does not exist yet is added.
+        """Append a record for each value, and a gap for each None. Adds the partition if it does not exist.
 
-        A transaction that is open there commits first.
+        First commits a transaction that is open in the partition.
         """
         committed: list[Good | None] = ["always"] * self.pending.pop(partition, 0)
         goods = [*committed, *goods]
@@ -83,7 +83,7 @@ class Topic:
         return self.leaders.get(partition, [(0, 0)])[-1][0]
 
     def elect(self, partition: int) -> None:
-        """Another leader, which has all that was readable."""
+        """Elect another leader, which has all readable records."""
         begun = self.leaders.setdefault(partition, [(0, 0)])
         begun.append((begun[-1][0] + 1, self.ends.get(partition, 0)))
 
@@ -97,7 +97,7 @@ class Topic:
         self.ends[partition] = at
 
     def end_of_epoch(self, partition: int, epoch: int) -> int:
-        """What a leader answers to `OffsetForLeaderEpoch`."""
+        """Return a leader's response to `OffsetForLeaderEpoch`."""
         later = [start for e, start in self.leaders.get(partition, [(0, 0)]) if e > epoch]
         return min(later, default=self.ends.get(partition, 0))
 
@@ -108,7 +108,7 @@ class Topic:
 
 @dataclass
 class ProcessKafka:
-    """The topic as one process asks about it, in the terms of `frazil.kafka.admin.KafkaAdmin`."""
+    """The topic as one process reads it, with the interface of `frazil.kafka.admin.KafkaAdmin`."""
 
     topic: Topic
     faults: Faults

@@ -1,4 +1,4 @@
-"""One writer process of the model of upserts and routes, step by step; it may be paused between any two."""
+"""One writer process in the model of upserts and routes, step by step. It may be paused between any two steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .protocol_tables import BAD, NOW_MS, SOURCE, STREAM, TP, World
 
 
 class Process:
-    """What `frazil.stream.writer` and `frazil.stream.batch` do around the committer."""
+    """Does around the committer what `frazil.stream.writer` and `frazil.stream.batch` do."""
 
     def __init__(self, world: World, meanwhile: Any = lambda: None) -> None:
         self.world, self.faults = world, Faults(meanwhile, STREAM)
@@ -68,11 +68,11 @@ class Process:
         self.marker = marker
 
     def stale(self) -> None:
-        """The current batch is given up; the next step begins an epoch."""
+        """Abandon the current batch. The next step begins an epoch."""
         self.marker, self.staged, self.journaled, self.decided = None, None, False, False
 
     def stage(self, limit: int, *, leftover: bool) -> bool:
-        """Stage up to that many records; False where there are none. `leftover` is of an attempt that failed."""
+        """Stage up to `limit` records. Return False if there are none. `leftover` adds a failed attempt's files."""
         assert self.committer is not None
         assert self.marker is not None
         start = self.marker.offsets[TP]
@@ -108,7 +108,7 @@ class Process:
         return self.journaled
 
     def commit(self) -> None:
-        """Home decides; the routed tables follow with the next step."""
+        """Commit to the default table. The routed tables follow in the next step."""
         assert self.staged is not None
         assert self.committer is not None
         try:

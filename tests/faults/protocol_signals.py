@@ -1,4 +1,4 @@
-"""The signals of the model's windows: the real assessment, and the expected one, computed independently."""
+"""Signals of the model's windows. frazil's assessment must match an independently computed expectation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .protocol_writer import SPECS
 
 
 class Signals:
-    """The table's signals: the cursor, and how many rows each window was last said to have."""
+    """The table's signals: the cursor, and the number of rows last signalled for each window."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -32,7 +32,7 @@ class Signals:
         self.reported: Counter[int] = Counter()
 
     def observe(self, declared: set[str], *, behind: int = 0) -> None:
-        """Signal what is complete or reopened, at a catalog that may be some changes behind."""
+        """Signal complete and reopened windows, from a catalog that may be some changes behind."""
         if not declared:
             return
         table = self.world.catalog.load(MAIN, behind=behind)
@@ -51,21 +51,21 @@ class Signals:
             self.check(rows)
 
     def unread(self) -> Set[int]:
-        """Main's snapshots back to the oldest that has late rows which are not signalled yet."""
+        """Return main's snapshots from the head to the oldest with late rows that no signal has counted."""
         cursor, main = self.cursor, list(ancestors(self.world.catalog.metadata[MAIN]))
         late = [s for s in main if cursor and (s.sequence_number or 0) > cursor.sequence_number]
         late = [s for s in late if cursor and may_add_late_rows(s, cursor)]
         return {s.snapshot_id for s in main[: main.index(late[-1]) + 1]} if late else frozenset()
 
     def check(self, rows: Counter[int]) -> None:
-        """No late row of any stream is missed: each window that was signalled has as many rows as was said last."""
+        """Check that no late row was missed: each signalled window has as many rows as its last signal says."""
         assert self.cursor
         covered = range(self.cursor.from_us, self.cursor.through_us, Grain.HOUR.us)
         off = {start: (self.reported[start], rows[start]) for start in covered if self.reported[start] != rows[start]}
         assert not off, f"rows of windows, as said last and as they are: {off}"
 
     def rolled_back(self) -> None:
-        """What a rollback takes from a window is not signalled; what is read again is."""
+        """Take the current rows as signalled: a rollback signals no lost rows, but rows read again are signalled."""
         self.reported = self._rows(head_of(self.world.catalog.metadata[MAIN]))
 
     def _assess(self, table: Table, declared: set[str]) -> completion.Assessment:
@@ -78,7 +78,7 @@ class Signals:
         return seen
 
     def _passed(self, table: Table, declared: set[str]) -> int:
-        """The least watermark of all streams, of those that have not begun as well."""
+        """Return the lowest watermark of all streams, including streams that have not begun."""
         markers = read_markers(table.metadata.properties)
         marks = [markers[s].watermark_us if s in markers else None for s in {*declared, *markers}]
         return min((-1 if mark is None else mark for mark in marks), default=-1)

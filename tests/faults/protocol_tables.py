@@ -1,7 +1,7 @@
-"""What the model of upserts and routes runs in: a SQLite catalog with real files, and a topic, for all processes.
+"""The world of the model of upserts and routes, shared by all processes: a SQLite catalog with real files, and a topic.
 
-Take-over, settling, journals, merges, followers and commits of several tables are the real ones. A process reaches the
-catalog and its storage through its faults.
+Take-over, settling, journals, merges, followers and multi-table commits are the real code. Each process accesses the
+catalog and its storage through its own faults.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ FOREIGN = 1_000
 BAD = "bad"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 NOW_MS = 1_767_225_600_000
-"""Never after the machine's clock, by which others date their commits."""
+"""Always before the machine's clock, which dates the commits of other programs."""
 
 Record = str | tuple[int, int | None]
-"""A key with its amount, None to delete it; or the table of a row; or a record that is no row."""
+"""A key with its amount (None deletes it), the table of a row to append, or `BAD` for a dead letter."""
 PROCESS = "tests.process"
-"""The property of a file system that says whose it is."""
+"""The FileIO property with the number of the process to which the FileIO belongs."""
 
 
 def spec_of(kind: Kind) -> StreamSpec:
@@ -97,7 +97,7 @@ def spec_of(kind: Kind) -> StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A marker of one table, before and after a commit."""
+    """A stream's marker in one table, before and after a commit."""
 
     table: str
     before: Marker | None
@@ -105,7 +105,7 @@ class Move:
 
 
 class ProcessCatalog:
-    """The catalog as one process reaches it."""
+    """The catalog as one process accesses it."""
 
     def __init__(self, world: World, faults: Faults, number: int) -> None:
         self._world, self._faults, self._number = world, faults, number
@@ -149,12 +149,12 @@ class World:
     log: list[Record] = field(default_factory=list)
     """The topic: its only partition, from offset 0."""
     late: list[Callable[[], Any]] = field(default_factory=list)
-    """Commits that were reported failed and have not arrived yet."""
+    """Commits that were reported as failed, but will still arrive."""
     moves: list[Move] = field(default_factory=list)
     positions: dict[int, int] = field(default_factory=dict)
-    """The stream's offset with each snapshot of home."""
+    """The stream's offset in each snapshot of the default table."""
     after_commit: Callable[[], None] = lambda: None
-    """What must hold whenever a reader may look."""
+    """Checks what must hold after every commit."""
     processes: list[Faults] = field(default_factory=list)
     foreign: set[int] = field(default_factory=set)
     """The keys of rows that no stream wrote."""
@@ -183,7 +183,7 @@ class World:
         return ROUTED if self.spec.route else ()
 
     def table_of(self, key: int) -> str:
-        """The table that has the row of a key."""
+        """Return the table that stores the row of a key."""
         return (HOME, *ROUTED)[key % 3] if self.routed else HOME
 
     @property
@@ -206,7 +206,7 @@ class World:
         return True
 
     def changed(self, names: Sequence[str], effect: Callable[[], Any]) -> Any:
-        """What a commit does, noted with the markers that it moves."""
+        """Run a commit, and record which markers it changed."""
         before = {name: self.catalog.load_table(name) for name in names}
         answer = effect()
         for name in names:
@@ -230,7 +230,7 @@ class World:
                 effect()
 
     def tables(self, faults: Faults) -> tuple[StreamTables, ProcessCatalog]:
-        """The tables as a process reaches them."""
+        """Return the tables as a process accesses them, and its catalog."""
         self.processes.append(faults)
         catalog: Any = ProcessCatalog(self, faults, len(self.processes) - 1)
         now = Clock()  # of this process's patience alone
@@ -251,7 +251,7 @@ class World:
         return tables, catalog
 
     def store(self, _: str, properties: Any, **__: Any) -> LocalStore:
-        """`open_store` for all processes: each has its own faults."""
+        """Replace `open_store` for all processes. Each process gets a store with its own faults."""
         found = (properties() if callable(properties) else properties).get(PROCESS)
         return LocalStore() if found is None else ProcessStore(self.processes[int(found)])
 
@@ -275,11 +275,11 @@ class World:
         return Counter(row["kafka_offset"] for row in self.rows(name) if row.get("id", 0) < FOREIGN or name == DEAD)
 
     def records_of(self, target: str) -> set[int]:
-        """The offsets below the stream's position whose records belong to a table."""
+        """Return the offsets before the stream's position whose records belong to a table."""
         return {offset for offset, record in enumerate(self.log[: self.offset()]) if record == target}
 
     def newest(self, name: str, end: int) -> dict[int, int | None]:
-        """The rows that a table has of the records below an offset: of each key the last change, or the first row."""
+        """Return the rows that a table has from records before `end`: the last change of each key, or the first row."""
         found: dict[int, int | None] = {}
         for record in self.log[:end]:
             if isinstance(record, tuple) and self.table_of(record[0]) == name:
@@ -293,7 +293,7 @@ class World:
         return found
 
     def references(self, name: str) -> set[str]:
-        """Every file that any snapshot of a table needs."""
+        """Return all files to which any snapshot of a table refers."""
         table, found = self.load(name), set()
         for snapshot in table.metadata.snapshots:
             found.add(bare_path(snapshot.manifest_list))
@@ -306,7 +306,7 @@ class World:
         return found
 
     def staged_files(self, name: str) -> set[str]:
-        """What lies in the folders of the stream's batches."""
+        """Return all Parquet files in the folders of the stream's batches."""
         return {str(p) for p in Path(bare_path(self.load(name).location()), "data", STREAM).rglob("*.parquet")}
 
     def journals(self) -> Iterator[Journal]:
@@ -316,7 +316,7 @@ class World:
     # What a batch stages
 
     def stage(self, tables: StreamTables, key: BatchKey, offsets: Iterable[int]) -> tuple[StagedFile, ...]:
-        """Files for the tables as this process knows them: one may be dropped meanwhile."""
+        """Write files for the tables as this process knows them, even if one has been dropped since."""
         by_target: dict[Target, list[int]] = {}
         for offset in offsets:
             record = self.log[offset]
@@ -356,7 +356,7 @@ class World:
     # What others do
 
     def append(self) -> None:
-        """A user's row of a key that no change has; a table with rows before the stream begins is to be adopted."""
+        """Append a user's row with a new key, once the stream has begun: earlier rows would require an adoption."""
         if self.marker() is None:
             return
         key = max(self.foreign, default=FOREIGN) + 1
@@ -374,7 +374,7 @@ class World:
         self._note_position()
 
     def expire(self, name: str) -> None:
-        """All snapshots but the last go, with every file that only they used."""
+        """Expire all snapshots except the last, and delete the files that only they used."""
         table, before = self.load(name), self.references(name)
         head = table.current_snapshot()
         gone = [s.snapshot_id for s in table.metadata.snapshots if head and s.snapshot_id != head.snapshot_id]
@@ -383,7 +383,7 @@ class World:
             LocalStore().delete(before - self.references(name))
 
     def roll_back(self, name: str) -> int | None:
-        """Put a table back to an earlier commit; the snapshot that it had, or None if there is no other."""
+        """Roll a table back to an earlier commit. Return the former snapshot's id; None without an earlier commit."""
         metadata = self.load(name).metadata
         head = metadata.current_snapshot()
         back = head
@@ -397,7 +397,7 @@ class World:
         return None
 
     def move(self, name: str, snapshot_id: int) -> bool:
-        """Put a table's branch on a snapshot, if it is there."""
+        """Set a table's main branch to a snapshot. Return False if the snapshot no longer exists."""
         table = self.load(name)
         if table.metadata.snapshot_by_id(snapshot_id) is None:
             return False

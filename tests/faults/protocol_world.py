@@ -1,7 +1,7 @@
-"""What the protocol's model runs in: a catalog, a storage and a Kafka that outlive every process.
+"""The world of the protocol model: a catalog, a storage and a Kafka that outlive every process.
 
-Planner, batch, committer, journal, settle, marker and reset are the real ones, on real manifests. Data files are empty,
-and the world knows which records each stands for: so a step takes milliseconds.
+Planner, batch, committer, journal, settling, marker and reset are the real code, on real manifests. Data files are
+empty, and the world knows the records of each, so a step takes milliseconds.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ from .protocol_kafka import Record, Topic
 
 EVENTS, ORDERS = "events", "orders"
 STREAMS = (EVENTS, ORDERS)
-"""Two that write to the same tables, each from a topic of its own."""
+"""Two streams that write to the same tables, each from its own topic."""
 MAIN, DEAD = "demo.events", "demo.events_dead_letters"
 SCHEMA = Schema(NestedField(1, "n", LongType(), required=False))
 
 
 @dataclass(frozen=True, slots=True)
 class MarkerMove:
-    """One stream's marker of one table, before and after a commit."""
+    """One stream's marker in one table, before and after a commit."""
 
     version: int
-    """The catalog's version: the commit that moved it."""
+    """The number of the commit that changed the marker."""
     table: str
     stream: str
     before: Marker | None
     after: Marker | None
     by: Faults | None
-    """The process that moved it, which its faults stand for."""
+    """The process that changed the marker, represented by its faults."""
 
 
 class SharedCatalog:
-    """The catalog itself: requirements and updates are checked and applied by PyIceberg, one commit at a time."""
+    """The catalog itself. PyIceberg checks the requirements and applies the updates, one commit at a time."""
 
     name = "shared"
 
@@ -130,7 +130,7 @@ class SharedCatalog:
         return CommitTableResponse(metadata=after, metadata_location=str(self.versions))
 
     def land_late(self) -> None:
-        """What was reported failed arrives now; a refusal has no one to go to."""
+        """Let the commits that were reported as failed arrive now. Refusals are ignored."""
         late, self.late = self.late, []
         for effect in late:
             try:
@@ -141,7 +141,7 @@ class SharedCatalog:
 
 @dataclass
 class ProcessCatalog:
-    """The catalog as one process reaches it."""
+    """The catalog as one process accesses it."""
 
     shared: SharedCatalog
     faults: Faults
@@ -163,7 +163,7 @@ class ProcessCatalog:
 
 
 def tally_of_the_world(table: Table, *wanted: RowSelection) -> dict[TopicPartition, OffsetTally]:
-    """`frazil.table.landed_offsets.tally_rows` for empty files; the world knows the records of each."""
+    """Replaces `frazil.table.landed_offsets.tally_rows`: data files are empty, and the world knows their records."""
     process = table.catalog
     assert isinstance(process, ProcessCatalog)
     rows = process.faults.meet("load", lambda: process.shared.rows_at(head_of(table.metadata)))
@@ -177,7 +177,7 @@ def tally_of_the_world(table: Table, *wanted: RowSelection) -> dict[TopicPartiti
 
 
 class World:
-    """Everything that outlives a process, and the records of each data file."""
+    """Everything that outlives a process, including the records of each data file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -208,7 +208,7 @@ class World:
         )  # fmt: skip
 
     def tables(self, faults: Faults) -> StreamTables:
-        """The tables as a process of the stream reaches them."""
+        """Return the tables as a process of the stream accesses them."""
         catalog = ProcessCatalog(self.catalog, faults)
         now = Clock()  # of this process's patience alone
         return StreamTables(
@@ -225,7 +225,7 @@ class World:
     # What stands in the tables
 
     def rows(self, name: str, stream: str | None = None) -> Counter[Record]:
-        """The rows of one stream, or of all."""
+        """Return the rows of one stream, or of all streams."""
         found = self.rows_at(head_of(self.catalog.metadata[name]))
         return Counter(record for record in found if stream in (None, record[0]))
 
@@ -233,7 +233,7 @@ class World:
         return [r for path in self.live_files(head) for r in self.contents[path]] if head else []
 
     def manifests(self, snapshot: Any) -> list[ManifestFile]:
-        """Read once: what a committed snapshot lists never changes."""
+        """Return a snapshot's manifests, cached, because a committed snapshot never changes."""
         if snapshot.manifest_list not in self._lists:
             self._lists[snapshot.manifest_list] = snapshot.manifests(self.catalog.io)
         return self._lists[snapshot.manifest_list]
@@ -247,7 +247,7 @@ class World:
             yield from self._entries[path]
 
     def references(self, name: str) -> set[str]:
-        """Every path that any snapshot of a table needs: manifest lists, manifests and data files."""
+        """Return all paths to which any snapshot of a table refers: manifest lists, manifests and data files."""
         found: set[str] = set()
         for snapshot in self.catalog.metadata[name].snapshots:
             manifests = {m.manifest_path for m in self.manifests(snapshot)}
@@ -263,7 +263,7 @@ class World:
         self._commit_files(MAIN, (self.new_file(f"{self.catalog.metadata[MAIN].location}/data/foreign", "main", ()),))
 
     def compact(self, name: str) -> None:
-        """Put all live files into one, as `rewrite_data_files` does: same rows, other files."""
+        """Rewrite all live files into one with the same rows, as `rewrite_data_files` does."""
         head = head_of(self.catalog.metadata[name])
         if head is None:
             return
@@ -286,7 +286,7 @@ class World:
         self.catalog.commit(name, prepared.requirements, updates)
 
     def expire(self, name: str) -> None:
-        """Snapshots go, but for the last and what the signals still need, with every file that only they used."""
+        """Expire all snapshots except the last and those that signals need. Delete files that only they used."""
         before = self.references(name)
         metadata = self.catalog.metadata[name]
         head = head_of(metadata)
@@ -297,14 +297,14 @@ class World:
             self.store.delete(before - self.references(name))
 
     def change_spec(self) -> None:
-        """Files are partitioned by another rule from now on; those that are staged keep theirs."""
+        """Change the partition spec for later files. Files that are already staged keep theirs."""
         specs = [spec.spec_id for spec in self.catalog.metadata[MAIN].partition_specs]
         field = PartitionField(source_id=1, field_id=1000 + len(specs), transform=BucketTransform(len(specs)), name="b")
         spec = PartitionSpec(field, spec_id=max(specs) + 1)
         self.catalog.commit(MAIN, (), (AddPartitionSpecUpdate(spec=spec), SetDefaultSpecUpdate(spec_id=-1)))
 
     def add_column(self, *, required: bool) -> None:
-        """Files staged before a required column was added no longer fit, and are staged again."""
+        """Add a column. Files staged before a required column was added no longer fit, and must be staged again."""
         before = self.catalog.metadata[MAIN]
         number = before.last_column_id + 1
         column = NestedField(number, f"c{number}", LongType(), required=required)
@@ -312,7 +312,7 @@ class World:
         self.catalog.commit(MAIN, (), (AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)))
 
     def roll_back(self, snapshots: int) -> bool:
-        """Put the main table's branch back; False where its history does not reach that far."""
+        """Roll the main table back by some snapshots. Return False if its history is too short."""
         metadata = self.catalog.metadata[MAIN]
         target = head_of(metadata)
         for _ in range(snapshots):

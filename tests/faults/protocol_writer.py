@@ -1,4 +1,4 @@
-"""One writer process of the protocol's model, step by step: the real planner, batch and committer, without Spark."""
+"""One writer process in the protocol model, step by step: the real planner, batch and committer, without Spark."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SPECS = {
 
 @dataclass(slots=True)
 class ModelStage:
-    """Makes empty files that stand for records; `leftover` leaves those of an attempt that failed next to them."""
+    """Stages empty files that stand for records. `leftover` also leaves the files of a failed attempt."""
 
     world: World
     topic: Topic
@@ -67,7 +67,7 @@ class ModelStage:
         return tuple(TaskAnswer(self._task(task, work.context), seconds=0.0) for task in tasks)
 
     def _task(self, task: StageTask, context: StageContext) -> StageResult:
-        """One file of good records, and one of bad ones."""
+        """Return the result of a task: a file of good records, and a file of bad ones."""
         good: list[Record] = []
         bad: list[Record] = []
         progress = []
@@ -100,7 +100,7 @@ class ModelStage:
 
 
 class Writer:
-    """What `frazil.stream.writer` does around planner, batch and committer; it may be paused between any two steps."""
+    """Does what `frazil.stream.writer` does around the batches. It may be paused between any two steps."""
 
     def __init__(self, world: World, stream: str, *, skips_gaps: bool = False, reads_old: bool = True) -> None:
         self.world, self.stream, self.skips_gaps = world, stream, skips_gaps
@@ -128,9 +128,9 @@ class Writer:
         return self.planner is not None
 
     def begin(self) -> SettleResult:
-        """Take over, settle, go past what retention deleted (or refuse to), and open a planner at the marker.
+        """Take over, settle, skip what retention deleted (or raise an error), and open a planner at the marker.
 
-        Again after a batch that was stale: from this writer's own last epoch alone.
+        After a stale batch, call this again: the next epoch must follow this writer's own last one.
         """
         self.planner = None
         topics = self.kafka.describe()
@@ -190,11 +190,11 @@ class Writer:
         )
 
     def stale(self) -> None:
-        """The current batch is given up; the next step begins an epoch."""
+        """Abandon the current batch. The next step begins an epoch."""
         self.planner, self.staged, self.journaled = None, None, False
 
     def stage(self, limit: int, *, leftover: bool) -> bool:
-        """Plan up to `most` records, or a tick, and stage them; False where no batch is due."""
+        """Plan up to `limit` records or an empty commit, and stage them. Return False if no batch is due."""
         planner, runner = self.planner, self.runner
         assert planner is not None
         assert runner is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -9,20 +10,24 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from frazil.errors import EnvironmentUnusable
+from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.isolate import IsolatedDecoder, _send, harmless_record
+from tests.unit.ingest.test_key_columns import stage_context, stream
 
 FRAGILE = '''
 """A decoder with a native crash: it gets SIGSEGV on one value, as a broken parser would."""
-import os, signal
+import importlib, os, signal
 import numpy as np
 import pyarrow as pa
 from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.target_decoders import TargetDecoder
 
 def make(deadly):
     def decode(chunk):
@@ -37,6 +42,16 @@ def make(deadly):
         print("a library that prints")
         return DecodedChunk(pa.table({"x": pa.array(values, pa.binary())}), np.arange(len(values)))
     return decode
+
+def make_records(context, module, name):
+    """Decode a stream's records, where the decoders of keys that a function of this name makes are fragile."""
+    of = importlib.import_module(module)
+    make_whole = getattr(of, name)
+    def make_fragile(*arguments, **options):
+        whole, fragile = make_whole(*arguments, **options), make(b'{"id": 6}')
+        return lambda chunk: fragile(chunk) and whole(chunk)
+    setattr(of, name, make_fragile)
+    return TargetDecoder(context)
 '''
 
 MakeFragile = Callable[[], Decoder]
@@ -68,6 +83,39 @@ def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> Non
     assert f"exit code {-signal.SIGSEGV}" in decoded.rejections[0].error
     assert decoded.kept.tolist() == [i for i in range(8) if i not in (1, 6)]
     assert decoded.rows["x"].to_pylist() == [v for v in values if v != b"deadly"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "columns", "declared"),
+    [
+        ("key_header_columns.create_key_decoder", b"{}", {"id": {"type": "long", "from": {"key": "id"}}}, {}),
+        (
+            "shaper.create_decoder",
+            None,
+            {"id": "long not null"},
+            {"mode": "upsert", "key": ["id"], "delete": "tombstones"},
+        ),
+    ],
+    ids=["a column of the key", "a tombstone's key"],
+)
+@pytest.mark.usefixtures("fragile")
+def test_a_record_whose_key_kills_is_rejected_like_one_whose_value_kills(
+    name: str, value: bytes | None, columns: Any, declared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fragile_decoder
+
+    module, name = f"frazil.ingest.{name}".rsplit(".", 1)
+    monkeypatch.setattr(f"{module}.{name}", getattr(sys.modules[module], name))  # which the next line replaces here too
+    decoder = IsolatedDecoder(
+        partial(fragile_decoder.make_records, stage_context(stream(columns, **declared)), module, name)
+    )
+    keys = [b'{"id": 5}', b'{"id": 6}']
+    try:
+        decoded = decoder(dataclasses.replace(Chunk.of_values([value] * 2), keys=BinaryColumn.of(keys)))
+    finally:
+        decoder.close()
+    assert [(r.index, r.error_class) for r in decoded.rejections] == [(1, "DecoderCrashed")]
+    assert decoded.rows["id"].to_pylist() == [5]
 
 
 def test_a_chunk_without_a_killer_passes_whole(isolated: IsolatedDecoder) -> None:

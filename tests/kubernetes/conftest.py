@@ -1,4 +1,4 @@
-"""A real Kubernetes, a broker that its pods reach, and a stream whose driver is a pod."""
+"""A real Kubernetes node, a broker that its pods can reach, and a stream whose driver is a pod."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .node import HOST, NODE, Node, spark_properties, what_is_missing
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    """One node for the whole run. Pods see files of this host by hostPath, so its folder is in no private place."""
+    """One node for the whole run. Pods mount its folder by hostPath, so other users must be able to read the folder."""
     if missing := what_is_missing():
         pytest.skip(missing)
     with tempfile.TemporaryDirectory(prefix="frazil-kubernetes-") as folder:
@@ -58,7 +58,7 @@ def kafka(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
 
 
 class Supervised:
-    """A stream whose agent a launcher runs, as its supervisor does. The agent's environment has no Java."""
+    """A stream whose agent is started by a launcher, as its supervisor does. The agent's environment has no Java."""
 
     def __init__(self, stream: Any, node: Node, folder: Path, properties: dict[str, str]) -> None:
         self.stream, self.node, self._properties = stream, node, properties
@@ -72,7 +72,7 @@ class Supervised:
         self.declare()
 
     def declare(self, **spark: str) -> None:
-        """Declare the stream, with more or other Spark properties."""
+        """Declare the stream, with additional or replaced Spark properties."""
         resources = {
             "master": self.node.master,
             "deploy-mode": "cluster",
@@ -95,17 +95,17 @@ class Supervised:
         return None if table is None else DriverFolder.open(table, self.stream.name).order()
 
     def driver(self) -> dict[str, Any]:
-        """The pod that the order names."""
+        """Return the pod that the order names."""
         order = self.order()
         return next(pod for pod in self.node.pods("driver") if pod["metadata"]["name"] == order.submission)
 
     def processes(self, *words: str) -> list[psutil.Process]:
-        """Processes of pods, with all of these words in their command lines."""
+        """Return the processes with all of these words in their command lines."""
         found = psutil.process_iter(["cmdline"])
         return [each for each in found if all(word in " ".join(each.info["cmdline"] or ()) for word in words)]
 
     def exit(self) -> Any:
-        """The record of the last launch's end; None while it runs."""
+        """Return the exit record of the last launch; None while it runs."""
         seen = self.launcher.observe()
         over = [each for each in seen.exits if seen.launch is not None and each.launch_id == seen.launch.id]
         return over[-1] if over and not seen.process.is_alive else None
@@ -115,7 +115,7 @@ class Supervised:
         return " ".join(heartbeat.notices) if heartbeat else ""
 
     def status(self) -> str:
-        """What `frazil status` prints, in one line."""
+        """Return the output of `frazil status`, in one line."""
         command = [str(Path(sys.executable).parent / "frazil"), "status", self.stream.name]
         streams = ("--streams", str(self.stream.streams))
         done = subprocess.run([*command, *streams], capture_output=True, text=True, timeout=60, check=False)

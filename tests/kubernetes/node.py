@@ -1,4 +1,4 @@
-"""A real Kubernetes node, and images whose programs and libraries are those of this machine, through mounts."""
+"""A real Kubernetes node. Its images mount the programs and libraries of this machine."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ CHECKOUT = HERE.parents[1]
 BINARIES = "FRAZIL_KUBERNETES"
 """The variable with the folder of Kubernetes's binaries."""
 HOST, NODE = "10.89.0.1", "10.89.0.2"
-"""Addresses of this machine and of the node: pods reach what listens on the first."""
+"""Addresses of this machine and of the node. Pods can connect to servers on the first one."""
 NAMESPACE, ACCOUNT = "frazil", "frazil-writers"
 IMAGE = "localhost/frazil:1"
 PROGRAMS = ("containerd", "runc", "iptables", "ip", "openssl", "nsenter", "unshare")
 
 
-def what_is_missing() -> str | None:
-    """Why this machine cannot run the node; None if it can."""
+def what_is_missing(*programs: str) -> str | None:
+    """Return why this machine cannot run a node with these programs; None if it can."""
     if os.geteuid():
         return "a Kubernetes node needs root"
     folder = os.environ.get(BINARIES)
     if not folder or not (Path(folder) / "kubelet").is_file():
         return f"set {BINARIES} to a folder with the binaries of Kubernetes 1.34 (see tests/kubernetes/node.sh)"
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    missing += [name for name in programs if not (Path(folder) / name).is_file()]
     return f"a Kubernetes node needs {', '.join(missing)}" if missing else None
 
 
 class Node:
-    """One node; everything of it is in `folder`, and ends with `down`."""
+    """One node. All of its files are in `folder`, and `down` ends all of its processes."""
 
     master = f"k8s://https://{NODE}:6443"
 
@@ -67,27 +68,33 @@ class Node:
         for each in (pause, image):
             self._script("load", str(each))
         self.kubectl("create", "namespace", NAMESPACE)
-        self.kubectl("apply", "--filename", str(CHECKOUT / "deploy/kubernetes-rbac.yaml"))
+        self.kubectl("apply", "--filename", str(CHECKOUT / "deploy/chart/permissions.yaml"))
 
     def down(self) -> None:
         self._script("down")
 
     def kubeconfig(self, file: Path) -> Path:
-        """Write a kubeconfig of the service account of `deploy/`, which names its token's file."""
+        """Write a kubeconfig for the service account of `deploy/`. It names the file with the account's token."""
         found = yaml.safe_load((self.folder / "admin.conf").read_text())
         file.with_suffix(".token").write_text(self.kubectl("create", "token", ACCOUNT, "--namespace", NAMESPACE))
         found["users"][0]["user"] = {"tokenFile": file.with_suffix(".token").name}
         file.write_text(yaml.safe_dump(found))
         return file
 
-    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        command = [f"{os.environ[BINARIES]}/kubectl", "--kubeconfig", str(self.folder / "admin.conf"), *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    def kubectl(self, *arguments: str) -> str:
+        return self._run("kubectl", *arguments)
+
+    def helm(self, *arguments: str) -> str:
+        return self._run("helm", *arguments)
+
+    def _run(self, program: str, *arguments: str) -> str:
+        command = [f"{os.environ[BINARIES]}/{program}", "--kubeconfig", str(self.folder / "admin.conf"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def pods(self, role: str) -> list[dict[str, Any]]:
-        """The pods of drivers or of executors."""
+        """Return the pods of drivers or of executors."""
         words = ("get", "pods", "--namespace", NAMESPACE, "--selector", f"spark-role={role}", "--output", "json")
         return list(json.loads(self.kubectl(*words))["items"])
 
@@ -105,8 +112,25 @@ class Node:
         assert done.returncode == 0, (self.folder.parent / "node.log").read_text()
 
 
+def pod_mounts(folder: Path) -> dict[str, Path]:
+    """Return folders that pods mount at the same paths, by volume name. Only `run` and `cache` are writable."""
+    return {
+        "run": folder,
+        "usr": Path("/usr"),
+        "java": Path("/etc/java-17-openjdk"),
+        "base": Path(sys.base_prefix),
+        "venv": Path(sys.prefix).resolve(),
+        "checkout": CHECKOUT,
+        "cache": Path(os.environ["XDG_CACHE_HOME"]),
+    }
+
+
+def pod_environment() -> dict[str, str]:
+    return {name: os.environ.get(name, "") for name in ("XDG_CACHE_HOME", "PYTHONPATH")}
+
+
 def spark_properties(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Properties for pods that see `folder`, this Python and this checkout at the paths that they have here."""
+    """Return properties for pods that mount `folder`, this Python and this checkout at the same paths as here."""
     found = {
         "spark.kubernetes.namespace": NAMESPACE,
         "spark.kubernetes.container.image": IMAGE,
@@ -116,19 +140,9 @@ def spark_properties(folder: Path, environment: Mapping[str, str]) -> dict[str, 
         "spark.pyspark.python": sys.executable,
         "spark.kubernetes.allocation.batch.delay": "1s",
     }
-    cache = Path(os.environ["XDG_CACHE_HOME"])
-    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment}
-    mounts = {
-        "run": folder,
-        "usr": Path("/usr"),
-        "java": Path("/etc/java-17-openjdk"),
-        "base": Path(sys.base_prefix),
-        "venv": Path(sys.prefix).resolve(),
-        "checkout": CHECKOUT,
-        "cache": cache,
-    }
+    environment = pod_environment() | dict(environment)
     for who in ("driver", "executor"):
-        for name, path in mounts.items():
+        for name, path in pod_mounts(folder).items():
             key = f"spark.kubernetes.{who}.volumes.hostPath.{name}"
             found |= {f"{key}.mount.path": str(path), f"{key}.options.path": str(path)}
             found |= {f"{key}.mount.readOnly": str(name not in {"run", "cache"}).lower()}
@@ -145,7 +159,7 @@ def make_image(  # noqa: PLR0913 - what an image is made of
     entrypoint: list[str],
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Make a docker archive of one layer."""
+    """Write a Docker archive with one layer."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         temporary = tarfile.TarInfo("tmp")

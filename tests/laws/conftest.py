@@ -1,4 +1,4 @@
-"""Laws have the SQL catalog of unit tests."""
+"""Property tests use the SQL catalog of the unit tests."""
 
 from __future__ import annotations
 

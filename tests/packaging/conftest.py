@@ -1,4 +1,4 @@
-"""The sdist and the wheel from it, built once, and installed in a fresh venv without any extra."""
+"""The sdist, the wheel that is built from it, and venvs with the wheel, with and without extras. Each is made once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ UV = Path(sys.executable).with_name("uv")
 
 @dataclass(frozen=True)
 class Installed:
-    """A venv with the wheel, and an empty folder to run in."""
+    """A venv with the wheel, and an empty folder in which commands run."""
 
     venv: Path
     folder: Path
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """A command of the venv, with nothing of the checkout on its path."""
+        """Run a command of the venv, without the checkout on its path."""
         kept = {
             name: os.environ[name] for name in ("HOME", "LANG", "JAVA_HOME", "XDG_CACHE_HOME") if name in os.environ
         }
@@ -51,9 +51,9 @@ def _uv(*arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist and the wheel that is built from it.
+    """Build the sdist, and the wheel from it. Return their folder.
 
-    Built from a copy: setuptools would take what an earlier build left next to the sources.
+    Builds from a copy, because setuptools would include what an earlier build left next to the sources.
     """
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -71,7 +71,7 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel with its base dependencies, in the versions of the lock file."""
+    """Install the wheel with its base dependencies, in the versions of the lock file."""
     venv = tmp_path_factory.mktemp("installed") / "venv"
     _uv("venv", "--python", sys.executable, str(venv))
     python = str(venv / "bin" / "python")
@@ -81,7 +81,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 
 @pytest.fixture(scope="session")
 def with_extras(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel with every extra: the packages are those of the checkout's venv, which has all of them."""
+    """Install the wheel with every extra. The packages are those of the checkout's venv, which has all of them."""
     venv = tmp_path_factory.mktemp("with-extras") / "venv"
     _uv("venv", "--python", sys.executable, str(venv))
     _uv("pip", "install", "--python", str(venv / "bin" / "python"), "--no-deps", str(wheel))

@@ -1,4 +1,4 @@
-"""The embedded catalog's tests share one home: Spark opens its catalog once and keeps it."""
+"""These tests share one FRAZIL_HOME, because Spark opens the embedded catalog once and keeps it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def shared_home(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home that Spark's catalog is of, in the environment, and no other configuration."""
+    """Set FRAZIL_HOME to the home of Spark's catalog, and remove all other catalog configuration."""
     for variable in [name for name in os.environ if name.upper().startswith("PYICEBERG")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("HOME", str(spark_home))

@@ -29,6 +29,9 @@ from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog
 from tests.unit.commit.upserts import BY_REGION, UpsertWorld, maintained, upsert_world
 
+VERSION = 2 + int(os.environ["FRAZIL_TEST_SEED"]) % 2
+"""The tables' format version, the other one for the next commit."""
+
 pytestmark = pytest.mark.usefixtures("shared_home")
 
 
@@ -45,7 +48,9 @@ def world(tmp_path: Path) -> Iterator[UpsertWorld]:
     assert isinstance(catalog, SqlCatalog)
     catalog.create_namespace_if_not_exists("demo")
     now_ms = time.time_ns() // 1_000_000
-    world = upsert_world(FaultyCatalog(catalog), tmp_path, BY_REGION, how="merge-on-read", clock_ms=now_ms)
+    world = upsert_world(
+        FaultyCatalog(catalog), tmp_path, BY_REGION, version=VERSION, how="merge-on-read", clock_ms=now_ms
+    )
     yield world
     for table in (world.table, world.dead_letter_table):
         location = catalog.load_table(table).location()
@@ -208,7 +213,7 @@ def test_batches_and_the_compaction_of_the_partition_that_each_of_them_changes_b
 def below(world: UpsertWorld) -> set[str]:
     """Data files, delete files and change files on disk."""
     root = Path(world.load().location().removeprefix("file://"))
-    return {str(path) for path in root.glob("data/**/*.parquet")}
+    return {str(path) for path in root.glob("data/**/*.*") if path.suffix in (".parquet", ".puffin")}
 
 
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])

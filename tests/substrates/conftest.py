@@ -1,4 +1,4 @@
-"""One stream in a catalog and a storage of each kind that users have."""
+"""One stream in each combination of catalog and storage that users have (a substrate)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.made_batches import MadeStream
 
 SUBSTRATES = ("sqlite+local", "postgres+local", "postgres+s3", "rest+s3")
 NOW_MS = clock.now_ms()
-"""The real time: a server refuses a change that is dated before the last one, and dates some by its own clock."""
+"""The real time, because servers date some changes by their own clocks, and refuse changes with an older date."""
 
 _serial = itertools.count(1)
 
 
 def soaked_but(*names: str) -> pytest.MarkDecorator:
-    """The test runs on these substrates with `make test`, and on the others with `make soak`."""
+    """Run the test on these substrates in `make test`, and on the others only in `make soak`."""
     cells = [name if name in names else pytest.param(name, marks=pytest.mark.soak) for name in SUBSTRATES]
     return pytest.mark.parametrize("substrate", cells, indirect=True)
 
 
 def catalog_of(substrate: str) -> str:
-    """A name for each: Spark keeps a catalog that it has opened under its name for good."""
+    """Return a substrate's own catalog name, because Spark never closes a catalog that it has opened under a name."""
     return substrate.replace("+", "")
 
 
@@ -49,7 +49,7 @@ def _properties(name: str, folder: Path, request: pytest.FixtureRequest) -> dict
 
 
 def configure(monkeypatch: pytest.MonkeyPatch, substrate: str, properties: Mapping[str, str]) -> None:
-    """Make them the properties of the substrate's catalog."""
+    """Set the properties of the substrate's catalog."""
     for key, value in properties.items():
         variable = key.upper().replace(".", "__").replace("-", "_")
         monkeypatch.setenv(f"PYICEBERG_CATALOG__{catalog_of(substrate).upper()}__{variable}", value)
@@ -57,7 +57,7 @@ def configure(monkeypatch: pytest.MonkeyPatch, substrate: str, properties: Mappi
 
 @pytest.fixture(scope="session")
 def local_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SQLite's file, and the tables that are in no object store."""
+    """A folder for SQLite's file, and for tables that are not in an object store."""
     return tmp_path_factory.mktemp("substrates")
 
 
@@ -76,7 +76,7 @@ def substrate(
 
 @pytest.fixture
 def declare(substrate: str) -> Callable[..., StreamSpec]:
-    """`declare(**keys)`: a stream whose table no other test has, since the servers serve them all."""
+    """`declare(**keys)` returns a stream with a unique table name, because all tests share the servers."""
 
     def made(**keys: object) -> StreamSpec:
         name = f"events_{next(_serial)}"
@@ -101,7 +101,7 @@ def stream_spec(declare: Callable[..., StreamSpec]) -> StreamSpec:
 
 
 def view_of(spec: StreamSpec) -> MadeStream:
-    """One writer's view of a stream."""
+    """Return a writer's own view of a stream."""
     return MadeStream(spec, now_ms=NOW_MS, partitions=2, columns=_columns)
 
 
@@ -111,13 +111,13 @@ def _columns(rows: int) -> dict[str, pa.Array]:
 
 @pytest.fixture
 def made(stream_spec: StreamSpec) -> Callable[[], MadeStream]:
-    """`made()` is one writer's view of the test's stream: call it again for another process's."""
+    """`made()` returns a writer's view of the test's stream. Call it again for another process's view."""
     return lambda: view_of(stream_spec)
 
 
 @pytest.fixture
 def spark_here(spark: Any, substrate: str) -> Any:
-    """The session's Spark, which opens the substrate's catalog by the same properties as PyIceberg."""
+    """Let the session's Spark open the substrate's catalog, with the same properties as PyIceberg."""
     for key, value in spark_properties(catalog_of(substrate)).items():
         spark.conf.set(key, value)
     return spark
@@ -125,5 +125,5 @@ def spark_here(spark: Any, substrate: str) -> Any:
 
 @pytest.fixture
 def archive(substrate: str, stream_spec: StreamSpec, tmp_path: Path) -> str:
-    """A folder in the substrate's storage, next to all tables."""
+    """Return a folder in the substrate's storage, outside all tables."""
     return f"s3://{WAREHOUSE}/archive/{stream_spec.name}" if substrate.endswith("+s3") else str(tmp_path / "archive")

@@ -1,4 +1,4 @@
-"""What all fast tests share: a SQL catalog without SQLAlchemy's statements, and brokers that soon count as silent."""
+"""Fixtures of all fast tests: a SQL catalog without SQLAlchemy's statements, a short timeout for missing brokers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.plain_catalog import catalogs_with, chosen
 
 NO_BROKER = "127.0.0.1:1"
 SILENT_AFTER_S = 0.1
-"""Seconds for which a test waits for the broker that does not exist."""
+"""How long a test waits for the broker that does not exist."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""A stream whose Kafka password is a reference, for tests of what travels to executors."""
+"""A stream whose Kafka password is a reference, for tests of what is sent to executors."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_what_the_image_copies_is_sent_to_the_engine() -> None:
 
 
 def test_triggerers_have_the_service_account_whose_role_may_make_and_delete_executors(values: dict[str, Any]) -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes-rbac.yaml").read_text()))
+    documents = list(yaml.safe_load_all((DEPLOY / "chart/permissions.yaml").read_text()))
     found = {document["kind"]: document for document in documents}
     assert set(found) == {"ServiceAccount", "Role", "RoleBinding"}
     assert {document["metadata"]["namespace"] for document in documents} == {"frazil"}

@@ -1,4 +1,4 @@
-"""Chooses the source snapshot that a day's aggregation reads, and records it in the target. Without Spark."""
+"""Chooses the source snapshot that a day's aggregation reads, and records it in the target. Does not need Spark."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load_day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tupl
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
-    """Return whether signalled windows cover the day, none of them held by a quality gate."""
+    """Return whether the day is fully covered by signalled windows, and no quality gate holds one of them."""
     whole = Window.parse(str(day))
     reached_us = whole.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):
@@ -59,10 +59,10 @@ def held_windows(signals: Sequence[Signal]) -> list[str]:
 
 
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
-    """Return the input of a new run: the newest snapshot that the day's signals name, if the day is complete.
+    """Return the input of a new run.
 
-    Otherwise, or if that snapshot has expired or was rolled back, the current one. Raises SpecError if the table has no
-    snapshot.
+    If the day is complete, this is the newest snapshot that the day's signals name. If the day is incomplete, or that
+    snapshot has expired or was rolled back, it is the current snapshot. Raises SpecError if the table has no snapshot.
     """
     branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))
@@ -79,7 +79,7 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
 
 
 def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose, or another one with the same revisions if its snapshot is gone.
+    """Return the input that an earlier task chose. If its snapshot is gone, return another with the same revisions.
 
     Raises SpecError if the day's signals have changed, or a quality gate holds one of its windows.
     """
@@ -91,15 +91,15 @@ def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
     chosen = choose_input(catalog, spec, day, signals)
     if chosen.revisions != revisions or held_windows(signals):
         raise SpecError(
-            f"{spec.source} no longer has snapshot {snapshot_id} (it has expired or was rolled back), and the signals "
-            f"of {day} have changed or a gate holds one of its windows. To choose another snapshot, clear the run's "
-            "first task, or omit --snapshot-id"
+            f"{spec.source} no longer has snapshot {snapshot_id}: it has expired or was rolled back. Since the run "
+            f"chose it, the signals of {day} have changed, or a gate holds one of the day's windows. To choose another "
+            "snapshot, clear the run's first task, or omit --snapshot-id"
         )
     return chosen
 
 
 def encode_revisions(signals: Sequence[Signal]) -> str:
-    """Return the form of `DayInput.revisions`."""
+    """Encode the revisions of the day's windows in the form of `DayInput.revisions`."""
     others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
@@ -149,14 +149,14 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
-    """Return the history's sequence numbers by snapshot id, with older snapshots that expiry keeps for signals."""
+    """Return the history's sequence numbers by snapshot id, including older snapshots that expiry keeps for signals."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 
 def is_in_history(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
     """Return whether the snapshot belongs to the source's current history.
 
-    An expired snapshot counts, unless its sequence number is larger than those of all snapshots.
+    An expired snapshot counts, unless its sequence number is larger than the numbers of all snapshots.
     """
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
         return snapshot_id in _sequence_numbers(source)

@@ -1,4 +1,4 @@
-"""Finds complete days that an aggregation's target is missing, from signals and the target's metadata."""
+"""Finds complete days that an aggregation's target does not have, from signals and the target's metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import translate_catalog_errors
 
 MAX_DAYS = 35
-"""Days that are checked, back from the newest complete window."""
+"""Maximum number of days that are checked, back from the newest complete window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: Aggrega
 
 
 def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
-    """Return an aggregation's days in a target's history whose input is still in the source's history."""
+    """Return an aggregation's days in a target's history. Omits days whose input is not in the source's history."""
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):

@@ -1,7 +1,8 @@
 """Aggregates one day in Spark: reads one snapshot of the source, and overwrites that day's partition of the target.
 
-Each write asserts that the partition is unchanged since the run read the target, and otherwise reads the target again.
-So the partition shows the newest input of all runs. Errors of reports to OpenLineage never stop a run.
+If another run has written the partition since this run read the target, the write fails. The run then reads the target
+again, and ends without a write if the target already shows a newer snapshot. An error while reporting to OpenLineage
+never stops a run.
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ def run_aggregation(
 def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
     """Write the day's partition of the target, unless it already shows a newer state of the source.
 
-    The Spark session must have the catalog's own name and UTC. Raises SpecError if Spark refuses the SQL,
-    SchemaIncompatible if its columns do not fit the target, and CommitUnavailable after MAX_ATTEMPTS conflicts.
+    The Spark session must name the catalog as `run.catalog` does, and use UTC. Raises SpecError if Spark refuses the
+    SQL, SchemaIncompatible if its columns do not fit the target, and CommitUnavailable after MAX_ATTEMPTS conflicts.
     """
     catalog, spec, day = run.catalog, run.spec, run.day
     result = _query_day(spark, run)
@@ -203,7 +204,7 @@ def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
 
 
 def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
-    """Replace the day's partition with the result. Returns False if it has changed since `base`."""
+    """Replace the day's partition with the result. Returns False if the partition has changed since `base`."""
     target = _spark_name(run.catalog, run.spec.target)
     writer = result.writeTo(target).option("isolation-level", "serializable")
     snapshot = base.current_snapshot()

@@ -71,7 +71,7 @@ def parse_day(text: str | None) -> date:
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
-    """Return a folder's aggregation: the last valid declaration, if its file no longer is. Raises SpecError."""
+    """Return an aggregation of a folder: its last valid declaration if its file is broken. Raises SpecError."""
     try:
         return _load_named(folder, name)
     except SpecError as error:

@@ -26,7 +26,7 @@ def is_shared(task_ids: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TaskSubject:
-    """The stream or table that a task is about; neither for a task about all streams or a shared application."""
+    """The stream or table that a task is about. Both are None for a task about all streams or a shared application."""
 
     stream: str | None = None
     table: str | None = None
@@ -38,7 +38,10 @@ class TaskSubject:
 
 
 def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> TaskSubject:
-    """Return the stream or table of a task instance. `label` names a mapped one, `form` has the run's parameters."""
+    """Return the stream or table of a task instance.
+
+    `label` is the name of a mapped instance. `form` has the run's parameters.
+    """
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
         if shared:

@@ -50,11 +50,10 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
 ) -> dict[str, Any]:
     """Return the arguments that all of frazil's DAGs share.
 
-    :param purpose: the second tag, such as `writer`.
-    :param streams: names of streams in addition to those of `specs`, whose owners own the DAG.
-    :param marks: further tags, such as `broken`.
-    :param on_failure: notifiers of the tasks; by default those of FRAZIL_ON_FAILURE.
-    :param defaults: default arguments, which FRAZIL_DEFAULT_ARGS overrides.
+    :param purpose: the second tag, such as `writer`. :param streams: names of streams in addition to those of `specs`.
+    :param specs: declarations of streams, whose owners own the DAG. :param marks: further tags, such as `broken`.
+    :param on_failure: notifiers of the tasks; by default those of FRAZIL_ON_FAILURE. :param defaults: default
+    arguments, which FRAZIL_DEFAULT_ARGS overrides.
     """
     about = {"stream": sorted({*streams, *(spec.name for spec in specs)}), "table": sorted(set(tables))}
     named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MAX_TAGS_PER_KIND for name in names]

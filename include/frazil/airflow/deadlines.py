@@ -44,7 +44,7 @@ async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> 
 
 
 def _message(sentence: str, run: Mapping[str, Any]) -> Message:
-    """Return the message about a late DAG run, given as in Airflow's REST API."""
+    """Return the message about a late DAG run. `run` has the format of Airflow's REST API."""
     dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
     return build_late_run_message(
         dag_id=dag_id or "a frazil DAG",

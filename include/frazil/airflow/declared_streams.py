@@ -34,7 +34,7 @@ class DeclaredStream:
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
-    """Return every stream of the folder, also recently removed ones, sorted by name."""
+    """Return every stream of the folder, including recently removed ones, sorted by name."""
     valid: dict[Path, StreamSpec] = {}
     found: dict[str, DeclaredStream] = {}
     for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
@@ -53,7 +53,7 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
 
 
 def declared_streams(folder: Path) -> list[DeclaredStream]:
-    """Return every stream of the folder, without removed ones, sorted by name."""
+    """Return every stream of the folder except removed ones, sorted by name."""
     return [stream for stream in all_streams(folder) if not stream.removed]
 
 
@@ -63,10 +63,10 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that feed a table, sorted by name. A stream that feeds it by its route is a copy with
-    this table as its own.
+    """Return the streams that feed a table, sorted by name.
 
-    Raises SpecError if no stream feeds the table, or if a file that has never been valid contains the table's name.
+    A stream that feeds the table through its route is returned as a copy whose own table is this one. Raises SpecError
+    if no stream feeds the table, or if a file that has never been valid contains the table's name.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     specs = feeding((one.spec for one in found if one.spec is not None), table)
@@ -75,7 +75,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
-    """Whether every stream that fed the table was removed, and no file that was never valid names it."""
+    """Whether every stream that fed the table was removed, and no file that was never valid names the table."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(view_from_table(one.spec, table) if one.spec else table in _read_text(one.path) for one in found)
 

@@ -1,7 +1,7 @@
 """Makes an Airflow task the OpenLineage parent of the runs that it starts.
 
-The id is that of Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`), also
-without the provider, so that installing it later changes no id.
+The id comes from Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`). If the
+provider is not installed, frazil computes the same id, so a later installation changes no id.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def submit_as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the task the OpenLineage parent of runs that are submitted here. Yields `spark` with the parent."""
+    """Make the task the OpenLineage parent of runs that are submitted here. Yields `spark` with the parent added."""
     from frazil.lineage.facts import PARENT_VARIABLE
 
     parent = parent_id(context)

@@ -23,7 +23,10 @@ Call = Callable[[Any], None]
 
 
 def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Wrap `call` so that the context has a message, by default of a failed task. Without one, nothing is called."""
+    """Wrap `call` to add a message to its context, by default about the failed task.
+
+    If there is no message, `call` is not called.
+    """
 
     def report(context: Any) -> None:
         message = (message_of or failure_message)(context)
@@ -42,7 +45,7 @@ class EachAlert:
         self.notifier = notifier
 
     def __call__(self, context: Any) -> None:
-        """Report every alert, retry the failed reports after the others, and then raise the first error."""
+        """Report every alert, and retry failed reports after the others. Raises the first error that remains."""
         left: Iterable[Message] = context[CONTEXT_KEY].each()
         for _ in range(MAX_ATTEMPTS):
             left, errors = self._send(context, left)
@@ -62,7 +65,7 @@ class EachAlert:
 
 
 def each_alert(notifier: Call) -> EachAlert:
-    """Wrap a notifier so that it is called for each alert, instead of once for all that fire or resolve in a run."""
+    """Wrap a notifier to call it for each alert, instead of once for all alerts that fire or resolve in a run."""
     return EachAlert(notifier)
 
 

@@ -1,5 +1,5 @@
-"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task. Its trigger can
-write nothing else that Airflow 3.3's UI shows.
+"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task. A trigger can write
+nothing else that the UI of Airflow 3.3 shows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WriteLimit:
         self._tried_s = now_s
 
     def record_result(self, state: str | None) -> None:
-        """Record that the task shows this state now; None if the write failed."""
+        """Record the result of a write: the state that the task now shows, or None if the write failed."""
         self._failed = state is None
         self._published = state or self._published
 

@@ -28,7 +28,7 @@ def spark_pool_arguments(work: Literal["aggregation", "backfill", "maintenance"]
 
 
 class SubmitOperator(SparkSubmitOperator):
-    """Airflow's operator with frazil's links (`frazil.airflow.task`), and as the OpenLineage parent."""
+    """Airflow's spark-submit operator with frazil's links. The task is the OpenLineage parent of its application."""
 
     def execute(self, context: Any) -> None:
         from frazil.airflow.lineage_parent import submit_as_parent  # a DAG file that is parsed needs none

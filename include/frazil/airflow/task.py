@@ -24,7 +24,10 @@ class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
 
 
 def run_name(context: Any) -> str:
-    """Return a run's name outside Airflow, the same for all tries. It has the date, because ids may be used again."""
+    """Return the name that identifies a run outside Airflow, the same for all tries.
+
+    It includes the run's date, because ids may be used again.
+    """
     return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
 
 
@@ -40,10 +43,10 @@ def fail_on_user_errors() -> Iterator[None]:
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """Turn a function into a task, like `airflow.sdk.task`."""
+    """Turn a function into a task with frazil's links, as `airflow.sdk.task` does."""
     return task_decorator_factory(function, decorated_operator_class=FrazilTask, **settings)
 
 
 def short_circuit_task(function: Callable[..., Any]) -> Any:
-    """Turn a function into a task like `airflow.sdk.task.short_circuit`."""
+    """Turn a function into a task that may skip its downstream tasks, as `airflow.sdk.task.short_circuit` does."""
     return task_decorator_factory(function, decorated_operator_class=FrazilShortCircuit)

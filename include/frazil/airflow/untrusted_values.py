@@ -1,6 +1,6 @@
 """Reads and validates values in Airflow that other users can write: events, asset stores, XComs, connections.
 
-A value that frazil did not write is ignored, with a warning. Only such an XCom raises an error.
+An XCom that frazil did not write raises an error. All other foreign values are ignored, most with a warning.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InletEvent(Protocol):
 
 
 def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
-    """Return the signals that an asset's events report, without events that a user created by hand."""
+    """Return the signals that an asset's events report. Ignores events that a user created by hand."""
     published, foreign = set(), []
     for event in events:
         number = _signal_number(event)
@@ -69,7 +69,7 @@ def _signal_number(event: InletEvent) -> int | None:
 
 
 def stored_number(store: AssetStore, key: str, *, limit: int = MAX_NUMBER) -> int | None:
-    """Return an integer from 0 to `limit` from an asset's store, or None."""
+    """Return an integer from an asset's store; None if it is missing, or not from 0 to `limit`."""
     value = store.get(key)
     number = _valid_number(value, limit)
     if value is not None and number is None:
@@ -79,7 +79,7 @@ def stored_number(store: AssetStore, key: str, *, limit: int = MAX_NUMBER) -> in
 
 
 def stored_names(store: AssetStore, key: str) -> list[str]:
-    """Return a list of strings from an asset's store, without items of other types."""
+    """Return a list of strings from an asset's store. Omits items of other types."""
     value = store.get(key)
     names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
     if value is not None and (not isinstance(value, list) or len(names) < len(value)):
@@ -106,7 +106,7 @@ def stored_mapping(store: AssetStore, key: str) -> dict[str, Any]:
 
 
 def check_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return an upstream task's XCom. Raises AirflowFailException without these keys and types."""
+    """Return an upstream task's XCom. Raises AirflowFailException if a key is missing or its value has another type."""
     found = value if isinstance(value, Mapping) else {}
     wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
     if wrong:

@@ -74,7 +74,7 @@ class HostedStream(SupervisedStream):
 
 @dataclass(frozen=True, slots=True)
 class HostedProgram:
-    """One stream of this application, as its supervisor needs it."""
+    """Makes one stream of this application a program that its supervisor can supervise."""
 
     stream: str
     streams: DeclaredStreams
@@ -121,7 +121,7 @@ class WriterApplication:
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
-        """Run each stream's writer until what is now in Kafka is committed. Returns the exit codes by stream."""
+        """Run each stream's writer until all records now in Kafka are committed. Returns the exit codes by stream."""
         self._streams.refresh()
         for name, found in self._streams.declared.items():
             if found.spec is not None and not found.problem:
@@ -250,7 +250,7 @@ class WriterApplication:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """Return when a writer last made progress. If none does, the supervisor kills the application."""
+        """Return when a writer last made progress. The supervisor kills the application if no writer does."""
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
         return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
@@ -297,7 +297,10 @@ class DeclaredStreams:
         }
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
-        """Return a declaration with a problem: no writer starts, and a running writer continues."""
+        """Return a declaration with the problem that several files declare the stream.
+
+        With a problem, no writer starts, and a running writer continues.
+        """
         before = self.declared.get(name)
         paths = " and ".join(str(one.path) for one in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"

@@ -20,7 +20,7 @@ class CancellableEngine(Engine, Protocol):
 
 
 class SharedEngine:
-    """An engine that many writers use at the same time, in few threads, because each takes one of the JVM."""
+    """An engine that many writers use at the same time, in few threads: each thread also needs one in the JVM."""
 
     def __init__(self, engine: CancellableEngine, *, batches: int) -> None:
         self._engine = engine

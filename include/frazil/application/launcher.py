@@ -95,7 +95,7 @@ class HostedLauncher(Launcher):
         return replace(observation, process=ProcessState.RUNNING if is_running else ProcessState.ENDED)
 
     def find_launch_elsewhere(self) -> Launch | None:
-        """Return the launch of this stream's running writer in another process on this host."""
+        """Return the launch of this stream's running writer in another process on this host, or None."""
         observation = self._outside.observe()
         is_other = observation.launch is not None and (self._launch is None or observation.launch.id != self._launch.id)
         return observation.launch if is_other and observation.process.is_alive else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError, SpecError
 from frazil.host.process_log import log_to_stderr
+from frazil.signals.pins import read_pins
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.application import Application, find_application
 from frazil.spec.model import StreamSpec
@@ -38,7 +39,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     """Write the streams until SIGTERM or SIGINT, then commit the current batches. Raises errors that end all streams.
 
     With `until_caught_up`, each writer ends when it has caught up, and the result is the exit codes by stream. Log
-    lines have the stream's name as the thread.
+    lines have the stream's name as the thread's name.
     """
     log_to_stderr(with_threads=True)
     require_pyspark()
@@ -69,6 +70,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
             heartbeats=heartbeats,
             foldings=foldings,
             telemetry=telemetry,
+            read_pins=read_pins,
             slots=Slots(batches),
             max_polling_s=MAX_POLLING_S,
         )
@@ -88,7 +90,10 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """Return the declaration that starts Spark: one stream's, with the application's name and resources, and FAIR."""
+    """Return the declaration with which Spark starts: that of one stream, with the application's name and resources.
+
+    The scheduler mode is FAIR.
+    """
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}
     return application.streams[0].model_copy(

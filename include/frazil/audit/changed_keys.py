@@ -45,7 +45,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     *,
     shared: bool = False,
 ) -> ChangedKeys:
-    """Return the first keys that a merge-on-read merge changed, of `topics`; others write to a `shared` table."""
+    """Return the first keys, of `topics`, that a merge-on-read merge changed. A `shared` table has other writers."""
     # Each written row is an insert or an update, and each row removed from a file is an update or a delete.
     keys, names = schema.select(*key), list(key)
     with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
@@ -71,7 +71,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> pa.Table:
-    """Return other topics' rows. Without coordinates, any row of a shared table may be one."""
+    """Return the rows of other topics: without coordinates, all rows of a shared table, because any may be one."""
     if TOPIC not in rows.column_names:
         return rows if shared else rows.schema.empty_table()
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))

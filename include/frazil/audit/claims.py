@@ -58,7 +58,7 @@ class Claims:
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return `ranges` minus `others`, each subtracted once."""
+        """Return `ranges` without those in `others`. Each range in `others` removes one equal range."""
         return {
             tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -77,7 +77,7 @@ def load_all_claims(journals: JournalStore, marker: Marker, metadata: TableMetad
 def _missing_record_paths(
     journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]
 ) -> Iterator[str]:
-    """Yield the missing commit records that snapshots name, unless `forget` deleted them."""
+    """Yield the paths of missing commit records that snapshots name, except records that `forget` deleted."""
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):
@@ -95,9 +95,10 @@ def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata,
 
 
 def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
-    """Read a period's commit records. A batch has the time of its snapshot, so consecutive periods cover it once. If
-    snapshots have expired, records are searched by the time of writing, back to `MAX_CLOCK_STEP_MS` before the period.
-    Backfills and skipped ranges have none, but expiry keeps their snapshots.
+    """Read a period's commit records. A batch belongs to the period in which its snapshot was committed, so consecutive
+    periods count it once. If snapshots have expired, records are selected by the time when they were written. The
+    search then goes back to `MAX_CLOCK_STEP_MS` before the period. It finds no backfills or skipped ranges, but expiry
+    keeps their snapshots.
     """
     batches: list[Journal] = []
     gone: list[str] = []
@@ -140,7 +141,7 @@ def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims
 def _count_repeats(
     journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal], backfills: Sequence[BackfillRecord]
 ) -> int | None:
-    """Return how many repeats these batches dropped; None if the snapshot of one has expired."""
+    """Return how many repeats these batches dropped; None if the snapshot of any batch has expired."""
     summaries = {s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_kept(metadata) if s.summary}
     paths = [journals.path(batch.key) for batch in batches]
     paths += [record_path(journals, record.backfill.id) for record in backfills]
@@ -150,7 +151,7 @@ def _count_repeats(
 
 
 def _records_before_history(records: Iterable[Journal], marker: Marker, window: Period) -> Iterator[Journal]:
-    """Yield the period's commit records from before the history, newest first."""
+    """Yield the period's commit records that are older than the history, newest first."""
     for record in records:
         if not _is_committed(record.key, marker):
             continue
@@ -161,7 +162,7 @@ def _records_before_history(records: Iterable[Journal], marker: Marker, window: 
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time since which the branch's history is complete; 0 if all of it is."""
+    """Return the time since which the branch's history is complete; 0 if no part of it has expired."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
@@ -174,7 +175,7 @@ def _is_committed(key: BatchKey, marker: Marker) -> bool:
 def _backfill_chunks(
     journals: JournalStore, backfills: Iterable[BackfillRecord]
 ) -> Iterator[tuple[Journal, bool, None]]:
-    """Yield the chunks of backfills other than replays, and whether the backfill selected records."""
+    """Yield each chunk of backfills other than replays, whether its backfill selected records, and no epoch."""
     whole = (record for record in backfills if not record.backfill.replays)
     return ((chunk, record.selects, None) for record in whole for chunk in committed_chunks(journals, record.backfill))
 

@@ -5,7 +5,7 @@ transactions and retention leave gaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -85,7 +85,7 @@ def count_duplicates(evidence: Evidence) -> int:
 
 
 def count_dropped(e: Evidence) -> int:
-    """Return the records that the transform dropped, each once, also if a backfill or a reset read them again."""
+    """Return the number of records that the transform dropped. Counts a record once, even if it was read repeatedly."""
     return sum(_dropped_in(e, group) for group in e.groups)
 
 
@@ -107,7 +107,7 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 
 def count_rows(e: Evidence) -> int:
-    """Return the rows of the audited commits, without those that a topic of another period has at their offsets."""
+    """Return how many rows the audited commits have, without rows of topics that only other periods' commits have."""
     own, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
@@ -152,7 +152,7 @@ def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Fin
 
 
 def find_ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that may also be a record's of an earlier topic or of a log before its truncation."""
+    """Return the offsets that may also be another record's: of an earlier topic, or of the log before truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
@@ -188,8 +188,8 @@ def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
     others = _offsets_in_no_table(e) - e.kafka.dropped - find_missing_offsets(e)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(others),
-        f"{format_count(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost. The transform "
-        f"that is declared now does not drop them: {_format_offsets(others)}",
+        f"{format_count(len(others), 'record', 'is|are')} in no table, and the declared transform would not drop them. "
+        f"An earlier transform dropped them, or they are lost: {_format_offsets(others)}",
     )  # fmt: skip
 
 
@@ -200,9 +200,9 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
     others = len(e.kafka.offsets & offset_bitmap(cut, e.marker) - covered_offsets(e.rewritten))
     yield _make_finding(
         e, FindingKind.LOG_CUT, max(others, 1),
-        f"Kafka's log was truncated at offset {cut:,}, below the committed offset. From there on, the table's rows "
-        f"have no record in Kafka, and {format_count(others, 'newer record', 'is|are')} in no table. To continue from "
-        "there, run `frazil reset STREAM --to marker`",
+        f"Kafka's log was truncated at offset {cut:,}, below the committed offset. From that offset on, the table's "
+        f"rows have no record in Kafka, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
+        "from that offset, run `frazil reset STREAM --to marker`",
     )  # fmt: skip
 
 
@@ -211,7 +211,8 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & offset_bitmap(0, begin)
-    sentence = f"{format_count(len(before), 'row', 'is|are')} before the first commit record, at offset {begin:,}"
+    rows = format_count(len(before), "row")
+    sentence = f"cannot check {rows} before offset {begin:,}, where the first commit record begins"
     yield _make_finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
     unclaimed = e.rows.seen - claimed - before - covered_offsets(e.rewritten)
     rows = format_count(len(unclaimed), "row")
@@ -234,7 +235,7 @@ class _TableClaims:
     """Offsets in no table whose loss an operator accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
-        """Return the minimum of missing records in a group, and the number of records beyond its claims."""
+        """Return the minimum number of missing records in a group, and the number of records that exceed its claims."""
         accepted = self.accepted
 
         def count(r: CommittedRange) -> int:
@@ -247,14 +248,20 @@ class _TableClaims:
             (r,) = group.audited
             is_rewritten = self.rewritten.range_cardinality(r.start, r.end) > 0
             return count_missing(r), 0 if is_rewritten else max(0, count(r) - self.claimed(r))
-        bounds = group.bounds(self.claimed)
-        offsets, missing_ = group.offsets, group.missing(count_missing)
-        if len(bounds) > 1:
-            copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
-            total = len((self.tally.seen | self.lost | accepted) & offsets) + copies
-            missing_ = max(missing_, sum(lowest for lowest, _ in bounds.values()) - total)
-        surplus = len((self.tally.seen | self.lost) & offsets) - sum(highest for _, highest in bounds.values())
-        return missing_, 0 if self.rewritten & offsets else max(0, surplus)
+        audited = group_by_topic_id(group.audited)
+        missing_ = max(group.missing(count_missing), self.count_short(group, audited))
+        highest = sum(highest for _, highest in group.bounds(self.claimed).values())
+        surplus = len((self.tally.seen | self.lost) & group.offsets) - highest
+        return missing_, 0 if self.rewritten & group.offsets else max(0, surplus)
+
+    def count_short(self, group: Group, topic_ids: Container[str]) -> int:
+        """Return how many records of these topics a group is missing, if it has none of other topics of the name."""
+        bounds, offsets = group.bounds(self.claimed), group.offsets
+        if len(bounds) < 2:
+            return 0
+        copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
+        total = len((self.tally.seen | self.lost | self.accepted) & offsets) + copies
+        return max(0, sum(lowest for topic_id, (lowest, _) in bounds.items() if topic_id in topic_ids) - total)
 
 
 def _row_claims(e: Evidence) -> _TableClaims:
@@ -281,8 +288,8 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
 
 
 def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
-    """Report where a table's records differ from the commit records, except those reported as missing."""
-    fewer = more = 0
+    """Report where a table's records differ from the commit records. Leaves out records already reported as missing."""
+    fewer = more = unknown = 0
     first: Group | None = None
     of_rows, dead_letters = witness.tally is e.rows, _dead_letter_claims(e)
     accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
@@ -294,7 +301,13 @@ def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Fi
         if e.drops_repeats and of_rows:
             missing_ = 0
         fewer, more = fewer + missing_, more + surplus
+        unknown += max(0, witness.count_short(group, group.generations) - missing_)
         first = first or (group if missing_ or surplus else None)
+    yield _make_finding(
+        e, FindingKind.NOT_COMPARED, unknown,
+        f"{e.tables} is missing {format_count(unknown, witness.name)}, which may be of a former topic of this name. To "
+        "compare all commits, audit without a period",
+    )  # fmt: skip
     if first is not None:
         fewer_words = [f"is missing {format_count(fewer, witness.name)} that the commit records count"] if fewer else []
         has = [f"has {format_count(more, witness.name)} that no commit record counts"] if more else []
@@ -309,17 +322,17 @@ def _claimed_records(r: CommittedRange) -> int:
 
 
 def _max_records(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
-    """Return the possible maximum of records in a group, except records of the topic `but`."""
+    """Return the maximum number of records that a group can have, except records of the topic with the id `but`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 
 def _is_exact(e: Evidence, group: Group) -> bool:
-    """Return whether `Group.lowest` applies: ranges overlap, of one log that was not truncated."""
+    """Return whether `Group.lowest` applies: the ranges overlap, and belong to one log that was not truncated."""
     return not group.is_single and len(group.generations) == 1 and not covered_offsets(e.rewritten) & group.offsets
 
 
 def _hidden_rows(e: Evidence, group: Group) -> int:
-    """Return how many missing rows of overlapping ranges dead letters of the same offsets may hide."""
+    """Return how many missing rows of overlapping ranges may go unnoticed: dead letters can have the same offsets."""
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
         return 0
@@ -329,7 +342,9 @@ def _hidden_rows(e: Evidence, group: Group) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare a dedupe stream's rows with its records minus `repeats`, unless unknown and compared `by_source`."""
+    """Compare a dedupe stream's number of rows with its records minus `repeats`. If commit records do not determine
+    this number, only reports that, unless records are also compared `by_source`.
+    """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     records = sum(_max_records(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
@@ -337,16 +352,15 @@ def compare_repeats(
         if by_source or records <= rows:
             return ()
         sentence = (
-            f"{format_count(records - rows, 'committed record', 'has|have')} no row: repeats or missing rows. The "
-            "number of repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, "
-            "or once snapshots have expired. To compare with Kafka's records, use `--source`"
+            f"{format_count(records - rows, 'committed record', 'has|have')} no row: they were dropped as repeats, or "
+            "their rows are missing. frazil cannot count dropped repeats after a reset, a rollback or a backfill of "
+            "committed offsets, or once snapshots have expired. To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - (repeats or 0) - rows
     sentence = (
-        f"the table has {format_count(rows, 'row')} of {format_count(records, 'committed record')}; {repeats or 0:,} "
-        "of them "
-        f"were dropped as repeats: {format_count(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
+        f"{format_count(records, 'record', 'was|were')} committed, and {repeats or 0:,} of them dropped as repeats. "
+        f"The table has {format_count(rows, 'row')}: {abs(off):,} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
 
@@ -387,7 +401,8 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
     remedy = "use `--source`" if e.kafka is None else "Kafka no longer has all of them"
     # The same sentence for each partition, so that it is printed once.
     sentence = (
-        f"a backfill, a reset or a recreated topic repeated some offsets, so not all records are counted; {remedy}"
+        "some offsets were committed more than once, by a backfill, by a reset or because the topic was recreated. "
+        f"Their records cannot be counted exactly; {remedy}"
     )
     yield _make_finding(e, FindingKind.NOT_COMPARED, open_, sentence)
 
@@ -407,8 +422,8 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
     again = covered_offsets(e.rewritten)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(again),
-        f"{format_count(len(again), 'offset', 'was|were')} assigned to a second record, because Kafka's log was "
-        f"truncated or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
+        f"Kafka assigned {format_count(len(again), 'offset')} to a second record, because its log was truncated, or a "
+        f"forgotten stream's topic was recreated. The table may have two rows at: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
         former = sum(_max_records(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
@@ -419,7 +434,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
 
 
 def describe_deleted_offsets(committed: int, first: int) -> str:
-    """Return a sentence about committed offsets that Kafka no longer has."""
+    """Return a message about committed offsets that Kafka no longer has."""
     checked = format_count(committed, "committed offset", "was|were")
     return f"Kafka no longer has offsets before {first:,}: {checked} checked against commit records only"
 
@@ -429,7 +444,7 @@ def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> 
 
 
 def is_counted_once(e: Evidence) -> bool:
-    """Return whether each audited offset was committed once and is one record's, so counting rows suffices."""
+    """Return whether each audited offset was committed once, for a single record. Counting rows is then sufficient."""
     once = all(group.is_single for group in e.groups)
     return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
@@ -462,7 +477,7 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
     is_equal = rows == claimed + adopted
     if others := other_streams or (0 if is_equal else forgotten):
         sentence = (
-            f"{format_count(others, 'other stream')} wrote to the table: its rows cannot be counted against this one's"
+            f"{format_count(others, 'other stream')} wrote to the table, so frazil cannot count this stream's rows"
         )
         found.append(Finding(FindingKind.NOT_COMPARED, others, sentence, stream))
     elif not is_equal:

@@ -13,7 +13,7 @@ from frazil.spec.model import StreamSpec
 
 
 def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit the commits of a period, or all; `with_source` also compares them with Kafka's records."""
+    """Audit the commits of a period, or all commits. With `with_source`, also compares them with Kafka's records."""
     tables, signals = open_read_only(spec).tables, spec.window is not None
     sinks = spec.sinks
     if sinks.mode.replaces_rows:

@@ -32,7 +32,7 @@ class Evidence:
     partition: int
     marker: int
     topic_id: str
-    """The current topic's."""
+    """The id of the current topic with this name."""
     ranges: tuple[CommittedRange, ...]
     rows: OffsetTally
     dead_letters: OffsetTally
@@ -82,7 +82,7 @@ class Evidence:
 
     @property
     def dead_letter_groups(self) -> list[Group]:
-        """Groups of the current topic's ranges: earlier topics' dead letters have other offsets."""
+        """Groups of the current topic's ranges. `dead_letters` has no dead letters of earlier topics."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
         return group_ranges(*current)
 
@@ -99,7 +99,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each partition in the claims and, if `whole`, in the marker or with rows."""
+    """Return the evidence for each partition in the claims and, if `whole`, for each in the marker or with rows."""
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
@@ -125,7 +125,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
 
 
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence, with the claims of all other times. `own` are the period's claims."""
+    """Return a period's evidence with the claims outside the period added. `own` are the period's claims."""
     elsewhere, replayed = every.without(own), every.replayed
     return tuple(
         replace(e, elsewhere=elsewhere.get(e.topic_partition, ()), replayed=replayed.get(e.topic_partition, {}))

@@ -1,4 +1,4 @@
-"""Reads from Kafka, as the audit's independent source, the records that it still has in the ranges of commits."""
+"""Reads the records that Kafka still has in committed ranges. Kafka is the audit's independent source."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def report_not_committed(
 
 
 def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
-    """Return why Kafka's topic cannot be compared with the committed records, if so."""
+    """Return why Kafka's topic cannot be compared with the committed records; None if it can."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"
     if read.cluster_id == now.cluster_id and read.topic_ids.get(topic) == now.topic_ids.get(topic):
@@ -90,7 +90,7 @@ def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, sp
 def find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return where logs were truncated below the committed end, unless accepted, for the current topics' ranges."""
+    """Return where current topics' logs were truncated below the committed end, unless this was accepted."""
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))
     reached = defaultdict[TopicPartition, Counter[int]](Counter)

@@ -1,5 +1,6 @@
 """Computes bounds on the number of records in overlapping committed ranges, as after a reset, a backfill or a recreated
-topic. Pure. Each range gives a minimum, all together a maximum; both are equal if no range has a gap.
+topic. Pure. A record in several ranges is counted once, so the ranges' own counts only give the smallest and the
+largest possible number.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import Span, covered_offsets, join_spans, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
-"""Several topics may have had the same name."""
+"""Offsets by topic id: several topics may have had the same name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,7 +84,7 @@ class Group:
         return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum of distinct missing records. `short` returns how many one range is missing."""
+        """Return the minimum number of distinct missing records. `short` returns how many one range is missing."""
         return _max_chain_weight({r: short(r) for r in self.audited})
 
 
@@ -101,7 +102,7 @@ def group_ranges(audited: Iterable[CommittedRange], others: Iterable[CommittedRa
 
 
 def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
-    """Divide the ranges into as few chains without overlaps as possible. Return the largest weight of one."""
+    """Divide the ranges into the fewest chains in which no ranges overlap. Return the weight of the heaviest chain."""
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
@@ -111,7 +112,7 @@ def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
 
 
 def _min_cover_weight(weights: Mapping[CommittedRange, int]) -> int:
-    """Return the smallest weight of ranges that cover the same offsets as all."""
+    """Return the smallest total weight of a selection of ranges that covers the same offsets as all ranges."""
     total, reach = 0, -1
     covers: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):

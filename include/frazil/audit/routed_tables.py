@@ -88,7 +88,7 @@ class PublishedReplays:
         )
 
     def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """Return the replay's files for a routed table, unless its properties show that it has the rows."""
+        """Return the replay's files for a routed table; empty if the table's `properties` show that it has the rows."""
         if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -103,7 +103,7 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     replays: PublishedReplays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the rows of the routed tables that commit records name. A renamed table may be one of `named`."""
+    """Read the rows of the routed tables that commit records name. `named` has names that a renamed table may have."""
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
     if not targets:
         return ()
@@ -129,7 +129,7 @@ class _RowSearch:
 
 
 def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
-    """Read a table, again if a waiting file has disappeared: its rows were then committed."""
+    """Read a table. Reads it again if a waiting file has disappeared: the file's rows were then committed."""
     waiting = search.waiting.get(target, ())
     for _ in range(MAX_READ_ATTEMPTS):
         found = _read_rows(search, waiting, target)
@@ -192,9 +192,9 @@ def _missing_table_message(tables: StreamTables, target: Target, member: RoutedT
     catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
     again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
-        f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
-        f"`frazil route {tables.stream}` shows the remedy. If not, its rows stay missing until it is renamed back, "
-        f"declared in route.tables by its new name, or registered again{again}"
+        f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route still declares this "
+        f"name, `frazil route {tables.stream}` shows the remedy. If not, rename the table back, declare its new name "
+        f"in route.tables, or register it again{again}"
     )
 
 
@@ -204,8 +204,8 @@ def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
         if one.problem:
             yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
         if one.waiting:
-            rows = format_count(one.waiting, "row", "waits|wait")
-            sentence = f"{rows} to be committed to the table. If they stay, run `frazil route`, which shows the reason"
+            rows = format_count(one.waiting, "row", "is|are")
+            sentence = f"{rows} not yet committed to the table. If this persists, `frazil route` shows the reason"
             yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
 
 
@@ -213,7 +213,7 @@ def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
     """Report that the rows of each table were not counted."""
     sentence = (
         "some offsets were committed more than once, for example by a backfill, or because the topic was recreated. "
-        "The rows of each table were not counted; --source compares the table of each row"
+        "So the rows were not counted by table; --source checks that each row is in the right table"
     )
     yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
 
@@ -231,7 +231,7 @@ def compare_table_counts(
 def row_counts(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
 ) -> dict[Target, tuple[int, int]]:
-    """Return, by table, its rows in the claimed ranges and the number that commit records count."""
+    """Return, by table, the number of its rows in the claimed ranges and the number that commit records count."""
     replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
     expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
@@ -256,7 +256,7 @@ def find_misplaced_rows(
     by_target: Mapping[Target, Tallies],
     counts: Mapping[Target, tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Report rows in another table than the route sends them to; `counts` shows if an earlier one may have."""
+    """Report rows that are not in their route's table. `counts` shows if an earlier route may have written them."""
     expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:
@@ -277,8 +277,8 @@ def find_misplaced_rows(
     )
     if gone:
         sentence = (
-            f"{format_count(gone, 'row', 'was|were')} not checked for being in the right table, because Kafka no "
-            "longer has the records, and some offsets were committed more than once"
+            f"cannot check that {format_count(gone, 'row', 'is|are')} in the right table: Kafka no longer has the "
+            "records, and some offsets were committed more than once"
         )
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
 

@@ -111,7 +111,7 @@ class ComparedTables:
 
     @classmethod
     def load(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> ComparedTables:
-        """Load the routed tables after the default table `main`, with its marker."""
+        """Load the routed tables, after `main` and its `marker` have been loaded."""
         if not (sinks := spec.sinks).can_follow:
             return cls({"main": main}, {})
         routed = load_route_tables(main.catalog, sinks)
@@ -147,7 +147,7 @@ def _not_comparable(
         if own is None:
             yield target, f"the table has no marker of stream {tables.stream!r}, so it has no rows of the stream"
         elif missing_journals(tables, table, waiting.get(target, ())):
-            yield target, f"rows wait to be committed to the table. If they stay, run `frazil route {tables.stream}`"
+            yield target, f"the table does not have all rows yet. If this persists, run `frazil route {tables.stream}`"
         elif is_ahead(own, marker):
             yield target, "the writer committed to the table during the audit: run the audit again"
 

@@ -80,8 +80,8 @@ class _Run:
     def evidence(
         self, claimed: Claims, every: Claims | None = None
     ) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Return the evidence, and findings about tables and ranges that cannot be compared. If a period's offsets may
-        also be those of a former topic, `every` are the claims of all times.
+        """Return the evidence, and findings about tables and ranges that cannot be compared. `every` has the claims of
+        all times; it is needed if a former topic may have had the same offsets as the period's commits.
         """
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
@@ -148,7 +148,7 @@ class _Run:
         return find_misplaced_rows(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
-        """Tally the dead letters as after the last publication; count dead letters of earlier topics by partition."""
+        """Return the dead letters as they are after the last publication, and counts of former topics' dead letters."""
         ids = self.marker.source.topic_ids
         wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         former = Counter[TopicPartition]()
@@ -189,9 +189,10 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     place: PlaceRecords | None = None,
     signals: bool = True,
 ) -> Audit:
-    """Read all evidence of one stream, compare it, and return the audit. The main table is read first: dead letters and
-    commit records are older, routed tables newer. With `replayed_from_source`, the caller compares rows with Kafka's
-    records. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
+    """Read all evidence of one stream, compare it, and return the audit. Reads the main table first: the dead letters
+    and commit records of its batches were written earlier, and routed tables are committed later. With
+    `replayed_from_source`, the caller compares rows with Kafka's records. Raises KafkaUnavailable, MarkerUnreadable,
+    and AdoptionRequired without a marker.
     """
     for attempt in count(1):
         table = tables.main.refresh()
@@ -221,9 +222,9 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upsert stream, or only its dead letters for a period or without coordinates, with its commit records.
-    Returns the findings and the number of rows, if counted; None if a replay was published since `table` was loaded,
-    which must then be loaded again.
+    """Compare an upsert stream with its commit records; for a period, or without coordinates, compare only its dead
+    letters. Returns the findings and the number of rows, if counted. Returns None if a replay was published since
+    `table` was loaded: the caller must then load the table again.
     """
     marker = require_marker(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
@@ -296,8 +297,8 @@ def _has_new_replay(run: _Run) -> bool:
 
 
 def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
-    """Return whether routed tables may have newer rows at offsets past the marker, which a former topic's commits
-    claim.
+    """Return whether routed tables may have newly committed rows at offsets that a former topic's commits claim. Only
+    offsets past the marker can have such rows.
     """
     reached = run.marker.offsets
     if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
@@ -308,7 +309,7 @@ def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
 def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Return the evidence, with the claims of all other times if these may explain the period's errors."""
+    """Return the evidence. Adds the claims of all other times if they may explain the period's errors."""
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compared(e)):
         return evidence
     return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
@@ -356,7 +357,7 @@ def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
-    """Report other programs' commits that removed rows, which do not reopen windows."""
+    """Report commits of other programs that deleted or overwrote rows. Such commits do not reopen windows."""
     foreign = [
         snapshot
         for snapshot in ancestors(table.metadata)

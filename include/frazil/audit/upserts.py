@@ -1,6 +1,6 @@
-"""Audits upsert and dedupe tables: Kafka's committed records are staged again, and merged with the table's files
-without a commit. Every row that this would insert, update or delete is an error. Needs the memory and CPU of one batch
-of these records.
+"""Audits upsert and dedupe tables: stages Kafka's committed records again, and merges them with the table's files
+without a commit. Every row that such a merge would insert, update or delete is an error. Needs as much memory and CPU
+as a batch of all these records.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ from frazil.table.landed_offsets import split_by_partition
 
 _CompletedTask = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
-    ". A change that is older than the delete but came in a later batch may have restored the row, because the table "
-    "does not "
-    "record deletes. Send the delete again. If one batch can read both, you can also reset to before the delete"
+    ". The table does not record deletes. So an older change in a later batch than the delete may have restored the "
+    "row. Send the delete again. If one batch can read both, you can also reset to before the delete"
 )
 
 
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters and, `with_source`, row values against Kafka's records."""
+    """Audit the table and its dead letters. With `with_source`, also compares the rows' values with Kafka's records."""
     named, result = spec.sinks.named, None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
@@ -76,7 +75,7 @@ def audit_upserts(
 
 
 def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding:
-    """Report that no values were compared. `rows` is the number of rows of the changes, if counted."""
+    """Report that no values were compared. `rows` is the number of changes that have a row, if counted."""
     sentence = (
         f"{format_count(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source compares them)"
@@ -90,7 +89,7 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
 
 
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Yield findings about Kafka's records that a dedupe table is missing. Raises the errors of `audit_stream`."""
+    """Yield findings about Kafka's records that a dedupe table does not have. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
     evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
     by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
@@ -120,8 +119,8 @@ def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(of).values()):
             sentence = (
-                f"{format_count(again, 'offset', 'was|were')} committed more than once, as after a reset: changes and "
-                "dead letters count each time"
+                f"{format_count(again, 'offset', 'was|were')} committed more than once, for example after a reset: "
+                "their changes and dead letters are counted each time"
             )
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
@@ -136,7 +135,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     window: Period | None = None,
     by_records: bool = False,
 ) -> Iterator[Finding]:
-    """Report how merging Kafka's records of the claimed ranges would change the tables, without a commit."""
+    """Report how merging Kafka's records of the claimed ranges would change the tables. Commits nothing."""
     if marker.routed is not None and not spec.sinks.can_follow:
         sentence = (
             f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
@@ -151,8 +150,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
-            f"the stream was moved back, and {format_count(again, 'offset', 'is|are')} yet to be read again: their "
-            "records were not compared. Audit again once the writer has caught up"
+            f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "
+            "not compared. Audit again once the writer has caught up"
         )
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
@@ -194,7 +193,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
-    """Return the offsets to read again, from `start` to the marker, without skipped ones and accepted losses."""
+    """Return the offsets to read again, from `start` to the marker, without accepted losses and known skipped ones."""
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
@@ -275,7 +274,7 @@ def _report_table_differences(
 def _inserted_offsets(
     done: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of rows with an event time that merging would add to a dedupe table."""
+    """Return the offsets of rows that merging would add to a dedupe table. Leaves out rows without an event time."""
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
     target, event_time = context.target, context.rules.event_time or ""
@@ -300,10 +299,12 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     may_delete: str | None = None,
     by_others: int = 0,
 ) -> Iterator[Finding]:
-    """Report the keys that merging all records would change, and that no delete or other stream explains."""
-    again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
+    """Report keys that merging all records would change. `may_delete` names what may have deleted missing keys."""
+    again = f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream"
     restored = (
-        f", also the {format_count(by_others, 'row')} that other streams of the table deleted" if by_others else ""
+        f". This also restores {format_count(by_others, 'row')} that other streams of the table deleted"
+        if by_others
+        else ""
     )
     late = LATE_AFTER_DELETE if spec.order_by else again
     for kind, count, which, what in (
@@ -333,8 +334,8 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
             yield Finding(kind, count, sentence, subject, which)
     if others := keys.others_updated + keys.others_deleted:
         sentence = (
-            f"{format_count(others, 'key', 'was|were')} not compared: the audit does not read the records of these "
-            "rows, which may belong to another stream"
+            f"{format_count(others, 'key', 'was|were')} not compared: their rows come from records that this audit "
+            "does not read, perhaps another stream's"
         )
         yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
 

@@ -64,7 +64,7 @@ def count_landed_elsewhere(staged: StagedRecords) -> int:
 
 
 def find_problems(staged: StagedRecords) -> list[str]:
-    """Return why the staged records must not be published, one sentence per reason; empty if they may be."""
+    """Return a message for each reason not to publish the staged records; empty if they may be published."""
     problems = []
     for name, tallies, count in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),
@@ -82,15 +82,13 @@ def find_problems(staged: StagedRecords) -> list[str]:
         lost = offsets - _seen_in_any((staged.rows, staged.dead_letters), tp)
         if len(lost) != dropped[tp]:
             but = f" (according to its journals, the transform dropped {dropped[tp]:,})" if dropped[tp] else ""
-            problems.append(
-                f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}, the first at offset "
-                f"{lost.min() if lost else 0:,}"
-            )
+            first = f", the first at offset {lost.min():,}" if lost else ""
+            problems.append(f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}{first}")
     return problems
 
 
 def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Yield a sentence for each table that has rows of records now staged for another table."""
+    """Yield a message for each table that has rows whose records are now staged for another table."""
     for target, own in staged.items():
         for other in tables.keys() - {target}:
             if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):

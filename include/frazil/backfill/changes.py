@@ -22,7 +22,7 @@ from frazil.table.landed_offsets import tally_files
 
 
 def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
-    """Return the writer that appends or merges files with records older than rows in the table."""
+    """Return a writer for files whose records may be older than rows in the table. It appends or merges the files."""
     merging = tables.merging
     if merging is None or not files or files[0].content not in MERGING_MODES:
         return SnapshotWriter(files)
@@ -58,6 +58,6 @@ def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[To
 
 
 def tally_former_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
-    """Return the offsets of those staged rows whose records are no longer dead letters."""
+    """Return the offsets of staged rows whose records are no longer dead letters."""
     left = {tp: tally.seen - get_offsets(dead_letters, tp) for tp, tally in rows.items()}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}

@@ -1,6 +1,6 @@
 """Commits chunks to a backfill's branch, which is the fence, and publishes the branch on main in one commit. Every
 commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch is
-published after main, by the next run if this one is interrupted.
+published after main. If a run is interrupted in between, the next run publishes it.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ class BackfillCommitter:
     def publish(
         self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
-        """Append or merge the staged files on main in one commit, which ends the backfill. The audit found none of the
-        records in main's snapshot `audited_at`. Raises StaleBatch if that may have changed, and WriterBusy if the
-        stream has read further than `read_to`.
+        """Append or merge the staged files on main in one commit, which ends the backfill. `audited_at` is the snapshot
+        of main in which the audit found none of the records. Raises StaleBatch if main may have some of them now, and
+        WriterBusy if the stream has read further than `read_to`.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
@@ -164,7 +164,7 @@ class BackfillCommitter:
             _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Commit a chunk, unless it is committed: first its dead letters, then its rows."""
+        """Commit a chunk that is not committed yet: first its dead letters, then its rows."""
 
         def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
             return Done(backfill) if backfill.has_chunk(journal.key) else backfill.with_chunk(journal, planned=planned)
@@ -195,7 +195,7 @@ class BackfillCommitter:
         return _prepare_commit(self.tables, handle, decide, files=rows)
 
     def _fence_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
-        """Return the marker that takes over the dead-letter branch. Raises Fenced if another has."""
+        """Return the marker that takes over the dead-letter branch. Raises Fenced if a later epoch has taken over."""
         if found and found.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
             return Done(check_owned(found, self.backfill))
         if found is None or found.id != self.backfill.id:
@@ -272,9 +272,9 @@ def _publish(  # noqa: PLR0913 - what is published, and where
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
-    """End an open backfill: remove its branches and everything that it staged, and return its final marker. `by` is the
-    operator after whom no run starts it again; None if its own run drops it. Changes nothing and raises FrazilError if
-    another backfill has begun since.
+    """End an open backfill: remove its branches and everything that it staged. Returns its final marker. If an operator
+    abandons it (`by`), its runs cannot start it again. If its own run drops it, `by` is None. Changes nothing and
+    raises FrazilError if another backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
@@ -290,7 +290,7 @@ def _add_to_history(tables: StreamTables, sentence: str) -> None:
 
 
 def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
-    """Return the backfill or replay that is open or has unpublished dead letters, or None."""
+    """Return the last backfill or replay if it is open or its dead letters are not published yet; otherwise None."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return backfill
@@ -301,7 +301,7 @@ def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
 
 
 def finish_ended_backfill(tables: StreamTables) -> str | None:
-    """Publish the dead letters of the last ended backfill, delete its leftovers, and return its id."""
+    """Finish the last backfill if it has ended, with its dead letters and leftovers. Returns its id, or None."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return None
@@ -319,9 +319,9 @@ def finish_ended_backfill(tables: StreamTables) -> str | None:
 
 
 def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Finish a published backfill or replay: routed tables, then dead letters, then leftover files. The commit to the
-    dead-letter table adds a backfill's rejected records. For a replay it removes the dead letters that became rows, and
-    adds the new error to the others.
+    """Finish a published backfill or replay: first commit to routed tables, then to the dead-letter table, then delete
+    leftover files. A backfill adds its rejected records to the dead-letter table. A replay removes the dead letters
+    that became rows, and adds a new error to each that failed again.
     """
     own_chunks = committed_chunks(tables.journals, backfill)
     rejected = staged_files(own_chunks, "dead-letters")
@@ -395,7 +395,7 @@ def _prepare_commit(
 def _drop(
     tables: StreamTables, handle: TableHandle, backfill: BackfillMarker, *, by: str | None = None
 ) -> BackfillMarker | None:
-    """Mark the backfill as abandoned, and remove its branch; must run before its files are deleted."""
+    """Mark the backfill as abandoned, and remove its branch. Call this before deleting the backfill's files."""
     end = BranchRemoval(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker | None] | Change[BackfillMarker | None]:

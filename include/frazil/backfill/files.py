@@ -78,7 +78,7 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with these files' fingerprint. Raises SpecError if it already has another one."""
+        """Return the request with these files' fingerprint. Raises SpecError if the request has another one."""
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})
@@ -102,7 +102,7 @@ class FileSource:
                 raise SpecError(
                     f"{tally.copies:,} records of {tp[0]}-{tp[1]} are in the files more than once, the first at offset "
                     f"{first:,} in {index.describe_files_at(tp, first)}: frazil cannot determine which copy is right. "
-                    "Remove the others"
+                    "Remove all copies but one"
                 )
         return index
 
@@ -113,7 +113,7 @@ class FileSource:
         return known
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return one span per topic-partition with records. Raises StaleBatch or SpecError if they are not read yet."""
+        """Return one span per topic-partition with records. Raises StaleBatch or SpecError for records not read yet."""
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
             if request.dead_letters and (live is None or last >= live):

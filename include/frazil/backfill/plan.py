@@ -1,4 +1,4 @@
-"""Computes the offsets that a backfill reads: those requested, before the marker, and not in the tables. Pure."""
+"""Computes the offsets that a backfill reads: requested ones before the marker that are in no table yet. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def select_first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64
 
 
 def _take_share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
-    """Return one of `count` equal parts of the spans, joined together."""
+    """Lay the spans end to end, divide them into `count` equal parts, and return the part with this index."""
     low, high = _share_bounds(sum(end - start for start, end in of), index, count)
     part, at = [], 0
     for start, end in of:

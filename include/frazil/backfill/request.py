@@ -84,7 +84,7 @@ class BackfillRequest(Model):
 
     @property
     def event_times_us(self) -> tuple[int, int] | None:
-        """`[from, to)` in microseconds since 1970; None without an event-time range."""
+        """The event-time range `[from, to)` in microseconds since 1970; None if the request has no such range."""
         if self.from_event_time is None and self.to_event_time is None:
             return None
         begin, end = self.from_event_time, self.to_event_time
@@ -134,7 +134,7 @@ def deletes_rows(spec: StreamSpec) -> bool:
 
 
 def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -> None:
-    """Raise SpecError if a backfill could restore rows that later records, which it does not read, deleted."""
+    """Raise SpecError if a backfill may restore deleted rows, because it skips the records that deleted them."""
     bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
     given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
     if given and deletes_rows(spec) and not request.dead_letters:
@@ -146,7 +146,7 @@ def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -
 
 
 def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Check that the rows, and the table (`table_has`), have Kafka coordinates. Raises SpecError."""
+    """Raise SpecError unless the stream stores Kafka coordinates and the table has columns for them (`table_has`)."""
     if not (spec.coordinates and table_has):
         where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(

@@ -136,7 +136,7 @@ def _group_waiting_files(journals: Iterable[Journal]) -> dict[Target, list[Stage
 
 def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
     """Commit the rows of a published backfill to the routed tables that do not have them yet. Leaves out rows that an
-    operator discarded. Raises CommitUnavailable if tables failed, after trying all others.
+    operator discarded. Tries all tables, and then raises CommitUnavailable if any failed.
     """
     discarded = targets_given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _group_waiting_files(journals).items() if target not in discarded}

@@ -60,7 +60,7 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the marker of the open backfill, or of a new one, in its next epoch. Raises WriterBusy for another."""
+    """Return the next epoch's marker, for the request's open backfill or a new one. Raises WriterBusy for another."""
     check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:
@@ -79,7 +79,7 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
 
 
 def check_run_not_abandoned(found: BackfillMarker | None, run: str | None) -> None:
-    """Check that no operator abandoned the backfill of this run. `found` is the last one. Raises BackfillAbandoned."""
+    """Check that no operator abandoned this run's backfill. `found` is the last backfill. Raises BackfillAbandoned."""
     if found is not None and run is not None and run in found.abandoned_runs:
         what = f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
         raise BackfillAbandoned(_abandoned_message(what))
@@ -100,7 +100,7 @@ def _abandoned_message(what: str) -> str:
 
 
 def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
-    """Return the current marker. Raises Fenced if this epoch no longer owns the backfill, and BackfillAbandoned."""
+    """Return the current marker. Raises BackfillAbandoned, or Fenced if this epoch no longer owns the backfill."""
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
         now = "no longer exists" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
@@ -171,7 +171,7 @@ def check_files_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFil
 
 
 def check_declared_mode(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
-    """Raise StaleBatch if the staged files are for another mode than the declared one."""
+    """Raise StaleBatch if the files were staged for a mode other than the declared one."""
     if any((file.content in MERGING_MODES) != merges for file in files):
         raise StaleBatch(
             f"backfill {backfill.id} was staged for a different mode: the declared mode of stream "

@@ -175,8 +175,8 @@ class Backfill:
 
     def publish(self) -> BackfillMarker | None:
         """Audit the staged records, and publish them unless the target is the branch. Returns None if nothing was
-        staged. Raises StaleBatch, after dropping the staged records, if the stream was reset or the table changed;
-        BackfillAbandoned; and FrazilError if the audit fails.
+        staged. Raises StaleBatch if the stream was reset or the table changed, after dropping the staged records.
+        Raises BackfillAbandoned, and FrazilError if the audit fails.
         """
         self.check_run_not_abandoned()
         last = self.last()
@@ -244,9 +244,9 @@ class Backfill:
     def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
-        """Collect the offsets of rows on main, of open windows and of routed tables, and of dead letters. Leaves out
-        rows of an upsert stream, which later records may have replaced. A replay also leaves out the dead letters,
-        which it reads, and offsets of a deleted topic of the same name.
+        """Collect the offsets of rows on main, on the open branch and in routed tables, and of dead letters. Leaves out
+        rows of an upsert stream, because later records may have replaced them. For a replay, leaves out the dead
+        letters, because the replay reads them, and offsets of a deleted topic of the same name.
         """
         if self.request.dead_letters:
             claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
@@ -294,7 +294,7 @@ class Backfill:
         return deletes or envelope_of(self.spec.source.format) is not None
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Run the audit. Raises BackfillAbandoned instead if it fails because the backfill was abandoned."""
+        """Run the audit. If it fails because the backfill was abandoned, raises BackfillAbandoned."""
         try:
             return self._audit(committer)
         except StaleBatch:
@@ -355,7 +355,7 @@ class Backfill:
         return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
     def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
-        """Return the position that the stream must keep until publication, because records may delete rows."""
+        """Return the position that the stream must keep until publication; None if it may go on. Raises WriterBusy."""
         if self.request.target == "branch" or not deletes_rows(self.spec):
             return None
         if self.plan(backfill).spans:

@@ -39,11 +39,11 @@ class KafkaSource:
     """The files that are read instead of Kafka."""
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:  # noqa: ARG002 - Kafka knows itself
-        """Return the identity of the topics, or `known` if the source has none. Raises SpecError if it changed."""
+        """Return the identity of the stream's topics in Kafka."""
         return self.kafka.describe().identity
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return the requested offsets before the stream's position. Raises SpecError for topics it does not read."""
+        """Return the requested offsets that the stream has read. Raises SpecError for partitions it does not read."""
         tps = self.kafka.describe().partitions
         start, end = request.offset_bounds("from"), request.offset_bounds("to")
         if unknown := (start.keys() | end.keys()) - set(tps):

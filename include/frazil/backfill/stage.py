@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def run(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish a backfill, again if the stream has changed. Returns None if no record is missing."""
+    """Stage, audit and publish a backfill. Starts over if the stream changed. Returns None if no record is missing."""
     for attempt in range(MAX_ATTEMPTS):
         try:
             return backfill.publish() if stage(backfill, engine, on_chunk) else None
@@ -40,8 +40,8 @@ def stage(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
     """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing. Raises the
-    errors of `Backfill.plan`; WriterBusy, Fenced and BackfillAbandoned; StaleBatch if the staged records became
-    unusable and were dropped; OffsetGap if Kafka's retention deleted planned records.
+    errors of `Backfill.plan`, WriterBusy, Fenced and BackfillAbandoned. Raises StaleBatch if the staged records became
+    unusable and were dropped, and OffsetGap if Kafka's retention deleted planned records.
     """
     backfill.check_run_not_abandoned()
     # First, because dead letters of a published backfill that are not committed yet would look like missing records.

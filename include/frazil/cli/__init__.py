@@ -1,4 +1,4 @@
-"""The `frazil` command. On an unsupported Python version, importing this package ends the process with one sentence."""
+"""The `frazil` command. On an unsupported Python version, importing this package ends the process with a message."""
 
 from __future__ import annotations
 

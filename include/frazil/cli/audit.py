@@ -48,8 +48,8 @@ def audit(  # noqa: PLR0913 - a command's options
 
     Reads the Kafka coordinates in the stream's table and dead-letter table, and compares them range by range with the
     commit records. With --source, it also compares them with the records that Kafka still has. Records that retention
-    deleted are compared with the commit records only, and noted. A writer may run meanwhile. With --last or --from,
-    only batches committed in that time are audited, and only data files that may contain them are read.
+    deleted are compared with the commit records only, and a note says so. A writer may run meanwhile. With --last or
+    --from, only batches committed in that time are audited, and only data files that may contain them are read.
 
     Prints a sentence for each finding. Exits with 1 if anything is wrong, with 3 if nothing is wrong but something
     could not be compared, and with 0 otherwise.
@@ -113,7 +113,7 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
 
 
 def _join_notes(result: Audit) -> Audit:
-    """Return the audit with one note for all partitions that have the same."""
+    """Return the audit with equal notes joined into one, which lists their partitions."""
     joined = dict[tuple[FindingKind, str, str], Finding]()
     for f in result.findings:
         key = f.kind, f.sentence, f.where if f.kind.is_wrong else ""

@@ -64,9 +64,10 @@ def backfill(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Land older records that are missing from the table of STREAM.
 
-    Each record lands once. Reads the records before the stream's position from Kafka or from files; without bounds, all
-    of them. Stages the records on a branch of the table, compares the branch with its source, and publishes it in one
-    commit. A writer may run meanwhile. If interrupted, run the command again with the same bounds: it continues.
+    Each record lands once. Reads the records before the stream's position, from Kafka or from files. Without bounds,
+    reads all of them. Stages the records on a branch of the table, compares the branch with its source, and publishes
+    it in one commit. A writer may run meanwhile. If interrupted, run the command again with the same bounds: it
+    continues.
 
     \b
     Example:

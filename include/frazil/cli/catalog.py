@@ -88,7 +88,7 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
     "--storage",
     type=click.Choice(list(STORAGE_PACKAGES)),
     multiple=True,
-    help="A storage that holds tables, in addition to folders. Default: all whose packages are installed.",
+    help="A kind of storage for tables, in addition to folders. Default: all kinds whose packages are installed.",
 )
 @json_option
 def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:

@@ -44,10 +44,10 @@ def cost(  # noqa: PLR0913 - a command's options
     period: timedelta,
     prices_file: Path | None,
 ) -> None:
-    """Show the CPU and the storage requests of STREAMS, and their price; without STREAMS, of all.
+    """Show the CPU, the storage requests and the price of STREAMS, or of all streams.
 
     Sums the commit records, which have the CPU of a batch's tasks, of the writer and of its JVM. Idle time counts for
-    the next batch. Requests are those to object storage, without a REST catalog's own. Does not include Kafka,
+    the next batch. Counts requests to object storage, except those that a REST catalog makes. Does not include Kafka,
     Airflow, maintenance, audits and readers. The price of storage is that of the table at its current size.
 
     \b

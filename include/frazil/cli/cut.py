@@ -151,7 +151,7 @@ def _load_streams(
 
 
 def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[str, Table]) -> None:
-    """Raise TableLost for a missing table of the route, and RouteBehind if rows of a backfill wait for one."""
+    """Raise TableLost if a table of the route is missing, and RouteBehind if a backfill's rows wait for a table."""
     dropped = find_dropped_tables(spec, tables, existing)
     unknown = sorted({*spec.sinks.named} - {*existing, *(table.target for table in dropped)})
     with translate_catalog_errors(tables.main.catalog_name):

@@ -1,4 +1,4 @@
-"""`frazil pause`, `resume` and `restart`: set the desired state of a stream, and create no table."""
+"""`frazil pause`, `resume` and `restart`: set the desired state of a stream. They never create a table."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
 
     The name of a shared application selects all of its streams.
 
-    The current batch commits first. Nothing is lost: after `frazil resume`, the stream continues from there. The
-    supervisor (Airflow) obeys within a few seconds, on any host. A writer in the foreground (`frazil run`) is not
+    The current batch commits first. Nothing is lost: after `frazil resume`, the stream continues where it stopped.
+    The supervisor (Airflow) reacts within a few seconds, on any host. A writer in the foreground (`frazil run`) is not
     stopped.
 
     \b
@@ -80,8 +80,8 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
 @click.option(
     "--accept",
     is_flag=True,
-    help="After CircuitOpen: let all rejected records that Kafka has now become dead letters, however many they are. "
-    "Later ones count again.",
+    help="After CircuitOpen: do not limit dead letters among the records that Kafka has now. The limit applies again "
+    "to later records.",
 )
 def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOutput, accept: bool) -> DesiredStore:
     """Let the writer of STREAM run again.
@@ -151,7 +151,8 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
     named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
     more = f" and {len(named) - MAX_NAMED_PARTITIONS:,} more" if len(named) > MAX_NAMED_PARTITIONS else ""
     output.say(
-        f"Rejected records before {', '.join(named[:MAX_NAMED_PARTITIONS])}{more} become dead letters, however many."
+        f"The circuit breaker ignores rejected records before {', '.join(named[:MAX_NAMED_PARTITIONS])}{more}: they "
+        "become dead letters."
     )
 
 
@@ -172,4 +173,4 @@ def _foreground_hint(stream: str) -> str | None:
     if observed.process is not ProcessState.FOREGROUND:
         return None
     pid = f", or `kill {observed.launch.writer.pid}`" if observed.launch and observed.launch.writer else ""
-    return f"its writer runs in the foreground and continues until it is ended there (Ctrl-C{pid})"
+    return f"its writer runs in the foreground and continues until you end it in its terminal (Ctrl-C{pid})"

@@ -131,7 +131,7 @@ def show(  # noqa: PLR0913 - a command's options
 def discard_(  # noqa: PLR0913 - a command's options
     stream: str, streams_folder: Path, *, as_json: bool, because: str, by: str, dry_run: bool, yes: bool, **which: Any
 ) -> None:
-    """Mark dead letters of STREAM as settled, with the user and the reason.
+    """Mark dead letters of STREAM as discarded, with the user and the reason.
 
     The dead letters stay in their table, but `frazil dlq list` and `replay` omit them.
 
@@ -153,9 +153,9 @@ def discard_(  # noqa: PLR0913 - a command's options
     backfill = find_unfinished(opened.tables) if done < count else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
-            f"Dead letters that the replay {backfill.id} added to the main table are not discarded: the replay removes "
-            f"them once each table has its rows. `frazil dlq replay {stream}` continues it, or shows which table to "
-            f"fix or to give up (`frazil route {stream}`).",
+            f"Some dead letters were not discarded: the replay {backfill.id} has already added their rows to the main "
+            f"table. It removes these dead letters once each routed table has its rows too. To finish the replay, run "
+            f"`frazil dlq replay {stream}`. If a table prevents this, `frazil route {stream}` shows the remedy.",
             err=True,
         )
 
@@ -163,8 +163,8 @@ def discard_(  # noqa: PLR0913 - a command's options
 @dlq.command("replay")
 @_selection_options
 @click.option("--dry-run", is_flag=True, help="Show which dead letters would fail again and why, and change nothing.")
-@click.option("--yes", is_flag=True, expose_value=False, help="Has no effect, because a replay never asks.")
-@click.option("--run", help="Id for schedulers that retry. A run that an operator abandoned is not started again.")
+@click.option("--yes", is_flag=True, expose_value=False, help="Has no effect: a replay never asks for confirmation.")
+@click.option("--run", help="Id of a scheduler's run, the same for retries. An abandoned run is not started again.")
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
     """Decode dead letters of STREAM again, with the current declaration.
 
@@ -228,7 +228,7 @@ def _nothing_sentence(
 ) -> str:
     match = "" if selection == Selection() else " that match"
     if are_rows:
-        why = f"the dead letters{match} are rows already"
+        why = f"the records of the dead letters{match} are already rows"
     elif left_out:
         why = f"all dead letters{match} are left out"
     else:
@@ -240,13 +240,13 @@ def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str)
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:
-        yield f"Which of them would land is unknown: {problem}" if problem else "Their records are rows already."
+        yield f"Which of them would land is unknown: {problem}" if problem else "Their records are already rows."
         return
     sample = "" if sampled == count else f"Of a sample of {sampled:,}, "
     yield f"{sample}{would.landing:,} would land, and {would.failing:,} would fail again."
     yield from _errors(would)
     if would.failing:
-        yield "Correct the declaration first, or settle records that are not wanted with `frazil dlq discard`."
+        yield "Correct the declaration first, or discard unwanted records with `frazil dlq discard`."
 
 
 def _errors(would: Preview) -> list[str]:

@@ -82,7 +82,7 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """Return the environment of the Airflow to check, and default and used ports of `frazil dev up`."""
+    """Return the environment of the Airflow to check, and the default and the used ports of `frazil dev up`."""
     environment = dict(os.environ)
     if find_spec("httpx") is None:  # these servers only exist with frazil[dev]
         return environment, {}, {}

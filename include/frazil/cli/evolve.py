@@ -66,9 +66,9 @@ def evolve(  # noqa: PLR0913 - one for each option
     spec = find_stream(streams_folder, stream)
     if spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
         raise SpecError(
-            f"stream {stream!r}: columns cannot be changed while the writer runs, because records of source.format "
-            f"{spec.source.format.type} have no field names that could differ from the columns'. "
-            "Stop the writer, change the column with a query engine, and edit the declaration"
+            f"stream {stream!r}: records of source.format {spec.source.format.type} have no field names, so columns "
+            "cannot be changed while the writer runs. Stop the writer, change the column with a query engine, and edit "
+            "the declaration"
         )
     table = open_read_only(spec).tables.main.current()
     routed = load_route_tables(table.catalog, spec.sinks)
@@ -95,7 +95,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     edits = [f"rename {old} to {new}" for old, new in wanted.renames.items() if old in declared]
     edits += [f"remove {name}" for name in wanted.drops if name in declared]
     if edits:
-        output.say(f"In the declaration of {stream}, {', '.join(edits)}, when it suits you.")
+        output.say(f"Then edit the declaration of {stream}, at any time: {', '.join(edits)}.")
     output.end(stream=stream, table=spec.table.identifier, renamed=wanted.renames, dropped=wanted.drops)
 
 

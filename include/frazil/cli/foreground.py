@@ -110,7 +110,7 @@ class Terminal:
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """Wait for bytes. The timeout lets a handler run whose signal arrived just before the blocking call."""
+        """Wait for bytes. The call returns at intervals, for the handlers of signals that arrived just before it."""
         while not select.select([fd], [], [], 0.5)[0]:
             pass
         return os.read(fd, 65_536)
@@ -193,7 +193,7 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
         else "waiting for records",
         Phase.STAGING: f"{batch}: {format_count(heartbeat.batch_records, 'record')} read",
         Phase.JOURNALING: f"{batch}: committing",
-        Phase.COMMITTING: f"{batch}: {format_count(heartbeat.merged_rows, 'row')} read to merge it"
+        Phase.COMMITTING: f"{batch}: merging, {format_count(heartbeat.merged_rows, 'row')} read"
         if heartbeat.merged_rows
         else f"{batch}: committing",
         Phase.STOPPING: "ending",
@@ -216,7 +216,7 @@ class WaitReporter:
         self._none_since_commit = False
 
     def report(self, sentence: str) -> str | None:
-        """Record that the writer reported a wait. Return the line to show, or None."""
+        """Record a wait of the writer. Return the line to show; None if the wait is new or was just shown."""
         self._none_since_commit = False
         now = self._clock()
         if self._reported_at is not None and now - self._reported_at < WAIT_REPORT_INTERVAL_S:
@@ -302,7 +302,7 @@ class RunTotals:
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
 
     def _records_text(self, records: int) -> str:
-        """Return the number of records with a noun: changes for an upsert, which may replace each other."""
+        """Return the number of records with a noun. An upsert has `changes`, because they may replace each other."""
         if self._drops_repeats:
             return format_count(records, "record")
         return f"{format_count(records, 'change')} merged" if self._merges else format_count(records, "row")

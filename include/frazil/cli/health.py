@@ -220,7 +220,7 @@ def _problem_sentence(error: Exception) -> str:
 def _report_if_possible(
     requests: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
 ) -> TableReport | None:
-    """Measure a table; None if it fits a route's name template but was not created by the route."""
+    """Measure a table. Return None if its name matches a route's template, but the route did not create it."""
     try:
         return requests.run(maintained.catalog, lambda: _measure_table(maintained, now_ms=now_ms, deep=deep))
     except NotMadeByRoute:
@@ -322,7 +322,7 @@ def _recent_files_text(recent: RecentFiles | None) -> str:
         return "unknown"
     return (
         f"{recent.files:,} of the last {format_count(recent.commits, 'commit')}, {recent.files_per_partition:.1f} per "
-        f"partition and commit, the smallest 10 % of at most {format_rounded_bytes(recent.p10_bytes)}"
+        f"partition and commit; 10 % of them have at most {format_rounded_bytes(recent.p10_bytes)}"
     )
 
 

@@ -20,7 +20,7 @@ from frazil.spec.load import DEFAULTS_FILE, read_defaults
 from frazil.spec.problems import describe_error
 from frazil.spec.references import resolve_properties
 
-NOTHING_INFERRED = "Nothing was inferred: fix that, or give another registry with --registry"
+NOTHING_INFERRED = "Nothing was inferred: fix this error, or give another registry with --registry"
 
 
 @click.command()
@@ -47,9 +47,9 @@ def infer(  # noqa: PLR0913 - one for each option
 
     The sample is from the beginning and the end of each partition. Columns get types; a column that every record has is
     required, if 100 records or more were read. With a schema registry, the columns come from TOPIC-value's
-    newest version, and from Avro or JSON schemas with ids in the sample. Comments give the evidence: how
-    many records do not fit, which other columns may be the event time, how much data comes in a day. Security settings
-    come from source.properties and source.format.registry of _defaults.yaml.
+    newest version, and from Avro or JSON schemas with ids in the sample. Comments give the evidence: how many records
+    do not fit, which other columns may be the event time, and how much data arrives per day. Security settings come
+    from source.properties and source.format.registry of _defaults.yaml.
 
     \b
     Example:
@@ -75,7 +75,7 @@ def infer(  # noqa: PLR0913 - one for each option
 
 
 def _load_registry(folder: Path, url: str | None) -> Registry | None:
-    """Return the registry of the folder's defaults file, with its URL replaced by `url`; None without both."""
+    """Return the registry in the folder's defaults file, with `url` in place of its URL; None if neither is set."""
     file = folder / DEFAULTS_FILE
     declared = _load_source(folder).get("format")
     registry = (

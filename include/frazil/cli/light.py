@@ -19,14 +19,14 @@ _NO_PANDAS = _NoPandas()
 
 
 def begin_fast_imports() -> None:
-    """Turn off garbage collection, and imports of pandas, the slowest of all, which PyArrow tries."""
+    """Turn off garbage collection, and the import of pandas: it is the slowest import, and PyArrow tries it."""
     gc.disable()
     if "pandas" not in sys.modules:
         sys.meta_path.insert(0, _NO_PANDAS)
 
 
 def end_fast_imports() -> None:
-    """Turn on garbage collection again, without the objects that exist now."""
+    """Turn on garbage collection again, but exempt the objects that exist now."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

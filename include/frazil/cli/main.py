@@ -65,7 +65,7 @@ WITHOUT_CATALOG = frozenset(
 
 
 OWN_HOME = frozenset({"dev", "init", "run"})
-"""Commands that start something, which a running demo must not end with itself."""
+"""Commands that do not use a running demo, because what they start must not end with the demo."""
 
 
 def enter_running_demo() -> None:

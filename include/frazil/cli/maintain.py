@@ -17,10 +17,10 @@ from frazil import clock
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import table_options
 from frazil.cli.output import echo, echo_json, echo_table, progress
+from frazil.commit.expiry import ExpiryPlan
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled
-from frazil.maintenance.expiry import ExpiryPlan
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcomes import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
@@ -108,7 +108,7 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
 
 def local_spark_settings(catalog: str | None) -> dict[str, str]:
-    """Return the settings of a Spark that uses all cores, on localhost only, with one catalog's jars."""
+    """Return the settings of a local Spark session that uses all cores, only localhost, and one catalog's jars."""
     return {
         "spark.master": "local[*,4]",
         "spark.driver.memory": "4g",

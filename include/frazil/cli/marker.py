@@ -59,9 +59,9 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     """Choose where STREAM continues to read.
 
     Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. For each topic-partition, shows what it skips
-    (records that never reach the table) and what it reads again (duplicates, if the table has them). Asks, and commits
-    the new marker with the next epoch in one snapshot. This fences a running writer: it ends within a minute, or after
-    the batch that it stages. No row is deleted.
+    (records that never reach the table) and what it reads again (duplicates, if the table has them). Asks for
+    confirmation, and commits the new marker with the next epoch in one snapshot. This fences a running writer: it ends
+    within a minute, or after the batch that it stages. No row is deleted.
 
     \b
     Example:
@@ -99,13 +99,13 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
     """Return the next step after a reset; `writer` is the state of this host's writer."""
     if not writer.is_alive:
-        next_step = f"`frazil resume {stream}`, or `frazil run {stream}`, continues there."
+        next_step = f"`frazil resume {stream}`, or `frazil run {stream}`, continues at the new position."
         return f"Stream {stream} has epoch {epoch}. {next_step}"
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
     return (
         f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more. It exits with 13 "
         "(Fenced) within a minute, or after the batch that it stages; `frazil status` shows when it has ended. "
-        f"Only after that, `frazil {command} {stream}` continues there."
+        f"Only after that, `frazil {command} {stream}` continues at the new position."
     )
 
 
@@ -140,9 +140,9 @@ def _print_moves(
 def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
-    Shows how many rows the table has and since when, checks the schema (and adds missing declared columns), then writes
-    the first marker. The marker starts at the stream's declared source.start. If another stream of the table has read
-    the same topics (after a rename), it starts at that stream's position instead. No row changes.
+    Shows how many rows the table has, and the time of its oldest snapshot. Checks the schema, adds missing declared
+    columns, and writes the first marker. The marker starts at the stream's declared source.start. If another stream of
+    the table has read the same topics (after a rename), it starts at that stream's position instead. No row changes.
 
     \b
     Example:
@@ -181,12 +181,12 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
 def _describe_earlier_readers(
     stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None
 ) -> Iterator[str]:
-    """Yield sentences about streams that wrote records of the same topics to this table before."""
+    """Yield messages about streams that wrote records of the same topics to this table before."""
     for other, topics in others.items():
         yield (
-            f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} continues at its position. "
-            f"Stop every writer of {other}: run `frazil pause {other}` first, and `frazil forget {other}` afterwards, "
-            "while a file still declares it."
+            f"Stream {other} has already read {', '.join(sorted(topics))} into this table, so {stream} continues at "
+            f"the position of {other}. Stop every writer of {other}: run `frazil pause {other}` before you confirm, "
+            f"and `frazil forget {other}` afterwards, while a file still declares {other}."
         )
     if forgotten:
         which = "It" if forgotten == stream else f"Stream {forgotten}, which has read the same topics,"
@@ -234,15 +234,15 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
 
 
 def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
-    """Raise SpecError if rows wait for routed tables: only the journals, about to be deleted, list their files."""
+    """Raise SpecError if rows wait for routed tables: the journals, which list the rows' files, would be deleted."""
     try:
         marker = tables.marker()
     except MarkerUnreadable:
         return
     if marker and (behind := find_lagging_tables(tables, marker)):
         raise SpecError(
-            f"rows wait for {behind[0].target}, and would be lost: let the writer run until `frazil route {stream}` "
-            "shows no table, or give them up with its option --give-up"
+            f"rows wait for {behind[0].target}, and would be lost. Let the writer run until `frazil route {stream}` "
+            f"lists no table, or discard the rows: `frazil route {stream} --give-up {behind[0].target}`"
         )
 
 

@@ -169,7 +169,7 @@ def current_user() -> str:
 
 
 class CatalogRequests:
-    """Makes one command's requests to catalogs. After a timeout, those to the same catalog fail at once."""
+    """Makes one command's requests to catalogs. After a timeout, later requests to the same catalog fail at once."""
 
     def __init__(self) -> None:
         self._timeouts: dict[str | None, CommitUnavailable] = {}
@@ -178,7 +178,7 @@ class CatalogRequests:
         return catalog in self._timeouts
 
     def run(self, catalog: str | None, step: Callable[[], A]) -> A:
-        """Run `step`, which makes requests to the catalog. Raises its errors, or that of an earlier timeout."""
+        """Run `step`, which makes requests to the catalog. Raises its errors, or the error of an earlier timeout."""
         if (timeout := self._timeouts.get(catalog)) is not None:
             raise timeout
         began_s = time.monotonic()

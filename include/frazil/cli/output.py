@@ -30,7 +30,7 @@ PIPE_WIDTH = 200
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text, with control characters, which may come from users or producers, escaped."""
+    """Print text. Escapes control characters, which may come from users or producers."""
     click.echo(escape_unsafe(text), err=err, nl=nl)
 
 
@@ -41,7 +41,10 @@ def echo_json(document: object) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """Sentences while a command runs, and with --json, which moves them to stderr, one document at its end."""
+    """The output of a command: sentences while it runs.
+
+    With --json, the sentences go to stderr, and one JSON document is printed at the end.
+    """
 
     as_json: bool
 
@@ -116,7 +119,7 @@ def echo_fields(fields: Mapping[str, str]) -> None:
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
-    """Print sentences, whose commands get their own lines, and tables."""
+    """Print sentences and tables. Commands in the sentences get their own lines."""
     for line in lines:
         if isinstance(line, str):
             for part in split_commands(line):

@@ -21,7 +21,7 @@ from frazil.signals.completion import Assessment, assess_group, assess_table, re
 from frazil.signals.signal import Signal
 from frazil.spec.load import find_streams_of, load_valid_streams
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group, never_complete_message, partitions_dag_of
+from frazil.spec.routed_stream import is_group, never_complete_message
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import absent_table_error
@@ -47,6 +47,8 @@ class PartitionsDocument:
     signalled_from: str | None
     signalled_to: str | None
     waits_for: str
+    delay: str
+    """Why waiting DAGs have no event for complete windows, if so."""
     held: tuple[str, ...]
     streams: tuple[SourceStream, ...]
     signals: tuple[Signal, ...]
@@ -59,6 +61,7 @@ class TemplateTable:
     table: str
     signalled_to: str | None
     waits_for: str
+    delay: str
     held: tuple[str, ...]
 
 
@@ -87,7 +90,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     """Show which windows of TABLE are complete, and why the next window is not.
 
     The table's partition DAG signals complete windows; this command signals windows only with --send-again or
-    --release. The text of a route's template stands for all tables that it created.
+    --release. To see all tables that a route's template created, give the template as TABLE.
 
     \b
     Example:
@@ -116,11 +119,11 @@ def partitions(  # noqa: PLR0913 - a command's options
     if as_json:
         echo_json(document)
     else:
-        _print_windows(document, partitions_dag_of(specs[0]))
+        _print_windows(document)
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table, given its name or that of one of its streams."""
+    """Return the streams that write to a table. `name` is the table's name, or that of one of these streams."""
     specs = load_valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
@@ -130,7 +133,7 @@ def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
 
 
 def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
-    """Return the state of a table's windows. Raises if they never complete, or if the table does not exist."""
+    """Return the state of a table's windows. Raises SpecError if they never complete or the table does not exist."""
     assessment = assess_table(catalog, specs)
     if assessment is None:
         if specs[0].window is None:
@@ -147,7 +150,7 @@ def _parse_window(key: str) -> Window:
 
 
 def _windows_of_day(key: str, grain: Grain) -> Sequence[Window]:
-    """Return all windows of a day. Refuses an hour: the roll-up of its day would wait for the others."""
+    """Return all windows of a day. Refuses an hour: the roll-up of its day would wait for the other hours."""
     window = _parse_window(key)
     if window.grain is not Grain.DAY:
         raise click.UsageError(f"--send-again needs a day, but {key} is an hour: give {key[:10]}")
@@ -167,6 +170,7 @@ def _build_document(assessment: Assessment, last: int) -> PartitionsDocument:
         signalled_from=None if cursor is None else format_time(cursor.from_us),
         signalled_to=None if cursor is None else format_time(cursor.through_us),
         waits_for=assessment.decision.reason,
+        delay=assessment.describe_delay(),
         held=tuple(w.key for w in sorted(newest) if not newest[w].sent),
         streams=tuple(
             SourceStream(
@@ -187,7 +191,7 @@ def _template_tables(assessments: Sequence[Assessment]) -> list[TemplateTable]:
         cursor = one.signals.cursor
         held = tuple(Window(us, cursor.grain).key for us in sorted(cursor.held)) if cursor else ()
         signalled_to = None if cursor is None else format_time(cursor.through_us)
-        found.append(TemplateTable(one.signals.table, signalled_to, one.decision.reason, held))
+        found.append(TemplateTable(one.signals.table, signalled_to, one.decision.reason, one.describe_delay(), held))
     return found
 
 
@@ -195,13 +199,16 @@ def _show_group(found: Sequence[TemplateTable], *, as_json: bool) -> None:
     if as_json:
         echo_json(found)
     elif found:
-        rows = [(one.table, one.signalled_to or "nothing yet", ", ".join(one.held), one.waits_for) for one in found]
-        echo_table(("table", "signalled to", "held", "next"), rows)
+        rows = [
+            (one.table, one.signalled_to or "nothing yet", ", ".join(one.held), one.waits_for, one.delay)
+            for one in found
+        ]
+        echo_table(("table", "signalled to", "held", "next", "delay"), rows)
     else:
         echo("the template has created no table yet")
 
 
-def _print_windows(found: PartitionsDocument, dag: str) -> None:
+def _print_windows(found: PartitionsDocument) -> None:
     if found.signals:
         columns = ("partition", "revision", "state", "rows", "late", "dead letters", "snapshot", "note")
         rows = [
@@ -218,17 +225,14 @@ def _print_windows(found: PartitionsDocument, dag: str) -> None:
             for s in found.signals
         ]
         echo_table(columns, rows, numbers=frozenset({"revision", "rows", "late", "dead letters"}))
-    signalled = (
-        f"from {found.signalled_from} to {found.signalled_to}"
-        if found.signalled_from
-        else f"No window is signalled: the DAG {dag} has not run."
-    )
+    signalled = f"from {found.signalled_from} to {found.signalled_to}" if found.signalled_from else "nothing yet"
     echo_fields(
         {
             "table": found.table,
             "window": found.window,
             "signalled": signalled,
             "next": found.waits_for,
+            **({"delay": found.delay} if found.delay else {}),
             **({"held": ", ".join(found.held)} if found.held else {}),
         }
     )

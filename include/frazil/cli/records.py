@@ -26,7 +26,7 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     """Show what the newest records of STREAM would become: rows, dead letters, or records that the transform drops.
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
-    come from the end of each topic-partition. Neither repeats nor the tables of a route are determined.
+    come from the end of each topic-partition. The command does not look for repeats, and does not choose routed tables.
 
     \b
     Example:

@@ -141,7 +141,7 @@ def _print_differences(found: _RouteDifferences, stream: str, output: CommandOut
         last = f"{format_count(coming.rows, 'row')} of the default table's last batch, of {format_utc(coming.since_ms)}"
         output.say(f"{coming.target} is missing {last}: the writer, if it runs, is about to commit them.")
     if not (found.coming or found.has_any):
-        output.say(f"No table of the route is behind (compares positions; frazil audit {stream} compares rows).")
+        output.say(f"No table of the route is behind. This compares positions; `frazil audit {stream}` compares rows.")
 
 
 def _give_up(  # noqa: PLR0913
@@ -153,7 +153,7 @@ def _give_up(  # noqa: PLR0913
     *,
     yes: bool,
 ) -> bool:
-    """Give up the waiting rows of one table, if the user confirms. Return False if none waited."""
+    """Give up the waiting rows of one table, if the user confirms. Return False if no row waited."""
     _check_routed(opened, default_marker, found, table)
     is_routed, exists = route_may_include(opened.spec, opened.tables, table), _table_exists(opened, table)
     if is_routed and not exists:
@@ -181,8 +181,8 @@ def _give_up(  # noqa: PLR0913
             marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
             delete_table_record(opened.tables, table)
             output.say(
-                f"{table} was not created for these rows, and stays as it is. The stream continues without it: its "
-                "records become dead letters, unless the declaration adds it to route.tables."
+                f"The route did not create {table}, so the table is not changed. The stream continues without the "
+                "table: records for it become dead letters, unless you add the table to route.tables."
             )
             return True
         marker_changes.discard_rows_of_existing_table(opened.tables, table, default_marker)
@@ -219,7 +219,7 @@ def _is_settled(
 def _discard_rows(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Discard rows that wait for a table that the route no longer includes. Return True if that was all."""
+    """Discard rows that wait for a table that the route no longer includes. Return True if nothing more is to do."""
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)

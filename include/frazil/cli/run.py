@@ -38,6 +38,7 @@ from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, identify_process
 from frazil.host.writer_log import LOG_FILE, redirect_output, rotate_log
 from frazil.safe_text import escape_unsafe
+from frazil.signals.pins import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_valid import find_and_remember
@@ -63,13 +64,13 @@ MAX_ERROR_CHARACTERS = 300
 @click.option(
     "--until-caught-up",
     is_flag=True,
-    help="End when everything that is in Kafka now is committed; for a "
-    "stream with a route, also wait until its tables have their rows, up to route.lag.",
+    help="End once all records that Kafka has now are committed. With a route, also wait until the routed tables have "
+    "their rows, for at most route.lag.",
 )
 def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bool) -> None:
     """Write STREAM into its table, in the foreground.
 
-    The name of a shared application writes all of its streams.
+    The name of a shared application selects all of its streams.
 
     Ctrl-C lets the current batch commit and exits with 0. A second Ctrl-C ends the writer at once, and the next start
     continues from the table. Prints a line per batch. The log, with Spark's log, is writer.log in the stream's run
@@ -233,7 +234,10 @@ def _run_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Ask this process to end when the parent ends, even if killed: only the parent holds the pipe's other end."""
+    """Wait until the parent ends, even if killed, then ask this process to end.
+
+    The parent is the only process that holds the other end of the pipe `lifeline`.
+    """
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
     os.kill(os.getpid(), signal.SIGTERM)
@@ -266,7 +270,7 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
                 pipe.say(totals.add(batch))
                 pipe.report({"stream": spec.name, **batch_document(batch)})
 
-    stopped = write(spec, say, until_caught_up=until_caught_up)
+    stopped = write(spec, say, until_caught_up=until_caught_up, read_pins=read_pins)
     waiting, lag = _count_waiting(spec) if stopped else (0, None)
     pipe.say(totals.end(stopped=stopped, waiting=waiting, lag=lag))
     pipe.report({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting, lag=lag)})

@@ -27,7 +27,7 @@ MAX_PROBLEMS = 200
 @streams_option
 @json_option
 @click.option(
-    "--connect", is_flag=True, help="Also check Kafka, registry, catalog and storage, and what a writer needs there."
+    "--connect", is_flag=True, help="Also check Kafka, registry, catalog and storage, and a writer's permissions there."
 )
 @click.option("--json-schema", is_flag=True, help="Print the JSON Schema of a stream's file, for editors, and exit.")
 def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, connect: bool, json_schema: bool) -> None:

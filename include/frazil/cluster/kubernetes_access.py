@@ -76,7 +76,7 @@ class _AuthorityAdapter(HTTPAdapter):
 
 
 def find_access(master: str, environment: Mapping[str, str], *, context: str | None = None) -> KubernetesAccess:
-    """Return the access by KUBECONFIG, the pod's service account, or `~/.kube/config`. Raises EnvironmentUnusable."""
+    """Find access by KUBECONFIG, the pod's service account, or `~/.kube/config`. Raises EnvironmentUnusable."""
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
     if not named and environment.get("KUBERNETES_SERVICE_HOST"):
         access = read_service_account(environment)
@@ -103,7 +103,7 @@ def read_service_account(environment: Mapping[str, str], folder: Path = SERVICE_
 
 
 def read_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
-    """Return the access of a kubeconfig's context, by default the current one. Raises EnvironmentUnusable."""
+    """Return the access of a context in a kubeconfig, by default the current context. Raises EnvironmentUnusable."""
     try:
         config = yaml.safe_load(file.read_text())
         name = context or config["current-context"]

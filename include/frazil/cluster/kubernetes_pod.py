@@ -38,7 +38,7 @@ _SUPPORTED_PREFIXES = tuple(
 
 
 def pod_name(driver: ClusterDriver) -> str:
-    """Return the name of the driver's pod, by which Kubernetes refuses a second submission of the same launch."""
+    """Return the name of the driver's pod. It is unique to a launch, so Kubernetes refuses a second submission."""
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
     return f"frazil-{slug}"[: 63 - len(end)].rstrip("-") + end
@@ -105,7 +105,7 @@ def _check_variables_and_properties(driver: ClusterDriver, template: Mapping[str
         if key.startswith(_DRIVER_PREFIX) and not key.startswith(_SUPPORTED_PREFIXES):
             raise SpecError(
                 f"stream {stream}: frazil creates the driver's pod and does not support resources.spark.{key}: set it "
-                f"in a pod template, which resources.spark.{_TEMPLATE_PROPERTY} names"
+                f"in a pod template, and name the template in resources.spark.{_TEMPLATE_PROPERTY}"
             )
 
 
@@ -176,7 +176,7 @@ def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], 
         if kind not in {"hostPath", "emptyDir", "persistentVolumeClaim", "nfs"} or not option:
             raise SpecError(
                 f"frazil does not support resources.spark.{_VOLUMES_PREFIX}{key}: set the volume in a pod template, "
-                f"which resources.spark.{_TEMPLATE_PROPERTY} names"
+                f"and name the template in resources.spark.{_TEMPLATE_PROPERTY}"
             )
         declared.setdefault((kind, name), {})[option] = value
     for (kind, name), options in declared.items():

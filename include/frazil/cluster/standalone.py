@@ -1,7 +1,7 @@
 """Controls a driver on a standalone Spark cluster, through the REST servers of the cluster's masters.
 
-Spark cannot submit Python drivers there, so frazil submits SparkSubmit itself as the driver, which starts Python on a
-worker. Killing it ends only its JVM; the Python process must detect that.
+Spark cannot submit Python drivers there. So frazil submits Spark's own class SparkSubmit as the driver, which starts
+Python on a worker. If the driver is killed, only its JVM ends; the Python process must detect that.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ def build_submit_command(spark_home: Path, properties_file: Path, driver: Cluste
 
 
 def build_submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with SPARK_HOME, without which spark-submit uses the first Python on PATH."""
+    """Return the environment with SPARK_HOME. Without it, spark-submit would use the first Python on PATH."""
     return {**base, "SPARK_HOME": str(spark_home)}
 
 
 def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties. `resources.spark` overrides all but the driver's identity. Raises SpecError."""
+    """Return spark-submit's properties. `resources.spark` overrides all but the driver's identity. Raises SpecError."""
     resources = driver.resources
     common = {
         "spark.app.name": f"frazil {driver.application}",

@@ -90,7 +90,7 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
 
 
 class YarnDriver:
-    """A `Driver` that is an ApplicationMaster. Without Kerberos, access lists permit `user` or do not."""
+    """A `Driver` that is an ApplicationMaster. Without Kerberos, YARN's access lists apply to `user`."""
 
     def __init__(self, application: str, *, addresses: Sequence[str], user: str | None = None) -> None:
         self._application, self._addresses, self._user = application, tuple(addresses), user
@@ -115,7 +115,7 @@ class YarnDriver:
         # 404: the application is gone. 400: it has ended.
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """Return the end of the log, which the NodeManager keeps until the application ends."""
+        """Return the end of the log, or None. The NodeManager keeps the log until the application ends."""
         try:
             found = self._fetch_application() or {}
             container = re.search(r"container_[\w]+", found.get("amContainerLogs") or "")
@@ -189,7 +189,7 @@ def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failed_status(message: str, first: str) -> DriverStatus:
-    """Return the status of a failed application from its diagnostics, whose last exit code is the last attempt's."""
+    """Return the status of a failed application from its diagnostics. Their last exit code is the last attempt's."""
     if codes := _PYTHON_EXIT_CODE.findall(message):
         return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
     if _ENDED_BEFORE_SPARK in message:

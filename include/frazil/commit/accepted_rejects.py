@@ -1,5 +1,5 @@
-"""An operator's acceptance of rejected records: one object in the stream's state folder. Records at or after its
-offsets count towards the circuit breaker.
+"""An operator's acceptance of rejected records: one object in the stream's state folder. Rejected records before its
+offsets no longer count towards the circuit breaker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Checks whether a stream may write to a table with rows of other writers or streams. `forget` leaves the property
-`frazil.forgotten.<name>`, with the stream's last epoch, which is never used again, its topics and its offsets.
+"""Checks whether a stream may write to a table with rows of other writers or streams. `frazil forget` leaves the
+property `frazil.forgotten.<name>` in the table. It contains the stream's topics, their offsets, and its last epoch,
+which is never used again.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def row_count(metadata: TableMetadata) -> int | None:
 def other_readers(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
-    """Return how far other streams of this table have read this source: next offsets, by stream and by topic."""
+    """Return, by stream and topic, the next offsets of the table's other streams that read the same topics."""
     readers = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
@@ -74,7 +75,7 @@ def other_readers(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return the name of a forgotten stream that had this name or has read topics of this source, or None."""
+    """Return a forgotten stream that had this name or has read this source's topics; None if there is none."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     for name in sorted(properties):
@@ -86,13 +87,13 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def other_streams(properties: Mapping[str, str], *, stream: str) -> set[str]:
-    """Return the other streams that write to this table, and the forgotten ones."""
+    """Return the names of the other streams that write to this table, or that did and were forgotten."""
     prefixes = (PROPERTY_PREFIX, FORGOTTEN_PREFIX)
     return {name.removeprefix(p) for name in properties for p in prefixes if name.startswith(p)} - {stream}
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """Return the table property for a forgotten stream. Topics of an earlier note are kept."""
+    """Return the table property that records a forgotten stream. Keeps the topics that an earlier one lists."""
     marker = try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
@@ -116,7 +117,7 @@ def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
 
 
 def forgotten_ends(properties: Mapping[str, str], source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return how far forgotten streams have read former topics that had the names of topics of `source`."""
+    """Return the offsets that forgotten streams reached in deleted topics whose names topics of `source` now have."""
     ends: dict[TopicPartition, int] = {}
     for note in (_parse_note(text) for name, text in properties.items() if name.startswith(FORGOTTEN_PREFIX)):
         read = _topic_ids(note).get(source.cluster_id, {})
@@ -146,6 +147,6 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which a stream continues where the streams in `others` stopped; otherwise at `starts`."""
+    """Return each partition's first offset: the furthest that a stream in `others` has read, else that in `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

@@ -45,7 +45,7 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackfillMarker:
-    """A backfill's progress. Its chunks are keyed by the backfill's own epochs; each run has its own epoch."""
+    """A backfill's progress. Each run begins an epoch of the backfill, not of the stream, and keys its chunks by it."""
 
     stream: str
     id: str
@@ -96,7 +96,7 @@ class BackfillMarker:
         )
 
     def as_abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the marker after its operator `by` abandoned the backfill, or after its own run did."""
+        """Return the marker after the operator `by` abandoned the backfill. If `by` is None, its own run did."""
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
@@ -170,7 +170,7 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return the backfill published in the default table but still open (or `abandoned`) in the dead-letter table."""
+    """Return a backfill that is open in the dead-letter table but published (or `abandoned`) in the default table."""
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None

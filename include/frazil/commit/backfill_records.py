@@ -1,5 +1,5 @@
 """The objects of backfills next to a stream's journals: chunk journals, and one record for each published backfill.
-They replace commit records: the audit reads from them which rows a table must have.
+Backfills have no commit records. From these objects, the audit learns which rows of a backfill a table must have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class BackfillRecord:
-    """The rows of one backfill, stored in `_frazil/<stream>/backfills/<id>.json` before they are published."""
+    """The record of one backfill, stored in `_frazil/<stream>/backfills/<id>.json` before the backfill is published."""
 
     backfill: BackfillMarker
     late: Mapping[int, int]
@@ -122,7 +122,7 @@ def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
 def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[BackfillRecord]:
-    """Yield the records of the backfills that were published, or only of those published to main in `window`."""
+    """Yield the records of published backfills; with `window`, only of backfills published to main in that period."""
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
     paths: Iterable[str]

@@ -1,5 +1,6 @@
 """Checks with a test table, before a stream's first take-over, whether a catalog and its storage can hold a stream.
-Each host records the catalogs that passed. Some catalogs silently ignore branches, properties or a changed base.
+Each host records the catalogs that passed. Some catalogs silently ignore branches or properties, or accept a commit
+although the table has changed since the commit was prepared.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 PROBE_VERSION = 1
-"""Increased with each new check, so that every host probes its catalogs again."""
+"""Version of the probe's checks. Each new check increases it, so that every host probes its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
-"""Age from which a probe's table counts as left behind; a probe takes seconds."""
+"""A probe's table that is older than this counts as left behind, because a probe takes only seconds."""
 
 _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Raise CommitRefused if the catalog cannot hold the stream, unless it is embedded or has passed before."""
+    """Raise CommitRefused if the catalog cannot hold a stream. Skips embedded catalogs and those that passed before."""
     config = catalog_config(spec.table.catalog)
     record = _record_path(config)
     if config.embedded or record.exists():
@@ -71,7 +72,7 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 
 
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
-    """Return what the catalog and its storage cannot do, one sentence each. Leaves no table behind."""
+    """Return a message for each feature that the catalog or its storage is missing. Leaves no table behind."""
     with (
         translate_catalog_errors(catalog.name),
         _create_namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace,

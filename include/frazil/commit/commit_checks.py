@@ -1,5 +1,6 @@
-"""The rules that each commit attempt checks against the table's metadata: fence, ancestry, continuity, and whether
-files fit. Each is a pure function that returns a result, or raises the error that stops the writer.
+"""The rules that each commit attempt checks against the table's metadata: fence, ancestry, continuity, and whether the
+staged files fit the table. Each rule is a pure function that returns a result, or raises the error that stops the
+writer.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 
 
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Raise RolledBack unless the marker's snapshot is an ancestor of main's head. The table was rolled back if the
-    ancestors reach the marker's sequence number without its snapshot. It was also rolled back if they begin with a
-    snapshot that replaced the whole table. Otherwise, the history expired.
+    """Raise RolledBack if the table was rolled back or replaced after the marker's snapshot. It was rolled back if
+    main's history reaches the marker's sequence number without its snapshot. It was replaced if the history begins with
+    a snapshot that replaced the whole table. In any other case, the snapshot has only expired.
     """
     current = head_of(metadata)
     if current is not None and current.snapshot_id == marker.snapshot_id:
@@ -98,14 +99,14 @@ def _summary_count(snapshot: Snapshot, key: str) -> int:
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Raise RolledBack unless the open branch's head is the one after the stream's last commit."""
+    """Raise RolledBack unless the open branch's head is the snapshot that the marker names."""
     name = open_branch_name(marker.stream)
     ref = metadata.refs.get(name)
     found = ref.snapshot_id if ref else None
     if found != marker.open_snapshot_id:
         raise RolledBack(
-            f"branch {name!r} of table {table} has the rows of open windows of stream {marker.stream!r}. It should be "
-            f"at snapshot {marker.open_snapshot_id} but is at {found}: another engine or user moved or dropped it. "
+            f"branch {name!r} of table {table}, which stores rows of open windows of stream {marker.stream!r}, should "
+            f"be at snapshot {marker.open_snapshot_id}, but is at {found}: another engine or user moved or dropped it. "
             f"`frazil reset {marker.stream} --to marker` restores the branch if that snapshot still exists; otherwise "
             "the stream continues without these rows. To read the rows again, reset to a position before them "
             "(`--to offsets` or `--to timestamp`)"
@@ -113,7 +114,7 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
 
 
 def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream: str) -> None:
-    """Raise TopicRecreated unless the offsets belong to these topics. Topics that `known` does not have are new."""
+    """Raise TopicRecreated if the cluster or a topic's id has changed. Topics that `known` does not have are new."""
     if known.cluster_id != current.cluster_id:
         raise TopicRecreated(
             f"stream {stream!r} has offsets of Kafka cluster {known.cluster_id}, but source.bootstrap-servers now "
@@ -145,7 +146,7 @@ def classify_batch(marker: Marker, journal: Journal) -> Continuity:
 
 
 def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
-    """Return whether the dead-letter table is unchanged since a batch was staged, which left out known dead letters."""
+    """Return whether a batch's dead letters can be committed. They are stale if others were added since staging."""
     if marker.fate(journal.key) is Fate.COMMITTED:
         return Continuity.COMMITTED
     if journal.newest_dead_letters is not None:
@@ -161,9 +162,9 @@ def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
-    """Return whether staged files may still be added to a table whose metadata has changed since. The table must list
-    each file's spec, and each file's schema must have the columns that are now required. A column that was dropped and
-    added again would be read as null.
+    """Return whether staged files still fit a table whose metadata may have changed since. The table must have each
+    file's spec and schema, and the schema must require all columns that the table now requires. No column may have been
+    dropped and added again: the new column would be null in these files.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}

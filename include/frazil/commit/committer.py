@@ -1,6 +1,7 @@
-"""Commits a writer's take-over, dead letters and batches, each with the stream's new marker. Uses neither clocks nor
-locks: a marker changes only with a snapshot on main, and each epoch belongs to one process. A journal is complete
-before its commit, and staged files never change.
+"""Commits a writer's take-over, dead letters and batches, each with the stream's new marker.
+
+This is safe without clocks or locks, because of four rules. A marker changes only with a snapshot on main. Each epoch
+belongs to one process. A journal is complete before its batch is committed. Staged files never change.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class Committer:
         return committed
 
     def _release_open_windows(self) -> None:
-        """Move the rows that an earlier `commit.align` kept on the stream's open branch to main."""
+        """Move to main the rows that an earlier `commit.align` kept on the stream's open branch."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -315,8 +316,8 @@ def _check_can_land(
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of records, from a stream's position on, that are already dead letters. The table is read only
-    if its own marker is ahead of the stream's. Offsets of a truncated log, which two records have had, are left out.
+    """Return the offsets, from a stream's position on, whose records are already dead letters. Reads the table only if
+    its own marker is ahead of the stream's. Leaves out offsets of truncated logs at which Kafka has had two records.
     """
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}

@@ -1,6 +1,7 @@
 """Performs a compare-and-swap on one or several tables, repeated until its outcome is decided. After a conflict it
-proposes again on new metadata. After another failure the commit may still land, so the next attempt first looks for it.
-Files of attempts that cannot land are deleted at the end; other files stay until orphan removal.
+proposes the change again on new metadata. After any other failure the commit may still land, so the next attempt first
+checks whether it has landed. Files of attempts that cannot land are deleted at the end; other files stay until orphan
+removal.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ MAX_RETRY_AFTER_S = 60.0
 """A server's `Retry-After` counts up to this. A wrong clock must not stop a stream."""
 
 
+class SnapshotExpiry(Protocol):
+    """Expires a table's snapshots with the commits of this process."""
+
+    def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
+        """Return the updates to add to the next attempt of a commit. `load` loads the table."""
+
+    def continue_after(self, table: Table) -> None:
+        """Prepare the next expiry after a commit, without waiting."""
+
+    def end(self) -> None:
+        """Finish at the end of the process."""
+
+
 class TableHandle:
     """One table of a catalog, with the newest metadata that was loaded or committed."""
 
@@ -46,10 +60,11 @@ class TableHandle:
         self._newest: Table | None = None
         self._uuid: str | None = None
         self._store: ObjectStore | None = None
+        self.expiry: SnapshotExpiry | None = None
 
     @classmethod
     def from_table(cls, table: Table) -> TableHandle:
-        """Return a handle for a loaded table, which reloads the metadata at its first use."""
+        """Return a handle for a loaded table. The handle reloads the metadata at its first use."""
         handle = cls(table.catalog, ".".join(table.name()))
         handle._loaded, handle._uuid = table, str(table.metadata.table_uuid)
         return handle
@@ -94,9 +109,11 @@ class TableHandle:
         self._newest = self._table = self._choose_newer(self._loaded)
         return self._table
 
-    def load_with(self, catalog: Catalog) -> Table:
-        """Load the table with another client, without changing the handle. Returns the known state if it is newer."""
-        return self._choose_newer(catalog.load_table(self.identifier))
+    def load_with(self, catalog: Catalog | None = None) -> Table:
+        """Load the table, perhaps with another client, without changing the handle. Returns the known state if it is
+        newer.
+        """
+        return self._choose_newer((catalog or self._catalog).load_table(self.identifier))
 
     def _choose_newer(self, found: Table) -> Table:
         known = self._newest
@@ -147,7 +164,7 @@ class Change(Generic[T]):
     """A property and value that only this change writes: proof that it landed, even if its snapshot expired."""
 
     def landed_in(self, table: Table) -> bool:
-        """Return whether this change has landed. With a `proof`, it must also be the table's latest one."""
+        """Return whether this change has landed. With a `proof`, returns False once a later change replaced it."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -165,7 +182,7 @@ class WrittenFiles(Protocol):
     def may_have_waste(self) -> bool: ...
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that can never be needed, given the `table` after the last attempt."""
+        """Delete the files that can never be needed again. `table` is the table after the last attempt."""
 
 
 def commit_snapshot(
@@ -229,14 +246,14 @@ class RetryPolicy:
     """Receives a sentence about each failed attempt, except for lost races, and its exit code."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
-        """Return the wait before the next attempt, at least `requested_s`, up to `MAX_RETRY_AFTER_S`."""
+        """Return the wait (s) before the next attempt: at least `requested_s`, limited to `MAX_RETRY_AFTER_S`."""
         drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
         return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[T]):
-    """The changes of one attempt, by index of the table, and the swap's result once they have landed."""
+    """One attempt: the change of each table, by the table's index, and the swap's result if the changes land."""
 
     changes: Mapping[int, Change[T]]
     result: T
@@ -305,10 +322,10 @@ class _Rounds(Generic[T]):
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
-    """Commit the change that `propose` returns for the current table, until one has landed. Each attempt calls it with
-    new metadata, unless an earlier attempt turns out to have landed. Raises `CommitUnavailable` if no attempt decides
-    the swap within `retry_policy.total_s` or before the writer is asked to end. Raises `CommitRefused` if the change
-    is refused or cannot be prepared, and `AccessDenied`.
+    """Commit the change that `propose` returns for the current table, and try again until one has landed. Each attempt
+    calls `propose` with new metadata, unless an earlier attempt turns out to have landed. Raises `CommitUnavailable` if
+    no attempt decides the swap within `retry_policy.total_s` or before the writer is asked to end. Raises
+    `CommitRefused` if the change is refused or cannot be prepared, and `AccessDenied`.
     """
     return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
 

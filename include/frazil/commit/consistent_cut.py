@@ -1,6 +1,6 @@
 """Finds a consistent cut: one snapshot for each table of one or more streams. Within a stream, the cut ends before the
-first batch that a routed table is missing, and never splits batches that one snapshot added. For several streams, it
-ends at the newest watermark that all had reached.
+first batch that is missing from a routed table, and never splits batches that one snapshot added. With several streams,
+the cut ends at the newest watermark that all of them had reached.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _MainHistory:
         return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def require_unexpired(self, index: int) -> int:
-        """Return the index; that after the first snapshot means the empty table. Raises FrazilError if expired."""
+        """Return `index` unless its snapshot has expired (FrazilError). `len(snapshots)` stands for the empty table."""
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
         oldest = self.snapshots[-1]
@@ -102,7 +102,7 @@ class _MainHistory:
 
 
 def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
-    """Return the newest cut, or that at `at_ms`. Raises FrazilError if it is unknown, RolledBack for lost commits."""
+    """Return the newest cut, up to `at_ms`. Raises FrazilError for an unknown cut, RolledBack for lost commits."""
     for stream in streams:
         _check_not_rolled_back(stream, tables)
     histories = {name: _MainHistory(name, t.metadata, tuple(ancestors(t.metadata))) for name, t in tables.items()}
@@ -136,7 +136,7 @@ def _check_not_rolled_back(stream: CutStream, tables: Mapping[str, Table]) -> No
 
 
 def _first_excluded_batch(stream: CutStream, histories: Mapping[str, _MainHistory], main: int) -> BatchKey | None:
-    """Return the first batch that is not in the cut; None if the stream has no settled batch."""
+    """Return the first batch that the cut leaves out; None if the stream has never committed a batch."""
     history = histories[stream.main]
     later = [key for _, s in history.commits(stream.stream, 0, main) if (key := _batch_of(s))]
     marker = read_marker(history.metadata.properties, stream.stream)
@@ -159,7 +159,7 @@ def _first_excluded_batch(stream: CutStream, histories: Mapping[str, _MainHistor
 def _choose_snapshots(
     stream: CutStream, histories: Mapping[str, _MainHistory], main: int
 ) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Return the index of the default table's snapshot, and a predicate for later snapshots of the other tables."""
+    """Return the index of the default table's snapshot, and a predicate for other tables' snapshots to leave out."""
     # If another table received a batch only after a later publication, the cut ends before that batch.
     history, end = histories[stream.main], _first_excluded_batch(stream, histories, main)
     while True:

@@ -1,4 +1,4 @@
-"""What a batch cost: CPU and requests to storage. The journal keeps it after the batch's snapshot has expired."""
+"""What a batch cost: CPU, and requests to storage. Its journal keeps this after its snapshot has expired."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class BatchCost:
 
     @classmethod
     def from_json(cls, raw: Sequence[int]) -> BatchCost:
-        """Read the numbers. A newer version's further numbers are ignored."""
+        """Return the cost, given its numbers. Ignores further numbers, which a newer version wrote."""
         return cls(*raw[: len(SUMMARY)])

@@ -60,7 +60,7 @@ def dead_letter_summary(changed: Counts) -> dict[str, str]:
 
 
 def parse_dead_letter_summary(summary: Mapping[str, str]) -> CountChanges:
-    """Parse the entries of `dead_letter_summary`; no counts for another program's summary."""
+    """Parse the entries of `dead_letter_summary`. Returns no counts if the entries are missing or invalid."""
     try:
         by_class, span = json.loads(summary.get(COUNTS_KEY, "{}")), int(summary.get(SPAN_KEY, BUCKET_HOURS[0]))
         by = {(str(name), int(hour)): int(count) for name, hours in by_class.items() for hour, count in hours.items()}

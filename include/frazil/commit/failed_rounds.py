@@ -92,8 +92,9 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def is_overtaken(error: Exception) -> bool:
-    """Return whether a snapshot was refused because another branch took its sequence number."""
-    return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
+    """Return whether a snapshot was refused because another branch took its sequence number or row ids."""
+    taken = ("older than last sequence number", "next-row-id")
+    return isinstance(error, ValueError | BadRequestError) and any(text in str(error) for text in taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class FailedAttempt:
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedAttempt:
-    """Return why an attempt failed, if a retry can succeed. Re-raises other errors, some as frazil's."""
+    """Return how to report an error if a retry may succeed. Raises AccessDenied or CommitUnavailable otherwise."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
@@ -139,7 +140,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed attempts, not counting lost races. Its begin and its end are logged as warnings."""
+    """A series of failed attempts, except lost races. Its start is logged as a warning, its end only after 5 s."""
 
     names: TableNames
     clock: Callable[[], float]

@@ -128,7 +128,7 @@ def _decode_records(data: bytes, path: str) -> RecordsByKey:
 def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_SEGMENT_RECORDS
 ) -> Iterator[RecordsByKey]:
-    """Yield journals in groups that each fill one object, without the last partial one; end if `read` returns None."""
+    """Yield groups of journals that each fill one object. Omits the last, partial one. Ends if `read` returns None."""
     group: RecordsByKey = {}
     size = 0
     with ThreadPoolExecutor(MAX_PARALLEL_READS, "fold") as pool:

@@ -62,7 +62,7 @@ class _TableRecreated(CommitUnavailable):
 
 
 class TableAbsence(StrEnum):
-    """Why a table of the route is no longer in the catalog under its name: it was dropped or renamed."""
+    """Why a route's table cannot be found by its name: the name is missing, or now belongs to another table."""
 
     MISSING = "missing"
     REPLACED = "another table"
@@ -135,7 +135,7 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Load the batches that some routed tables may not have; `atomic` applies if the catalog supports it."""
+        """Load batches that routed tables may not have. Tables in `atomic` commit with the default one, if possible."""
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
         followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
@@ -184,7 +184,7 @@ class Followers:
                 self.behind.pop(target, None)
 
     def atomic_commits(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """Return the commits that land together with the default table's. Raises `CommitUnavailable` if behind."""
+        """Return the commits that land with the default table's. Raises `CommitUnavailable` if a table is behind."""
         if self.atomic is False:
             return ()
         self.commit()
@@ -261,7 +261,7 @@ class Followers:
     def _make_commit(
         self, target: Target, journals: Sequence[Journal], *, merges: dict[UUID, MergeWriter]
     ) -> TableCommit[Marker]:
-        """Return the commit of these journals' files. `merges` holds the table's refused merges, by table UUID."""
+        """Return a commit of these journals' files. `merges` keeps the table's refused merges, by table UUID."""
         tables, handle = self.tables, self.tables.handle(target)
         table = handle.current()
         files = tuple(file for journal in journals for file in files_for_table(tables, table, journal, target))
@@ -279,7 +279,7 @@ class Followers:
             if not files_fit(table.metadata, files):
                 raise SchemaIncompatible(
                     f"rows that wait for table {target} were written for a schema or partition spec that the table no "
-                    "longer has: make columns that have since become required optional again"
+                    "longer has. If a column was made required since then, make it optional again"
                 )
             return reduce(_advance_marker, journals, marker)
 
@@ -343,7 +343,7 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Raise RolledBack, with advice for a routed table, which `frazil reset` does not change."""
+    """Raise RolledBack if a routed table was rolled back, with its own remedy: `frazil reset` does not change it."""
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:
@@ -357,7 +357,7 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 def _check_files_exist(
     tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
 ) -> None:
-    """Raise CommitUnavailable if a file is missing that the table does not have yet."""
+    """Raise CommitUnavailable if a file that is still to be committed to the table does not exist."""
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in later for file in journal.staged_for(target)]
@@ -377,7 +377,7 @@ def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Jour
 
 
 def explain_error(error: Exception, stream: str, target: Target) -> str:
-    """Return a sentence that says why a table could not be loaded or committed to."""
+    """Return a message that says why a table could not be loaded or committed to."""
     if isinstance(error, NoSuchTableError):
         return (
             "the table is not in the catalog: it was dropped or renamed. Restore it, or continue with a new, empty "

@@ -75,7 +75,7 @@ def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield the sentences that describe offset ranges lost with `on-gap: skip`, with their snapshots, newest first."""
+    """Yield snapshots that lost offsets with `on-gap: skip`, newest first, each with a message about these offsets."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
@@ -84,7 +84,7 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack` if it is lost."""
+    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack` if it is unknown."""
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
         if record is None:
@@ -108,7 +108,7 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 def first_offsets(
     metadata: TableMetadata, journals: JournalStore
 ) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """Return each partition's first committed offset, and the source, from all commit records."""
+    """Return each partition's first committed offset, and the stream's source. Reads all commit records."""
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
     for record in journals.records(table_uuid=metadata.table_uuid):
@@ -128,7 +128,7 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
 
 
 def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
-    """Return how many rows merges of other streams deleted from main; None if a part of its history expired."""
+    """Return how many rows the merges of other streams deleted from main; None if part of main's history expired."""
     deleted = sequence_number = 0
     for snapshot in ancestors(metadata):
         summary, sequence_number = snapshot.summary, snapshot.sequence_number or 0
@@ -138,7 +138,7 @@ def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
-    """Return the counts of a merge from a snapshot's summary; empty for another program's."""
+    """Return the counts of a merge from a snapshot's summary; empty if another program wrote it."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in RECORD_OUTCOMES)
     return {name: int(text) for name, text in counts if text.isdecimal()}
 

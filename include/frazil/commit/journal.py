@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
-"""The newest commit records, which audits and health checks read, are not folded."""
+"""Number of the newest commit records that are not folded, because audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """The content that closes a batch's key: the batch must never be committed."""
 
@@ -196,7 +196,7 @@ class JournalStore:
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close an unused key to suspended writers. Returns whether it is closed."""
+        """Close a key that has no journal, so that a suspended writer cannot use it. Returns whether it is closed."""
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
@@ -232,7 +232,7 @@ class JournalStore:
         return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest key of all records. `keys` are the keys of unfolded journals."""
+        """Return the oldest batch key among folded records and unfolded journals. `keys` are the journals' keys."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
@@ -252,7 +252,7 @@ class JournalStore:
     def records(
         self, *, newest_first: bool = False, below: BatchKey | None = None, table_uuid: object = None
     ) -> Iterator[Journal]:
-        """Yield the readable journals and folded records in key order; if `table_uuid` is set, only of this table."""
+        """Yield the readable journals, including folded ones, in key order; with `table_uuid`, only that table's."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -273,9 +273,10 @@ class JournalStore:
         limit: int = MAX_SEGMENT_RECORDS,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
-        """Fold the oldest commit records of final batches, and yield the number in each new object. Safe at any time,
-        from any process. `forgotten` returns whether the marker was removed: `forget` may have listed the objects
-        before, so the last object is deleted.
+        """Fold the oldest commit records, and yield the number of records in each new object. Folds settled batches
+        only, and leaves the last `keep` of them. Safe at any time, from any process. If `forgotten` returns True, the
+        marker was removed while an object was written. The object is then deleted, because `forget` may have listed the
+        objects before it was written.
         """
         settled = [
             key
@@ -298,7 +299,7 @@ class JournalStore:
             yield len(group)
 
     def _delete_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """Delete journals that an interrupted fold has folded. Return the other keys."""
+        """Delete journals that an interrupted fold has already stored. Return the keys that are still to be folded."""
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
             return list(keys)

@@ -50,8 +50,8 @@ def may_add_late_rows(snapshot: Snapshot, cursor: Cursor) -> bool:
     summary = snapshot.summary
     if not summary or not int(summary.get("added-records") or 0):
         return False
-    # A rewrite adds only rows that the table had already. A frazil merge that changed too many windows for its summary
-    # adds new rows too; its files may have rows of more windows than it changed, never of fewer.
+    # A compaction adds no new rows. A frazil merge does, and may have changed too many windows to list in its summary.
+    # Its files contain rows of all these windows, and perhaps of others.
     return summary.operation is Operation.APPEND or summary.get("frazil.inserted") is not None
 
 

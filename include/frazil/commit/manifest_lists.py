@@ -7,14 +7,23 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
+from pyiceberg.avro.codecs import AvroCompressionCodec
 from pyiceberg.avro.encoder import BinaryEncoder
-from pyiceberg.io import FileIO
-from pyiceberg.manifest import DEFAULT_READ_VERSION, MANIFEST_LIST_FILE_SCHEMAS, ManifestFile, ManifestListWriterV2
+from pyiceberg.io import FileIO, OutputFile
+from pyiceberg.manifest import (
+    MANIFEST_LIST_FILE_SCHEMAS,
+    ManifestContent,
+    ManifestFile,
+    ManifestListWriterV2,
+)
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import TableVersion
 
-from frazil.commit.manifest_writing import AvroEncoding, PreparedAvroFile
+from frazil.commit.manifest_writing import IN_MEMORY, AvroEncoding, PreparedAvroFile
+from frazil.pyiceberg_fixes.version_3 import FIRST_ROW_ID_POSITIONS, first_row_id
 from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
@@ -25,24 +34,61 @@ MAX_CACHED_LISTS = 32
 @dataclass(slots=True)
 class _ListEntry:
     manifest: ManifestFile
-    encoded: bytes | None = None
+    version: TableVersion | None = None
+    encoded: bytes = b""
+    """The manifest's bytes in a list of format version `version`."""
 
 
-_SCHEMA = MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION]
-_ENCODING = AvroEncoding.resolve(_SCHEMA, _SCHEMA, name="manifest_file")
+@cache
+def _encoding(version: TableVersion) -> AvroEncoding:
+    schemas = MANIFEST_LIST_FILE_SCHEMAS
+    return AvroEncoding.resolve(schemas[version], schemas[IN_MEMORY], name="manifest_file")
 
 
 class ListWriter(ManifestListWriterV2):
-    """Writes a list of format version 2, with a schema that is resolved once per process."""
+    """Writes a list of format version 2 or, with the table's `next_row_id`, of version 3."""
+
+    def __init__(  # noqa: PLR0913 - what a manifest list consists of
+        self,
+        output_file: OutputFile,
+        snapshot_id: int,
+        parent_snapshot_id: int | None,
+        sequence_number: int,
+        compression: AvroCompressionCodec,
+        *,
+        next_row_id: int | None = None,
+    ) -> None:
+        super().__init__(output_file, snapshot_id, parent_snapshot_id, sequence_number, compression)
+        self.next_row_id = next_row_id
+        if next_row_id is not None:
+            self._format_version = 3
+            self._meta |= {"format-version": "3", "first-row-id": str(next_row_id)}
+
+    @property
+    def version(self) -> TableVersion:
+        return self._format_version
 
     def __enter__(self) -> Self:
-        self._writer = PreparedAvroFile(self._output_file, _ENCODING, metadata=self._meta)
+        self._writer = PreparedAvroFile(self._output_file, _encoding(self.version), metadata=self._meta)
         self._writer.__enter__()
         return self
+
+    def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
+        """Return a copy with sequence numbers and, in version 3, with the id of the first row."""
+        prepared = super().prepare_manifest(ManifestFile(*manifest_file._data))
+        is_data = prepared.content is ManifestContent.DATA
+        if self.next_row_id is not None and is_data and first_row_id(prepared) is None:
+            prepared[FIRST_ROW_ID_POSITIONS[ManifestFile]] = self.next_row_id
+            # Files of manifests from before format version 3 have no row ids, even if they are not new.
+            self.next_row_id += (prepared.existing_rows_count or 0) + (prepared.added_rows_count or 0)
+        return prepared
 
 
 _cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
 """Entries by path of the manifest list, then of the manifest."""
+MAX_CACHED_PATHS = 4_096
+_paths = BoundedCache[tuple[str, ...]](MAX_CACHED_PATHS)
+"""The manifests' paths by path of the manifest list, until the writer expires the snapshot."""
 
 
 def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
@@ -55,32 +101,38 @@ def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
     return [entry.manifest for entry in entries.values()]
 
 
+def manifest_paths(snapshot: Snapshot, file_io: FileIO) -> tuple[str, ...]:
+    """Return the paths of a snapshot's manifests, without a read if this process wrote the snapshot."""
+    known = _paths.get(snapshot.manifest_list)
+    return tuple(m.manifest_path for m in snapshot.manifests(file_io)) if known is None else known
+
+
 def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestFile]:
     """Return the manifests that list live files."""
     manifests = read_manifests(snapshot, file_io) if snapshot else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
 
-def add_manifests(
-    writer: ListWriter, manifests: Iterable[ManifestFile], *, snapshot: Snapshot, parent: Snapshot | None
-) -> None:
-    """Write a snapshot's manifests as one block of its list. Reuses entries encoded for the parent's list."""
+def add_manifests(writer: ListWriter, manifests: Iterable[ManifestFile], *, path: str, parent: Snapshot | None) -> None:
+    """Write a snapshot's manifests as one block of its list at `path`. Reuses entries encoded for the parent's list."""
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
-    count_request("writes", snapshot.manifest_list)
+    count_request("writes", path)
     avro = writer._writer
     write_record = avro.writer
     entries = {}
     for manifest in manifests:
-        entry = before.get(manifest.manifest_path) or _ListEntry(writer.prepare_manifest(manifest))
-        if entry.encoded is None:
+        entry = before.get(manifest.manifest_path)
+        if entry is None or entry.version != writer.version:
             buffer = io.BytesIO()
-            write_record.write(BinaryEncoder(buffer), entry.manifest)
-            entry.encoded = buffer.getvalue()
+            prepared = writer.prepare_manifest(manifest)
+            write_record.write(BinaryEncoder(buffer), prepared)
+            entry = _ListEntry(prepared, writer.version, buffer.getvalue())
         entries[manifest.manifest_path] = entry
     if entries:
         avro.writer = _EncodedRecordWriter()  # type: ignore[assignment]
         avro.write_block([entry.encoded for entry in entries.values()])  # type: ignore[misc]
-    _cache.keep(snapshot.manifest_list, entries)
+    _cache.keep(path, entries)
+    _paths.keep(path, tuple(entries))
 
 
 class _EncodedRecordWriter:

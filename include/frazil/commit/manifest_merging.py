@@ -24,19 +24,19 @@ MERGE_ENABLED = "commit.manifest-merge.enabled"
 
 @dataclass(frozen=True, slots=True)
 class MergedManifest:
-    """A manifest that lists the live files of others, written for one snapshot."""
+    """A manifest that lists the live files of other manifests, written for one snapshot."""
 
     manifest: ManifestFile
     replaces: frozenset[str]
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
-        """Return the manifests with this one in place of the ones that it replaces; None if one of them is gone."""
+        """Return the manifests with this one instead of those that it replaces; None if one of those is missing."""
         others = [one for one in manifests if one.manifest_path not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
 
 def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
-    """Return the live manifests of this process to merge next, with their entries. Maintenance merges the others."""
+    """Return the manifests to merge next, with their entries. This process wrote them; maintenance merges others."""
     classes = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
     for manifest in manifests:
         written = recently_written.get(manifest.manifest_path)
@@ -49,7 +49,7 @@ def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEn
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Write and return a manifest that replaces the `mergeable` ones; None if none are, or if merging is off."""
+    """Merge the `mergeable` manifests into a new one. Returns None if there are fewer than two, or merging is off."""
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
     found = mergeable(manifests)

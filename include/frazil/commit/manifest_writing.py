@@ -11,17 +11,17 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY, CODEC_MAPPING_ICEBERG_TO_AVRO, AvroCompressionCodec
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, AvroOutputFile, D
+from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_writer
 from pyiceberg.avro.writer import Writer
 from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
 from pyiceberg.manifest import (
-    DEFAULT_READ_VERSION,
     DataFile,
     DataFileContent,
     ManifestContent,
@@ -42,10 +42,14 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
+from frazil.pyiceberg_fixes.version_3 import file_key, first_row_id
 from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
-FORMAT_VERSION: Literal[2] = 2
+IN_MEMORY: TableVersion = 3
+"""Version of the records in memory, whose fields are those of all versions."""
+FIRST_ROW_ID = 142
+"""Field id of `first_row_id` in a data file."""
 
 _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
     "gzip": "deflate",
@@ -82,7 +86,7 @@ class ManifestLayout:
 
 
 MAX_CACHED_ENCODINGS = 64
-"""Two for each of a stream's tables."""
+"""Maximum number of encodings in memory. A stream uses two for each of its tables."""
 
 
 MAX_KEPT_BYTES = 64 * 2**20
@@ -90,7 +94,7 @@ MAX_KEPT_BYTES = 64 * 2**20
 MAX_KEPT_FILES = 32
 """Entries of a commit with more files are not kept: such commits are few."""
 MAX_KEPT_ENTRIES = 1_024
-"""A manifest with as many entries is not merged again."""
+"""Entries of a manifest with this many or more are not kept, because it is not merged again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,9 @@ _encodings = BoundedCache[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of data files and, unlike PyIceberg's writer, of delete files. Caches encodings."""
+    """Writes manifests of data files and, unlike PyIceberg's writer, of delete files and of version 3. Caches
+    encodings.
+    """
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
         self,
@@ -121,18 +127,23 @@ class _Writer(ManifestWriterV2):
         count_request("writes", path)
         output = CountingOutput(table.io.new_output(path))
         super().__init__(layout.spec, layout.schema, output, snapshot_id, avro_codec(table.metadata))
+        self._version = table.metadata.format_version
         self._layout, self._content, self._copied = layout, content, copied
         self._table_uuid = table.metadata.table_uuid
 
     def content(self) -> ManifestContent:
         return self._content
 
+    @property
+    def version(self) -> TableVersion:
+        return self._version
+
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
         encoding = self._encoding() if self._copied is None else self._copied_encoding(self._copied)
         return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
 
     def record(self) -> RecordingWriter:
-        """Return a writer that also keeps the encoded data files of the entries that it writes."""
+        """Keep the encoded data file of each entry that this writer writes. Returns the recorder that has them."""
         encoding = self._encoding()
         fields: Any = encoding.avro.writer
         *others, (_, of_data_file) = fields.field_writers
@@ -156,12 +167,13 @@ class _Writer(ManifestWriterV2):
         return manifest_entry_schema_with_data_file(format_version, data_file)
 
     def _encoding(self) -> _ManifestEncoding:
-        name = f"{self._table_uuid} {self._schema.schema_id} {self._spec.spec_id} {self._content} {self._compression}"
+        ids = f"{self._table_uuid} {self._schema.schema_id} {self._spec.spec_id}"
+        name = f"{ids} {self._content} {self._compression} {self._version}"
         encoding = _encodings.get(name)
         # A schema whose commit failed may have had the same id.
         if encoding is None or encoding.layout != self._layout:
             content = "deletes" if self._content is ManifestContent.DELETES else "data"
-            written, in_memory = self._entry_schema(self.version), self._entry_schema(DEFAULT_READ_VERSION)
+            written, in_memory = self._entry_schema(self.version), self._entry_schema(IN_MEMORY)
             avro = AvroEncoding.resolve(written, in_memory, name="manifest_entry")
             encoding = _ManifestEncoding(self._layout, avro, {**self._meta, "content": content})
             _encodings.keep(name, encoding)
@@ -199,22 +211,25 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Rewrite a manifest with the live entries `entries`; files at the paths `removed` become deleted."""
+    """Rewrite a manifest with its live `entries`. Entries of files with the keys `removed` become deleted entries."""
     layout = ManifestLayout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
-    written = (_updated_entry(entry, snapshot_id, deleted=entry.data_file.file_path in removed) for entry in entries)
+    entries = tuple(entries)
+    written = (_updated_entry(entry, snapshot_id, deleted=file_key(entry.data_file) in removed) for entry in entries)
     copied = CopiedEntries.from_manifest(manifest, table.io)
+    if copied:
+        copied = copied.with_row_ids(manifest, entries)
     return _write(written, layout, manifest.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
 
 
 def write_merged(
     merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """Write the entries of manifests of one kind into one manifest, as existing files, and return it."""
+    """Write one manifest with the entries of manifests of the same kind, as existing files. Return the new manifest."""
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
-    together = tuple(data_file for written in merged.values() for data_file in written.copied.data_files)
-    copied = replace(merged[first].copied, data_files=together)
+    copies = [written.copied.with_row_ids(manifest, written.entries) for manifest, written in merged.items()]
+    copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     made = _write(entries, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
     if len(entries) < MAX_KEPT_ENTRIES:
         recently_written.keep(path, WrittenEntries(copied, tuple(entries)))
@@ -327,7 +342,7 @@ class _CountedStream(OutputStream):
 
 
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
-"""A manifest entry's field ids in format version 2, and whether each is required. The last is the data file."""
+"""A manifest entry's field ids since format version 2, and whether each is required. The last is the data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +355,7 @@ class CopiedEntries:
 
     @property
     def kind(self) -> frozenset[tuple[str, str]]:
-        """Equal for manifests whose entries have the same fields and table schema."""
+        """Properties that two manifests must share to be merged: all of the header except the codec."""
         return frozenset((key, text) for key, text in self.header.items() if key != AVRO_CODEC_KEY)
 
     @classmethod
@@ -361,6 +376,58 @@ class CopiedEntries:
                     if status != ManifestEntryStatus.DELETED:
                         found.append(block[start : decoder.tell()])
             return cls(file.schema, file.header.meta, tuple(found))
+
+    def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> CopiedEntries:
+        """Return the copies for another manifest, where data files no longer derive their row ids from this one.
+
+        Manifests of format version 2 in a table of version 3 get the field for these ids.
+        """
+        next_id = first_row_id(manifest)
+        if next_id is None:
+            return self
+        copied = self if self._row_id_place is not None else self._with_row_id_field()
+        place = copied._row_id_place or 0
+        readers = _data_file_readers(copied.schema)
+        found = []
+        for data_file, entry in zip(copied.data_files, entries, strict=True):
+            decoder = new_decoder(data_file)
+            for reader in readers[:place]:
+                reader.read(decoder)
+            start = decoder.tell()
+            if readers[place].read(decoder) is None:
+                data_file = data_file[:start] + _encode_long(next_id) + data_file[decoder.tell() :]  # noqa: PLW2901
+                next_id += entry.data_file.record_count
+            found.append(data_file)
+        return replace(copied, data_files=tuple(found))
+
+    @property
+    def _row_id_place(self) -> int | None:
+        fields = self.schema.as_struct().fields[-1].field_type.fields  # type: ignore[attr-defined]
+        return next((place for place, field in enumerate(fields) if field.field_id == FIRST_ROW_ID), None)
+
+    def _with_row_id_field(self) -> CopiedEntries:
+        schema = json.loads(self.header[SCHEMA_KEY])
+        field = {"name": "first_row_id", "type": ["null", "long"], "default": None, "field-id": FIRST_ROW_ID}
+        schema["fields"][-1]["type"]["fields"].append(field)
+        header = {**self.header, SCHEMA_KEY: json.dumps(schema), "format-version": "3"}
+        null = b"\0"
+        return CopiedEntries(
+            AvroSchemaConversion().avro_to_iceberg(schema), header, tuple(file + null for file in self.data_files)
+        )
+
+
+def _data_file_readers(schema: Schema) -> list[Reader]:
+    *_, (_, of_data_file) = construct_reader(schema).field_readers  # type: ignore[attr-defined]
+    return [reader for _, reader in of_data_file.field_readers]
+
+
+def _encode_long(value: int) -> bytes:
+    """Encode an optional long."""
+    buffer = io.BytesIO()
+    encoder = BinaryEncoder(buffer)
+    encoder.write_int(1)
+    encoder.write_int(value)
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,13 +467,13 @@ class RecordingWriter:
 
 @dataclass(frozen=True, slots=True)
 class WrittenEntries:
-    """The entries of a manifest that this process wrote. The statistics of their files are only in the copies."""
+    """The entries of a manifest that this process wrote. Only `copied` has the statistics of their files."""
 
     copied: CopiedEntries
     entries: tuple[ManifestEntry, ...]
 
     def existing(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
-        """Yield the entries as existing files. Added files get the manifest's numbers."""
+        """Yield the entries as existing files. Added files get the manifest's snapshot id and sequence number."""
         for entry in self.entries:
             if entry.status is ManifestEntryStatus.EXISTING:
                 yield entry

@@ -1,5 +1,5 @@
 """Builds the update that changes a table together with its marker: a snapshot of main and, with `commit.align:
-watermark`, one of the open branch. Its requirements cover both branches. Also removes branches.
+watermark`, a snapshot of the open branch. The update's requirements cover both branches. Also removes branches.
 """
 
 from __future__ import annotations
@@ -73,21 +73,23 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare the snapshots of both branches, again in each attempt: the open branch may have changed."""
+        """Prepare a snapshot of each branch. Each attempt does so again, because the open branch may have changed."""
         name = open_branch_name(self.stream)
         found = head_of(table.metadata, name)
-        updates: tuple[TableUpdate, ...]
-        head, updates = self._change_branch(table, change, found, now_ms=now_ms)
+        head_id, branch_updates = self._change_branch(table, change, found, now_ms=now_ms)
         main = SnapshotWriter(change.to_main, moved=() if change.drops else change.leaving_files)
         self.written.append(main)
         entries = {key: text for key, text in summary.items() if key != OPEN_SNAPSHOT_KEY}
-        if head:
-            entries[OPEN_SNAPSHOT_KEY] = str(head.snapshot_id)
+        if head_id is not None:
+            entries[OPEN_SNAPSHOT_KEY] = str(head_id)
         prepared = main.prepare(table, summary=entries, now_ms=now_ms)
-        marked: Change[M] = self._with_marker(table, prepared, marker, head.snapshot_id if head else None)
+        to_branch: tuple[TableUpdate, ...] = branch_updates(prepared.snapshot)
+        marked: Change[M] = self._with_marker(table, prepared, marker, head_id)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
         return dataclasses.replace(
-            marked, requirements=(*marked.requirements, unmoved), updates=(*marked.updates, *updates)
+            marked,
+            requirements=(*marked.requirements, unmoved),
+            updates=(*marked.updates, *to_branch),
         )
 
     def _with_marker(
@@ -106,8 +108,8 @@ class MarkedUpdate:
 
     def _change_branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
-    ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """Return the open branch's head after the change, and the updates."""
+    ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
+        """Return the id of the open branch's head (None if the branch ends), and the updates after main's snapshot."""
         name = open_branch_name(self.stream)
         if change.ends:
 
@@ -117,17 +119,17 @@ class MarkedUpdate:
 
             end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
             self.written.append(end)
-            return None, end.updates(table)
+            return None, lambda _: end.updates(table)
         if not (change.joining_files or change.leaving_files) and change.base == found:
-            return found, ()
+            return found.snapshot_id if found else None, lambda _: ()
         base = BaseManifests(change.stays, change.leaving_files, change.base.summary if change.base else None)
+        head_id = table.metadata.new_snapshot_id()
         writer = SnapshotWriter(
-            change.joining_files, branch=name, base=base, manifest_key=change.manifest_key, earlier_snapshots=1
+            change.joining_files, branch=name, base=base, manifest_key=change.manifest_key, snapshot_id=head_id
         )
         self.written.append(writer)
         summary = {"frazil.stream": self.stream, "frazil.operation": ALIGN_OPERATION}
-        prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
-        return prepared.snapshot, prepared.updates
+        return head_id, lambda main: writer.prepare(table, summary=summary, now_ms=now_ms, before=main).updates
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
@@ -158,7 +160,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return a commit of the marker that `decide` returns, which adds `files` or the result of `merge`."""
+    """Return a commit of the marker that `decide` returns. The commit also adds `files` or the result of `merge`."""
     update = MarkedUpdate(tables.stream, files, merge)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
@@ -170,7 +172,9 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
         entries = {**_position_summary(marker), **summary}
         if change or merge:  # main receives other rows than those of the batch
             entries.pop(WINDOWS_KEY, None)
-        return update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
+        proposed = update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
+        removals = handle.expiry.take_updates(handle.load_with) if handle.expiry else ()
+        return dataclasses.replace(proposed, updates=(*proposed.updates, *removals))
 
     return TableCommit(handle, propose, update.written)
 
@@ -207,7 +211,7 @@ def _position_summary(marker: Marker) -> dict[str, str]:
 
 
 def format_iso_utc(us: int) -> str:
-    """Format microseconds since 1970 as ISO 8601; out of range, as a number with its unit."""
+    """Format microseconds since 1970 as ISO 8601. A time that is out of range becomes a number with its unit."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:
@@ -216,8 +220,9 @@ def format_iso_utc(us: int) -> str:
 
 @dataclass(slots=True)
 class BranchRemoval:
-    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these used. Snapshots that
-    remained would list files as added that are now in main, and Iceberg's incremental clean-up would delete these.
+    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used. If the
+    snapshots remained, they would list files as added that are now in main. Iceberg's incremental clean-up would then
+    delete these files.
     """
 
     branch: str

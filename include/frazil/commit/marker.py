@@ -1,5 +1,6 @@
 """A stream's marker: its position, which each commit stores as the table property `frazil.stream.<name>`. Nothing else
-records a stream's progress. A marker changes only together with a snapshot of the branch, whose requirement fences it.
+records a stream's progress. A marker changes only in a commit that also adds a snapshot to the branch. The commit
+requires the branch's previous snapshot, so a concurrent writer cannot overwrite the marker.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Marker:
         return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NOT_COMMITTED
 
     def to_property(self) -> str:
-        """Return the marker as compact JSON: every metadata file of the table contains it."""
+        """Return the marker as JSON, which is compact because every metadata file of the table contains it."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -206,7 +207,7 @@ class Marker:
 
 
 def open_branch_name(stream: str) -> str:
-    """Return the name of the branch where rows below the offsets wait with `commit.align: watermark`."""
+    """Return the name of the branch where rows wait for their window with `commit.align: watermark`."""
     return f"frazil-open-{stream}"
 
 
@@ -266,7 +267,7 @@ def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceId
 def keep_same_topics(
     offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
-    """Return the offsets that are still valid in `current`: those of the same cluster and topics."""
+    """Return the offsets that are still valid in `current`, without those of another cluster or recreated topics."""
     if known is None or known.cluster_id != current.cluster_id:
         return {}
     return {
@@ -277,7 +278,7 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return where a table's current records end, for recreated or truncated partitions, by its and main's marker."""
+    """Return where a table's current records end in recreated or truncated partitions, given its and main's marker."""
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 

@@ -1,6 +1,6 @@
 """Changes a marker for an operator (reset, adopt, forget, give up), and writes a routed table's first marker. Each
-change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset keeps the rows of open
-windows that it does not read again.
+change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset drops those rows of open
+windows that the stream will read again, and keeps the others.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def reset(
 
 
 def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: int, source: SourceIdentity) -> None:
-    """Write the epoch and offsets after all records ever read to the dead-letter table, also over a damaged marker."""
+    """Set the dead-letter table's marker, even a damaged one, to `epoch` and offsets after all records ever read."""
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
@@ -123,9 +123,10 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, which fences writers on any host, then its objects under `state`.
-    Rows are kept; rows of open windows move to main. Raises TableLost, before any change, if another table has the
-    same folder, unless the catalog knows that it was the stream's. Returns the number of objects.
+    """Remove the stream's markers from all tables, which fences its writers on any host, then its objects under
+    `state`. Keeps all rows, and moves those of open windows to main. Raises TableLost, before any change, if the folder
+    also has another table's metadata. Does not raise it if the dead-letter table shows that this catalog is the
+    stream's own. Returns the number of objects.
     """
     main = tables.main.refresh()
     check_own_folder(main.catalog, main)
@@ -158,7 +159,7 @@ def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
 
 
 def forget_dead_letters(tables: StreamTables) -> None:
-    """Remove the marker of a stream whose own table no longer exists from its dead-letter table."""
+    """Remove the stream's marker from its dead-letter table. Used if the stream's own table no longer exists."""
     change_marker(tables, tables.dead_letters, lambda _: None, operation="forget")
 
 
@@ -170,7 +171,7 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Commit the marker that `decide` returns, or remove it for None. Works if the existing marker is unreadable."""
+    """Commit the marker that `decide` returns; if it returns None, remove the existing one, which may be unreadable."""
     update = MarkedUpdate(tables.stream)
     handle.forget()
 
@@ -206,7 +207,7 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
 def plan_open_branch_reset(
     table: Table, tables: StreamTables, seen: StateBeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """Return the open branch's change for a stream that continues at `target`. Raises `RolledBack` for lost rows."""
+    """Return the open branch's change for a stream that continues at `target`. Raises `RolledBack` if rows are lost."""
     metadata, name = table.metadata, open_branch_name(tables.stream)
     accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
     head, expected = head_of(metadata, name), _expected_head(metadata, seen, accepted=accepted)
@@ -257,7 +258,7 @@ def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: 
 def write_first_marker(
     tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
 ) -> None:
-    """Write a table's first marker, which covers all batches of the default table, or those before `before`."""
+    """Write a table's first marker. Its position is after all batches of the default table, or just before `before`."""
     first = _up_to_date_marker(default_marker)
     if before is not None:
         starts = {p.topic_partition: p.start for p in before.progress}
@@ -292,7 +293,7 @@ def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_
 
 
 def is_ahead(table: Marker, default_marker: Marker) -> bool:
-    """Return whether a routed table has batches after the default table's last, which was recreated or forgotten."""
+    """Return whether a routed table is ahead of the default table, for example because the latter was recreated."""
     return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
 
 

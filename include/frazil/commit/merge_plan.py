@@ -1,6 +1,7 @@
 """Plans a merge: selects the table's files that may contain keys of a batch's changes, and divides them into tasks.
 Changes and files are grouped by the partition fields that depend only on the key. A group far larger than a task's
-share is split: each task gets all changes and some files. A last task inserts the changes that none matched.
+share is split: each task gets all changes of the group and some of its files. One more task then inserts the changes
+for which these tasks found no row.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import PrimitiveType, UUIDType
 
 from frazil.commit.manifest_lists import live_manifests
-from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.merge.deletion_vectors import PATH_ID
+from frazil.pyiceberg_fixes.version_3 import file_key, vector_of
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
-PATH_FIELD_ID = 2147483546
-"""Iceberg's field id of `file_path` in position-delete files."""
 MIN_SPLIT_BYTES = 64 * 2**20
 """Size below which a second phase of tasks would cost a group more than it saves."""
 
@@ -77,8 +77,7 @@ class MergePlan:
 def plan_merge(
     table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
-    """Plan a merge. Groups keep their task of the plan `before`. Raises SchemaIncompatible for what it cannot merge."""
-    check_format(table)
+    """Plan a merge. Groups keep the task that they had in `before`. Raises SchemaIncompatible for unsuitable tables."""
     head = head_of(table.metadata)
     manifests = live_manifests(head, table.io)
     if not changes:
@@ -88,16 +87,6 @@ def plan_merge(
     groups = _build_groups(wanted, manifests, read)
     tasks, insert_tasks, bins = _divide_into_tasks(groups, parallelism, before.bins if before else {})
     return MergePlan(tasks, insert_tasks, read, manifests, bins)
-
-
-def check_format(table: Table, declared: str = "mode: upsert") -> None:
-    """Raise SchemaIncompatible unless the table has format version 2, the only one that frazil merges into."""
-    name, version = ".".join(table.name()), table.metadata.format_version
-    if version != FORMAT_VERSION:
-        raise SchemaIncompatible(
-            f"table {name} has format version {version}; a stream with {declared} needs version {FORMAT_VERSION}. "
-            f"{'Upgrade the table' if version < FORMAT_VERSION else 'Write to a new table'}, then start again"
-        )
 
 
 def key_schema(table: Table, key: Collection[str]) -> Schema:
@@ -240,7 +229,7 @@ class _Group:
 def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
-    """Return the groups with the files that may contain their keys; one group if a file has another partition spec."""
+    """Return groups of changes with files that may have their keys; one group if a file has another partition spec."""
     deletes = _index_deletes(wanted.table, manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
@@ -281,7 +270,7 @@ class PartitionKeys:
         )
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
-        """Return the values of identity partitions by field id, except for columns that the file has."""
+        """Return constants by field id for columns that the file does not have, from its identity partition values."""
         if file.spec_id not in self._identities:
             fields = enumerate(self._table.metadata.specs()[file.spec_id].fields)
             identities = {i: part.source_id for i, part in fields if isinstance(part.transform, IdentityTransform)}
@@ -307,7 +296,7 @@ def _index_deletes(
                     "mode: upsert cannot apply. Compact the table with the engine that wrote them, stop that engine "
                     "from writing to the table, then start again"
                 )
-            if file.file_format is not FileFormat.PARQUET:
+            if file.file_format is not FileFormat.PARQUET and vector_of(file) is None:
                 raise SchemaIncompatible(
                     f"table {'.'.join(table.name())} has deletes in a {file.file_format.value} file "
                     f"({file.file_path}), which a stream with mode: upsert cannot read. Compact the table with the "
@@ -338,7 +327,12 @@ def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: Partition
         spec_id=file.spec_id,
         partition=keys.for_file(file),
         deletes=tuple(
-            DeleteFile(d.file_path, d.record_count, alone=_path_bounds(d) == (path, path))
+            DeleteFile(
+                d.file_path,
+                d.record_count,
+                alone=_path_bounds(d) == (path, path),
+                key=file_key(d) if vector_of(d) else "",
+            )
             for d in sorted(deletes, key=lambda d: d.file_path)
         ),
         constants=keys.constants(file),
@@ -346,7 +340,7 @@ def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: Partition
 
 
 def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
-    return (file.lower_bounds or {}).get(PATH_FIELD_ID), (file.upper_bounds or {}).get(PATH_FIELD_ID)
+    return (file.lower_bounds or {}).get(PATH_ID), (file.upper_bounds or {}).get(PATH_ID)
 
 
 def _divide_into_tasks(
@@ -391,7 +385,7 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
-    """Return each group's task index: that of the plan `before`, or else, heaviest first, the lightest."""
+    """Return each group's task. Groups keep their task in `before`; others, heaviest first, get the lightest."""
     bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

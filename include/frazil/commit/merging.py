@@ -1,5 +1,6 @@
 """Merges a batch's changes into a table in one snapshot. If the table has changed, the next attempt plans again, and
-runs only the tasks that differ. Results that no attempt used or may still use are deleted when the swap ends.
+runs only the tasks that differ. When the swap ends, result files are deleted, unless the table has them or an attempt
+that uses them may still land.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class MergeWriter:
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
         properties = tuple(sorted(target.properties.items()))
-        key = (rules, target.schema_json, target.spec_json, target.sort_order_json, properties)
+        metadata = (target.format_version, target.schema_json, target.spec_json, target.sort_order_json)
+        key = (rules, *metadata, properties)
         if key not in self._folders:
             self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{MERGED_FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
@@ -140,7 +142,7 @@ class MergeWriter:
         return attempt
 
     def _run(self, context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
-        """Return the tasks' results. Runs only tasks that have none yet."""
+        """Return the tasks' results. Runs only the tasks that have no result yet."""
         folder = context.target.folder
         missing = [task for task in tasks if (folder, task) not in self._results]
         if missing:

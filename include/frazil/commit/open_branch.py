@@ -1,6 +1,6 @@
 """Decides which files join, stay on and leave the open branch, where rows of open windows wait (`commit.align:
-watermark`). All files in one of its manifests are in one time partition, so the manifest list shows which manifests
-leave.
+watermark`). Each of the branch's manifests lists files of only one time partition, so the manifest list shows which
+manifests leave.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BranchChange:
-    """The change of a stream's open branch in one update, and the files that are added to main."""
+    """One update's change of the stream's open branch, and the files that the update adds to main."""
 
     base: Snapshot | None
     """The branch's head, or an older snapshot after a reset."""
@@ -94,16 +94,16 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
 def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
-    """Raise `SchemaIncompatible` unless the table is partitioned by event time, at least as finely as the windows;
-    `StaleBatch` if only the files were written with a coarser partitioning.
+    """Raise `SchemaIncompatible` unless the table is partitioned by event time, at least as finely as the windows.
+    Raise `StaleBatch` if the table is, but `files` were written with a coarser partitioning.
     """
     if align is None:
         return
     fine = {i for i, f in _TimeFields(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
     if metadata.default_spec_id not in fine:
         raise SchemaIncompatible(
-            f"commit.align: watermark waits for every {align.grain} of {align.column}, but table {table} is not "
-            f"partitioned by this column: evolve its partitioning to hour({align.column})"
+            f"commit.align: watermark needs a table that is partitioned by {align.column}, at least by {align.grain}, "
+            f"and table {table} is not: evolve its partitioning to hour({align.column})"
             + (f" or day({align.column})" if align.grain is Grain.DAY else "")
             + ", or declare commit.align: none"
         )
@@ -114,7 +114,7 @@ def check_aligned(
 
 
 def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Return which files join and leave the open branch with a batch; `marker` is the one after it."""
+    """Return which files join and leave the open branch with a batch. `marker` is the stream's marker after it."""
     head = head_of(table.metadata, open_branch_name(marker.stream))
     times = _TimeFields(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)

@@ -49,17 +49,17 @@ class _ReadOnlyDeadLetters(TableHandle):
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for changes, creating missing dead letters. Raises SpecError or TableLost."""
+    """Open the stream's tables for changes. Creates a missing dead-letter table. Raises SpecError or TableLost."""
     return open_with_table(spec, _load_table(spec))
 
 
 def open_with_table(spec: StreamSpec, table: Table) -> OpenStream:
-    """Open a stream with the table that now has its name, even if the stream wrote to an earlier one."""
+    """Open a stream with the table that now has the declared name, even if the stream wrote to an earlier table."""
     return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
-    """Open the dead-letter table of a stream whose own table no longer exists, or None."""
+    """Open the dead-letter table of a stream whose own table no longer exists. Returns None if neither table exists."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         try:

@@ -1,4 +1,4 @@
-"""Detects that a stream's table was dropped or renamed, even if another table has its name. The marker in the
+"""Detects that a stream's table was dropped or renamed, even if another table now has its name. The marker in the
 dead-letter table, which `frazil forget` removes last, names the stream's own table.
 """
 
@@ -25,7 +25,7 @@ def check_own_table(spec: StreamSpec, table: Table | None) -> None:
 
 
 def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
-    """Explain why the stream's own table no longer has its name; None if it has. `table` has the name now."""
+    """Explain why the stream's own table is not found by its name; None if it is. `table` is the one found, if any."""
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None
     if table is None and (lost := find_lost_table(spec)):
@@ -58,8 +58,8 @@ def _explain(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table | 
         first, begin = "", "to begin again in a new table"
     else:
         what = (
-            f"table {name} is not the table that the stream wrote to, up to {epoch} by the marker in "
-            f"{spec.dead_letter_table}: that table was dropped or renamed, and another table has its name"
+            f"table {name} is not the table that the stream wrote to: that table was dropped or renamed, and another "
+            f"table has its name (the stream's marker in {spec.dead_letter_table} is of {epoch})"
         )
         first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
         begin = "to begin again in the new table"

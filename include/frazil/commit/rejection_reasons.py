@@ -1,5 +1,5 @@
-"""Counts a batch's new dead letters by error class, with sample coordinates, for journals and summaries. Neither values
-nor error messages, which may quote values, are in them.
+"""Counts a batch's new dead letters by error class, with sample coordinates, for journals and summaries. Leaves out
+values, and error messages, because these may quote values.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def reasons_summary(reasons: Reasons) -> dict[str, str]:
 
 
 def parse_reasons(summary: Mapping[str, str]) -> Reasons:
-    """Parse the entry of `reasons_summary`; empty for another program's summary."""
+    """Parse the entry of `reasons_summary`; empty if another program wrote the summary."""
     try:
         return reasons_from_json(json.loads(summary.get(SUMMARY_KEY, "{}")))
     except (ValueError, TypeError, AttributeError, OverflowError):

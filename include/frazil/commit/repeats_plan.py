@@ -20,7 +20,6 @@ from frazil.commit.merge_plan import (
     InsertTask,
     MergePlan,
     PartitionKeys,
-    check_format,
     column_bounds,
     key_schema,
     make_table_file,
@@ -30,11 +29,12 @@ from frazil.commit.merge_plan import (
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules, MergeTask, TableFile
+from frazil.pyiceberg_fixes.version_3 import vector_of
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Event-time spans in one scan; of more, the nearest ones are joined."""
+"""Maximum number of event-time spans in one scan. If there are more, the nearest ones are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
 
 Span = tuple[int, int]
@@ -48,8 +48,7 @@ def plan_repeats(
     parallelism: int,
     before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
-    """Plan the tasks. Raises SchemaIncompatible for missing key columns or unreadable deletes."""
-    check_format(table, "dedupe")
+    """Plan the tasks that find repeats. Raises SchemaIncompatible for missing key columns or unreadable deletes."""
     key_schema(table, rules.key)
     paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))
     files = _files_near(table, staged, rules)
@@ -112,9 +111,11 @@ def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tup
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
     file = scanned.file
     for one in (file, *scanned.delete_files):
-        if one.file_format is not FileFormat.PARQUET or one.content is DataFileContent.EQUALITY_DELETES:
+        is_readable = one.file_format is FileFormat.PARQUET or vector_of(one) is not None
+        if not is_readable or one.content is DataFileContent.EQUALITY_DELETES:
             raise SchemaIncompatible(
-                f"{one.file_path} is not a Parquet file of rows or of position deletes, and a stream with dedupe can "
-                "read only these. Compact the table with the engine that wrote the file, then start again"
+                f"{one.file_path} has neither rows nor position deletes in Parquet, nor deletion vectors, and a stream "
+                "with dedupe can read only these. Compact the table with the engine that wrote the file, then start "
+                "again"
             )
     return make_table_file(file, scanned.delete_files, layouts)

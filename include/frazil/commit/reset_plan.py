@@ -113,7 +113,7 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Return each partition's wanted offset within Kafka's range, or its first offset."""
+    """Limit the wanted offsets to Kafka's range. Partitions without a wanted offset begin at their first offset."""
     return {
         tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
         for tp, first in available.first.items()
@@ -163,7 +163,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
 
 
 def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the epochs of partitions that do not move forward: skipped records may have later ones."""
+    """Return the leader epochs that stay valid. Leaves out partitions that skip records: they may have later epochs."""
     known = keep_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 

@@ -41,7 +41,7 @@ class RoutedTableRecord:
 
 
 def list_recorded_tables(tables: StreamTables) -> set[Target]:
-    """Return the names of the tables that the route has had, by one listing."""
+    """Return the names of the tables that the route has had. Sends one listing request."""
     return list_targets(tables.store, _folder(tables))
 
 

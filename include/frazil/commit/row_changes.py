@@ -1,5 +1,6 @@
-"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have them. A replay
-removes the dead letters that became rows, and extends the others' error history.
+"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that contain them. After a
+replay, this removes the dead letters that became rows. Each dead letter that failed again gets the new error in front
+of its earlier errors.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def offset_spans(dead_letters: DeadLetterOffsets) -> OffsetRanges:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A change of rows. Its functions are pure: they may run again."""
+    """A change of rows. Its functions have no side effects, because each attempt may call them again."""
 
     within: OffsetRanges
     """The chosen rows' offset spans. Other files are not read."""
@@ -219,7 +220,7 @@ def change_after_replay(
     topic_ids: Mapping[str, str],
     failed: Mapping[Coordinates, ErrorEntry],
 ) -> RowChange:
-    """Return the change after a replay: `replayed` became rows, and `failed` has the others' new errors."""
+    """Return a replay's change of dead letters: deletes those that are not in `failed`, and adds the new errors."""
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
@@ -245,7 +246,7 @@ def dead_letters_at(
 
 
 def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
-    """Return the dead letters with one replay more, and each new error before the earlier ones."""
+    """Return the dead letters with `replays` increased by one, and each new error in front of the earlier errors."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],

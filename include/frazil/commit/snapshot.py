@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestFile
@@ -45,6 +46,8 @@ from frazil.commit.manifest_writing import (
     write_with_removals,
 )
 from frazil.ingest.contract import Content, StagedFile
+from frazil.merge.deletion_vectors import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, VECTOR_OFFSET
+from frazil.pyiceberg_fixes.version_3 import file_key, next_row_id, without_row_ids
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 
@@ -65,8 +68,9 @@ class PreparedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class BaseManifests:
-    """The manifests that a new snapshot keeps from its branch, and the files that leave it. Only snapshots of main mark
-    them as deleted: from another branch they move to main, and an expiry could delete marked files.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only a snapshot of
+    main marks these files as deleted. Files that leave another branch move to main, and snapshot expiry could delete
+    marked files.
     """
 
     stays: Sequence[ManifestFile]
@@ -80,8 +84,8 @@ class BaseManifests:
 @dataclass(slots=True)
 class SnapshotWriter:
     """Writes a commit's manifests once, and a manifest list for each attempt. A new branch's first snapshot has no
-    parent. All attempts have the snapshot id that the manifests contain. Without files, each attempt has its own id, so
-    that one that landed unnoticed does not block the next.
+    parent. All attempts have the same snapshot id, because the manifests contain it. Without files, each attempt has
+    its own id: an attempt that landed unnoticed then does not block the next.
     """
 
     files: Sequence[StagedFile]
@@ -91,8 +95,6 @@ class SnapshotWriter:
     base: BaseManifests | None = None
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""
-    earlier_snapshots: int = 0
-    """Snapshots in the same update with a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -111,8 +113,12 @@ class SnapshotWriter:
         merged = (self.merged.manifest,) if self.merged else ()
         return [*self.manifests, *(self.base.written if self.base else ()), *merged]
 
-    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
-        """Return the next attempt, based on the metadata of `table`, with `summary` in its summary."""
+    def prepare(
+        self, table: Table, *, summary: Mapping[str, str], now_ms: int, before: Snapshot | None = None
+    ) -> PreparedSnapshot:
+        """Return the next attempt, based on the metadata of `table`, with `summary` in its summary. `before` is the
+        snapshot that the same update adds first.
+        """
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
             self.snapshot_id = metadata.new_snapshot_id()
@@ -120,7 +126,17 @@ class SnapshotWriter:
             self.manifests = self._write_manifests(table, self.snapshot_id)
         path = f"{metadata_folder(metadata)}/snap-{self.snapshot_id}-{len(self.attempts)}-{self.commit_id}.avro"
         base = self.base or self._base(table, parent, path, self.snapshot_id)
-        number = metadata.next_sequence_number() + self.earlier_snapshots
+        number = 1 + (before.sequence_number or 0) if before else metadata.next_sequence_number()
+        first_row_id = next_row_id(metadata, before)
+        with ListWriter(
+            table.io.new_output(path),
+            self.snapshot_id,
+            parent.snapshot_id if parent else None,
+            number,
+            avro_codec(metadata),
+            next_row_id=first_row_id,
+        ) as writer:
+            add_manifests(writer, [*self.manifests, *base.stays], path=path, parent=parent)
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
@@ -129,15 +145,9 @@ class SnapshotWriter:
             timestamp_ms=next_ms(metadata, now_ms),
             summary=_build_summary(self.files, self.moved, extra=summary, base=base),
             schema_id=metadata.current_schema_id,
+            first_row_id=first_row_id,
+            added_rows=None if first_row_id is None else (writer.next_row_id or 0) - first_row_id,
         )
-        with ListWriter(
-            output_file=table.io.new_output(path),
-            snapshot_id=snapshot.snapshot_id,
-            parent_snapshot_id=snapshot.parent_snapshot_id,
-            sequence_number=number,
-            compression=avro_codec(metadata),
-        ) as writer:
-            add_manifests(writer, [*self.manifests, *base.stays], snapshot=snapshot, parent=parent)
         prepared = PreparedSnapshot(
             snapshot=snapshot,
             updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot, self.branch)),
@@ -163,16 +173,17 @@ class SnapshotWriter:
         return BaseManifests(fewer or stays, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Require that main is unchanged, for a branch's first snapshot, which could lower the sequence number."""
+        """Require an unchanged main for a branch's first snapshot, which could otherwise lower the sequence number."""
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files of failed attempts that are not needed, given the `table` after them. An attempt's manifest
-        list is waste once its sequence number is below the next one: every catalog then refuses it. Its snapshot may
-        have landed and expired, so manifests are waste only if no later snapshot lists them.
+        """Delete files of failed attempts that are no longer needed. `table` is the table after the attempts. A
+        manifest list is waste once its sequence number is below the table's next one, because every catalog then
+        refuses the attempt. The attempt's snapshot may have landed and expired, so manifests are waste only if no later
+        snapshot lists them.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         written = {m.manifest_path for m in self._written}
@@ -223,7 +234,7 @@ class SnapshotWriter:
             yield layout, [to_data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
         by_spec = attrgetter("spec_id")
         for spec_id, moved in itertools.groupby(sorted(self.moved, key=by_spec), key=by_spec):
-            yield ManifestLayout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
+            yield ManifestLayout.for_spec(metadata.specs()[spec_id], metadata), [without_row_ids(f) for f in moved]
 
 
 def base_without_files(
@@ -234,13 +245,13 @@ def base_without_files(
     table: Table,
     snapshot_id: int,
 ) -> BaseManifests:
-    """Return the manifests that a snapshot of main keeps, rewritten if they list files at the paths `removed`."""
+    """Return the manifests that a snapshot of main keeps, rewritten if they list files with the keys `removed`."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
     leaves: list[DataFile] = []
     for manifest in manifests:
         entries = read_entries(manifest)
-        leaving = [entry.data_file for entry in entries if entry.data_file.file_path in removed]
+        leaving = [entry.data_file for entry in entries if file_key(entry.data_file) in removed]
         if leaving:
             path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
             manifest = write_with_removals(  # noqa: PLW2901 - the rewritten manifest replaces it
@@ -249,7 +260,7 @@ def base_without_files(
             written.append(manifest)
         stays.append(manifest)
         leaves += leaving
-    if missing := set(removed) - {file.file_path for file in leaves}:
+    if missing := set(removed) - set(map(file_key, leaves)):
         raise ValueError(f"no manifest lists the files to remove: {sorted(missing)}")
     head = head_of(table.metadata)
     return BaseManifests(stays, leaves, head.summary if head else None, written)
@@ -280,26 +291,37 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
         None if text is None else from_bytes(_require_primitive(kind), base64.b64decode(text))
         for kind, text in zip(types, file.partition, strict=True)
     ]
+    is_vector = file.path.endswith(PUFFIN_SUFFIX)
     built = DataFile.from_args(
         content=_CONTENT[file.content],
         file_path=file.path,
-        file_format=FileFormat.PARQUET,
+        file_format=FileFormat.PUFFIN if is_vector else FileFormat.PARQUET,
         partition=Record(*values),
         record_count=file.records,
         file_size_in_bytes=file.bytes,
-        column_sizes=dict(file.column_sizes),
+        column_sizes={} if is_vector else dict(file.column_sizes),
         value_counts=dict(file.value_counts),
         null_value_counts=dict(file.null_value_counts),
         nan_value_counts=dict(file.nan_value_counts),
         lower_bounds={k: base64.b64decode(v) for k, v in file.lower_bounds.items()},
         upper_bounds={k: base64.b64decode(v) for k, v in file.upper_bounds.items()},
-        split_offsets=list(file.split_offsets),
+        split_offsets=None if is_vector else list(file.split_offsets),
         sort_order_id=file.sort_order_id,
         key_metadata=None,
         equality_ids=None,
+        **(_vector_fields(file) if is_vector else {}),
     )
     built.spec_id = file.spec_id
     return built
+
+
+def _vector_fields(file: StagedFile) -> dict[str, Any]:
+    """Return what only the manifest entry of a deletion vector has."""
+    return {
+        "referenced_data_file": base64.b64decode(file.lower_bounds[PATH_ID]).decode(),
+        "content_offset": VECTOR_OFFSET,
+        "content_size_in_bytes": file.column_sizes[POSITION_ID],
+    }
 
 
 def _require_primitive(kind: object) -> PrimitiveType:
@@ -337,7 +359,7 @@ def _build_summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch. A new branch other than main never expires: it alone has its rows."""
+    """Return the update that moves the branch. A new branch other than main never expires: only it has its rows."""
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,

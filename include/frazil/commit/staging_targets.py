@@ -24,6 +24,7 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
         folder=folder,
         target_file_bytes=target_file_bytes(table),
         io=file_io_properties(table.io.properties),
+        format_version=metadata.format_version,
     )
 
 

@@ -90,7 +90,7 @@ class StreamTables:
         return self.journals.state
 
     def waiting_folder(self, key: BatchKey | None = None) -> str:
-        """Return the folder for rows of missing tables: that of a batch, or of all."""
+        """Return the folder of rows that wait for missing tables: one batch's folder, or the folder of all batches."""
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 

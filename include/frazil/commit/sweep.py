@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 def sweep(
     tables: StreamTables, *, below_epoch: int, just_settled: bool = False, keys: Sequence[BatchKey] | None = None
 ) -> int:
-    """Delete staged files of earlier epochs that never became part of the tables, and return their number. Safe at any
-    time, from any process. Batches after the last committed one are swept only if this epoch has `just_settled`, which
-    makes sure that no writer will commit them. Batches that earlier sweeps covered are skipped. `keys` are the unfolded
-    journals' keys, if already listed.
+    """Delete staged files of epochs below `below_epoch` that never became part of the tables. Returns their number.
+    Safe at any time, from any process. Batches after the last committed one are swept only with `just_settled`: this
+    epoch has then made sure that no writer will commit them. Skips batches that earlier sweeps covered. `keys` are the
+    unfolded journals' keys, if already listed.
     """
     marker = tables.marker()
     if marker is None:
@@ -135,7 +135,7 @@ class _SweptTable:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the paths that this batch's merge added; all of the table's if its snapshot has expired."""
+        """Return the paths of files that this batch's merge added; all paths of the table if the snapshot expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
             if summary and summary.get("frazil.commit-record") and _is_commit_of(summary, self.stream, key):
@@ -148,14 +148,14 @@ class _SweptTable:
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
-    """Return whether a summary is of this batch, or of the backfill that stages under the name `stream`."""
+    """Return whether a snapshot's summary names this batch, or the backfill that stages under the name `stream`."""
     found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
-    """Delete journals and closed keys of fenced writers that can no longer be committed."""
+    """Delete fenced writers' journals and closed keys of batches that can no longer be committed."""
     dead = [
         key
         for key in view.keys
@@ -168,7 +168,7 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether its own writer or many starts have swept a batch; executors may have left files until then."""
+    """Return whether earlier sweeps covered a batch. An epoch's last two batches do not count: files may come late."""
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
@@ -191,7 +191,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
 
 
 def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
-    """Return the bare paths of a committed batch to keep; None while another writer may still merge the batch."""
+    """Return which of a committed batch's bare paths to keep; None while another writer may still merge the batch."""
     if not _is_merged(record, swept.target):
         return _paths_of(record)
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
@@ -200,7 +200,7 @@ def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | 
 
 
 def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether no writer will commit this uncommitted batch, after closing its key if it has no journal."""
+    """Return whether it is certain that no writer will commit this batch. Closes its key if it has no journal."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
@@ -212,14 +212,14 @@ def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the paths of an uncommitted batch that the table may have: only dead letters come before the batch."""
+    """Return the paths that a table may have of an uncommitted batch. Only dead letters are committed before it."""
     if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
     return swept.referenced_paths
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete a committed batch's files of failed attempts and merged change files. Returns their number."""
+    """Delete a committed batch's leftovers: files of failed attempts, and merged change files. Returns their number."""
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
@@ -238,7 +238,7 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files of a batch that its own writer discarded before its journal. Returns their number."""
+    """Delete the files of a batch that its own writer discarded before writing its journal. Returns their number."""
     return _sweep_folders(tables, tables.all, key, record=None, is_merged=False)
 
 
@@ -295,7 +295,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether a batch's files for the table are merged, so the table has few of them."""
+    """Return whether a batch's files are merged into the table. The table then has few of the staged files."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
@@ -317,5 +317,5 @@ def referenced_paths(table: Table) -> set[str]:
 
 
 def bare_path(path: str) -> str:
-    """Return a path without its scheme: frazil writes `file:///x`, Spark `file:/x`, a listing returns `/x`."""
+    """Return a path without its scheme. frazil writes `file:///x`, Spark writes `file:/x`, and listings return `/x`."""
     return re.sub(r"^file:(//)?(?=/)", "", path)

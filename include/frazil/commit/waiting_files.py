@@ -57,7 +57,7 @@ def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Ta
 
 
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """Return a batch's files for the table. Files that are not in its folder are first rewritten, once."""
+    """Return a batch's files for the table. Files outside the table's folder are rewritten first, but only once."""
     files = journal.staged_for(target)
     folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
     own = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
@@ -80,7 +80,7 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
 def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """Rewrite rows of the default table or a former table as new files of the table, and return these."""
+    """Rewrite staged files of the default table or an earlier table as files of `table`. Returns the new files."""
     from frazil.ingest.routed_writers import fit_rows, other_names  # loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
@@ -108,7 +108,7 @@ def rewrite_files(
 
 
 def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the waiting files of batches that the table now has. The next start repeats failures."""
+    """Delete the waiting files of batches that the table now has. The next start deletes files that remain."""
     waited = [journal for journal in journals if has_waiting_files(tables, [journal], target)]
     if not waited:
         return
@@ -126,7 +126,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete waiting files and notes of tables for which no rows wait, right after `settle`."""
+    """Delete waiting files and notes of tables for which no rows wait. Call it right after `settle`."""
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
     for folder in store.list_folders(tables.waiting_folder()):
@@ -150,7 +150,7 @@ def load_missing_table_notes(tables: StreamTables) -> list[MissingTableNote]:
 
 
 def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> None:
-    """Write a note before any row waits for its table. Keeps an earlier `given_up`."""
+    """Write a missing table's note, before any row waits for the table. Keeps an earlier `given_up`."""
     before = load_missing_table_note(tables, note.target)
     if before is not None and note.given_up is None:
         note = dataclasses.replace(note, given_up=before.given_up)

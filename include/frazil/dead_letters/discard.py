@@ -37,7 +37,7 @@ class DiscardMark:
 
 
 def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
-    """Mark the selected dead letters in one commit. Return the number of newly marked ones. Raises WriterBusy."""
+    """Mark the selected dead letters in one commit. Return the number that were not marked yet. Raises WriterBusy."""
     handle = opened.tables.dead_letters
     dead_letters = find_identities(opened, selection)
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties

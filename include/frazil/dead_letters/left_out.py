@@ -81,7 +81,10 @@ def load_own_marker(opened: OpenStream) -> Marker:
 
 
 def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
-    """Return the end offsets of former topics of an upsert stream, from all its commit records; empty for others."""
+    """Return the end offsets of former topics of an upsert stream, from all its commit records.
+
+    Empty for a stream of another mode.
+    """
     if not opened.spec.sinks.mode.replaces_rows:
         return {}
     marker = load_own_marker(opened)
@@ -97,7 +100,7 @@ def may_omit_records(spec: StreamSpec) -> bool:
 def find_left_out_reasons(
     rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
 ) -> list[LeftOutReason | None]:
-    """Return why each row is left out; None if it is replayed. Only `omits` needs the column `value`."""
+    """Return why each row is left out; None if it is replayed. `rows` need the column `value` only with `omits`."""
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [

@@ -45,7 +45,7 @@ from frazil.stream.stage_rows import StageRows
 TARGET_FILE_ROWS = 100_000
 """Approximate number of rows per file in a copy of dead letters."""
 COPY_RETENTION_MS = 86_400_000
-"""Age from which copies of dead letters are deleted."""
+"""Maximum age of copies of dead letters. Older copies are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ EMPTY_RESULT = ReplayResult("", 0, 0)
 def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[ReplayResult, ...]:
     """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay.
 
-    `run` identifies the caller. Raises the errors of a backfill, and SpecError for a stream without coordinates. A
-    routed table raises RouteBehind or CommitUnavailable, a backfill under way WriterBusy, and an abandoned replay of
-    `run` BackfillAbandoned.
+    `run` identifies the caller. Raises the errors of a backfill, and SpecError for a stream without coordinates. Raises
+    RouteBehind or CommitUnavailable if a routed table cannot get its rows, WriterBusy if a backfill is under way, and
+    BackfillAbandoned if the replay of `run` was abandoned.
     """
     check_coordinates(opened.spec)
     check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)

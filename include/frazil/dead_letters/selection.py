@@ -30,7 +30,7 @@ class Selection(Model):
     discarded: bool = False
 
     def row_filter(self, spec: StreamSpec) -> str:
-        """Return an Iceberg row filter."""
+        """Return the Iceberg row filter that matches the stream's selected dead letters."""
         parts = [f"stream = '{spec.name}'"]
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")

@@ -1,4 +1,5 @@
-"""An Airflow for development, the demo and tests: four components in separate sessions, with SQLite, on loopback only.
+"""An Airflow installation for development, the demo and tests: four components in separate sessions, with SQLite, on
+loopback only.
 
 A component that dies is *not* restarted. Log servers, which listen on every interface, are off: on one machine, the API
 server reads the log files.
@@ -46,7 +47,10 @@ _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 
 
 class EmbeddedAirflow(process.EmbeddedService):
-    """An Airflow in the folder `home`, with the checkout's plugins and DAGs. `extra` overrides variables."""
+    """An Airflow installation in the folder `home`, with the checkout's plugins and DAGs.
+
+    `extra` overrides environment variables.
+    """
 
     def __init__(  # noqa: PLR0913 - each by its name
         self,

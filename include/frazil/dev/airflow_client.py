@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 class AirflowClient:
-    """Calls one Airflow as one user, and returns its JSON. Raises EnvironmentUnusable if Airflow refuses a call."""
+    """Calls the API of an Airflow as one user, and returns JSON. Raises EnvironmentUnusable if it refuses a call."""
 
     def __init__(self, url: str, *, user: str, password: str) -> None:
         self.url = url.rstrip("/")

@@ -1,7 +1,7 @@
 """A Kafka broker on loopback, from pinned jars, for development, the demo and tests; never for real data.
 
-It does *not* replicate, flush on every write, or authenticate clients, unless its settings say so. It keeps records of
-any age, so that a test can send last year's events.
+By default, it does *not* replicate, flush on every write, or authenticate clients. It keeps records of any age, so that
+a test can send last year's events.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 class EmbeddedKafka(process.EmbeddedServer):
-    """A broker in one folder. If one runs there, it is used unchanged. `settings` secure additional `listeners`."""
+    """A broker in one folder. A broker that already runs there is used as it is.
+
+    `settings` secure additional `listeners`.
+    """
 
     TITLE, RECORD, READY_TIMEOUT_S = "Kafka", "kafka", 120
 

@@ -94,7 +94,7 @@ class EmbeddedServer(EmbeddedService):
         """The address of the server, for clients."""
 
     def _port_conflict(self) -> str:
-        """Return text such as `another port than 9092` if the server runs on other ports; otherwise an empty one."""
+        """Return text such as `another port than 9092` if the server runs on other ports; otherwise an empty text."""
         return "" if last_port(self.folder) == self.port else f"another port than {self.port}"
 
     @abstractmethod
@@ -232,7 +232,7 @@ def is_alive(server: Server) -> bool:
 
 
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
-    """Stop servers and their whole sessions with SIGTERM, after `grace_s` with SIGKILL, and remove their records."""
+    """Stop servers and their whole sessions with SIGTERM, and with SIGKILL after `grace_s`. Removes their records."""
     _send_signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
         _send_signal(servers, signal.SIGKILL)
@@ -337,7 +337,7 @@ def _session_id(pid: int) -> int | None:
 
 
 def _send_signal(servers: Sequence[Server], number: signal.Signals) -> None:
-    """Send a signal to every process; SIGTERM only to the group of a live leader, which ends its children."""
+    """Send a signal to every process. SIGTERM goes only to the group of a live leader, which ends its children."""
     for server in servers:
         members = _find_session_pids(server)
         with suppress(ProcessLookupError):

@@ -40,7 +40,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """Results of the connection checks, in which all streams share checks of a namespace or of silent brokers."""
+    """Results of the connection checks. Streams share the check of a namespace, and of brokers that do not respond."""
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -114,7 +114,7 @@ def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def _check_kafka(spec: StreamSpec) -> str:
-    """Check that the stream's topics exist and can be read, and return a sentence about them."""
+    """Check that the stream's topics exist and can be read. Return a message about them."""
     from frazil.commit.open_streams import open_kafka  # librdkafka, only where it is asked
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
     from frazil.kafka.fetch import check_readable
@@ -161,7 +161,7 @@ def _describe_transactions(spec: StreamSpec, ends: Sequence[TopicPartition] | No
 
 
 def _check_registry(spec: StreamSpec) -> str:
-    """Return a sentence. Raises RegistryUnavailable and SpecError."""
+    """Check the stream's schema registry. Return a message about it. Raises RegistryUnavailable and SpecError."""
     from frazil.registry.client import UnknownSchema, shared_registry  # only where it is asked
 
     declared = registry_of(spec.source.format)
@@ -244,7 +244,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
         ),
         (
             AccessDenied,
-            "correct the credentials in .pyiceberg.yaml, or grant permission to create, write, list and delete there",
+            "correct the credentials in .pyiceberg.yaml, or grant them permission to create, write, list and delete",
         ),
         (SchemaIncompatible, "change the declaration, or write to a new table"),
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),

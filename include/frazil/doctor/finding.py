@@ -22,7 +22,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check of `subject` found, in one sentence; `fix` is empty if nothing is to do, or `said` says it."""
+    """The finding of a check, in one sentence. `fix` is empty if nothing is to be done, or if `said` already has it."""
 
     subject: str
     state: CheckState
@@ -47,7 +47,7 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
             yield from answers[subject].result(check.within_s)
         except TimeoutError:
             silent = f"no answer within {check.within_s:.0f} s"
-            yield Finding(subject, CheckState.WRONG, silent, "find out what it waits for")
+            yield Finding(subject, CheckState.WRONG, silent, "check the services that this check contacts")
 
 
 def _run_check(subject: str, check: Check) -> list[Finding]:

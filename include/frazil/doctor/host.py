@@ -37,7 +37,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_java() -> Iterator[Finding]:
-    """Check Java and PySpark, which alone needs Java."""
+    """Check PySpark, and Java, which only PySpark needs."""
     if find_spec("py4j") is None:
         yield Finding(
             "java", CheckState.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job"
@@ -166,7 +166,7 @@ AIRFLOW_TIMEOUT_S = 90.0
 
 
 def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the findings of `frazil.airflow.doctor` about the Airflow that this environment configures."""
+    """Yield the findings of `frazil.airflow.doctor` about the Airflow installation that this environment configures."""
     if find_spec("airflow") is None:
         yield Finding("airflow", CheckState.SKIPPED, "Airflow is not installed in this Python")
         return
@@ -188,7 +188,7 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:
-    """Return whether an Airflow is configured. If none is, importing Airflow would create a configuration file."""
+    """Return whether Airflow is configured. If it is not, importing it would create a configuration file."""
     if any(name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name in environment):
         return True
     return (Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser() / "airflow.cfg").is_file()

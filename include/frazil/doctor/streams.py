@@ -1,7 +1,7 @@
 """Checks all that declared streams refer to: files, Kafka, catalogs, storage, and the clocks of these services.
 
-The writer's clock decides when windows are complete, the storage's clock when objects count as abandoned, and servers
-refuse signed requests with a wrong time.
+The writer's clock decides when windows are complete. The storage's clock decides when objects count as abandoned.
+Servers refuse signed requests with a wrong time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Findin
 
 
 def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Check that the streams' services respond and permit what a writer does, like `frazil validate --connect`."""
+    """Check that the streams' services respond and permit what a writer does, as `frazil validate --connect` does."""
     if not streams:
         yield Finding("connections", CheckState.SKIPPED, "no stream is declared here")
         return
@@ -178,7 +178,7 @@ def _ask_database(ask: Callable[[], int]) -> ServerTime:
 
 
 def _ask_http(address: str) -> ServerTime:
-    """Return the server's time, which even a refusal has."""
+    """Return the server's time from its response, which may be a refusal."""
     before = clock.now_ms()
     answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:

@@ -1,1 +1,1 @@
-"""Stores a stream's history for display. Nothing else depends on it, and a failed write loses at most a minute."""
+"""Stores a stream's history for display. Nothing else depends on it. A failed write loses at most one minute."""

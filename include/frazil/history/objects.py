@@ -87,7 +87,10 @@ class HistoryStore:
         self.store.delete([one.path for one in objects])
 
     def read(self, objects: Iterable[HistoryObject], parts: Iterable[Part] = Part) -> tuple[StreamHistory, list[str]]:
-        """Return the history in these objects, and a message for each unreadable one, which an earlier one replaces."""
+        """Return the history in these objects, and a message for each unreadable object.
+
+        An earlier object is used in place of an unreadable one.
+        """
         past, problems = StreamHistory(), []
         newest_first = sorted(objects, key=lambda one: one.epoch, reverse=True)
         for part in parts:
@@ -128,7 +131,7 @@ def read_history(spec: StreamSpec, *, since_ms: int) -> RecordedHistory:
 
 
 def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedHistory:
-    """Return the history stored next to a loaded table, like `read_history`."""
+    """Return the history after `since_ms` that is stored next to a loaded table. Never raises."""
     try:
         store = HistoryStore.open(table, stream)
         past, problems = _read_recent(store, since_ms=since_ms)
@@ -146,7 +149,7 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
 
 
 def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, list[str]]:
-    """Read the history since a time. Ten-minute points are read only if the others begin later."""
+    """Read the history since a time. Reads ten-minute points only if the one-minute points begin later."""
     past, problems = StreamHistory(), list[str]()
     for _ in range(READ_ATTEMPTS):
         objects = store.list_objects()

@@ -1,4 +1,6 @@
-"""Points and events of a stream's history. Their number is limited whatever the clock and the events are. No I/O."""
+"""Points and events of a stream's history. Their number stays limited even if the clock jumps or events flood in. No
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ MAX_TEXT_CHARACTERS = 600
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Sums over the batches of one or ten minutes, and measurements, if taken. Times are ms since 1970."""
+    """Sums over the batches of one or ten minutes, with measurements if any were taken. Times are ms since 1970."""
 
     at_ms: int
     """Start of the point's time span."""
@@ -142,7 +144,7 @@ def merge_ten_minutes(points: Iterable[Point]) -> Point:
 
 
 def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Return the points without the last one if part of its time is in the future or not yet stored."""
+    """Return the points. Omits the last point if part of its time is in the future or not yet stored."""
     return points[:-1] if points and now_ms < points[-1].end_ms + MAX_STORE_DELAY_MS else points
 
 

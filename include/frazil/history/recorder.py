@@ -50,7 +50,7 @@ class Recorder:
         """Whether the interval is not throttled, and the factor by which it is extended."""
 
     def opens(self, objects: Callable[[], HistoryStore]) -> None:
-        """Start writing, because the table exists. `objects` opens the table's history with current credentials."""
+        """Start writing, now that the table exists. `objects` opens the table's history with current credentials."""
         self._objects = objects
 
     def take(self, event: Event) -> None:

@@ -44,7 +44,7 @@ class SupervisionRecorder:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, what: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
-        """Record a supervisor's decision (None if the history does not show it) if its subject changed."""
+        """Record a supervisor's decision if its subject changed. `what` is None if the history does not show it."""
         with self._lock:
             if subject != self._last_subject and what is not None:
                 self._pending = [*self._pending, what][-MAX_PENDING_ACTIONS:]

@@ -1,4 +1,6 @@
-"""Kills the driver of an agent: a writer's local process whose Spark driver runs in a cluster."""
+"""Records agents, and asks them to kill their drivers. An agent is the local process of a writer whose Spark driver
+runs in a cluster.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Ask an agent to kill its driver. Return False for other processes, and a minute after the first call."""
+    """Ask an agent to kill its driver. Return False if it is no agent, or a minute has passed since the first call."""
     agent = _read_agent(folder, writer.pid)
     if agent is None:
         return False

@@ -1,4 +1,6 @@
-"""Records how a launch ended: its parent process does, or a later observer if the parent was killed too."""
+"""Records how a launch ended. Its parent process records this, or, if the parent was killed too, the next process that
+observes the launch.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
-    """Whether the process was an agent that ended without reporting it; the end of its log is about its driver."""
+    """Whether the process was an agent that ended without reporting it. The end of its log is then about its driver."""
     reported = heartbeat is not None and heartbeat.phase is Phase.ENDED
     return not reported and is_agent(folder, launch.writer.pid if launch.writer else None)
 

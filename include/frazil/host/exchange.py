@@ -1,4 +1,4 @@
-"""Small JSON documents, files in the run folder, through which a writer, its planner and its supervisor communicate."""
+"""Small JSON files in the run folder, through which a writer, its planner and its supervisor communicate."""
 
 from __future__ import annotations
 

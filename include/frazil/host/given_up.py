@@ -23,7 +23,10 @@ def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprin
 
 
 def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
-    """Record that the Airflow run `run_id` is about to fail. Confirmed later: the message to Airflow may be lost."""
+    """Record that the Airflow run `run_id` is about to fail.
+
+    The record is confirmed later, because the message to Airflow may be lost.
+    """
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
     replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
 
@@ -37,7 +40,7 @@ def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
 
 
 def settle_given_up(stream: str, *, run_id: str) -> None:
-    """Confirm and remove the announcement of an earlier Airflow run than `run_id`, which supervises now."""
+    """Confirm and remove the announcement of an Airflow run, unless this is `run_id`, the run that supervises now."""
     path = run_folder(stream) / ANNOUNCED_FILE
     try:
         announced = read_json(path)
@@ -59,7 +62,10 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
 
 
 def read_active_given_up(stream: str, observation: Observation) -> GivenUp | None:
-    """Return the record unless a writer has started here since. Raises OSError, ValueError and TypeError."""
+    """Return the record that the supervisor gave up, unless a writer has started on this host since then.
+
+    Raises OSError, ValueError and TypeError.
+    """
     given_up = read_notes(run_folder(stream)).given_up
     if given_up is None or observation.process.is_alive:
         return None

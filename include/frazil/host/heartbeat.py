@@ -39,7 +39,7 @@ class StallKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A healthy writer makes no progress. `frazil.stream.stall` detects it."""
+    """The reason why a healthy writer makes no progress. `frazil.stream.stall` detects it."""
 
     kind: StallKind
     since_ms: int

@@ -74,4 +74,4 @@ class Launcher(ABC):
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Return the complete lines after a position, of the last `limit_bytes` at most; None without a log."""
+        """Return the complete log lines after a position, from at most the last `limit_bytes`; None without a log."""

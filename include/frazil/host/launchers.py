@@ -1,4 +1,4 @@
-"""Opens the launcher of a writer application, whose class no other module uses."""
+"""Opens the launcher of a writer application. Only this module refers to the launcher's class."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
-    """Return a writer application's launcher. `folder` is its run folder, if outside this FRAZIL_HOME."""
+    """Return a writer application's launcher. `folder` is its run folder, if this is outside FRAZIL_HOME."""
     return LocalLauncher(application, folder=folder)

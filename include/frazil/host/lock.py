@@ -77,7 +77,7 @@ class WriterLock:
         os.ftruncate(self._fd, len(text))
 
     def release(self) -> None:
-        """Release the lock, if it is held, and remove this process, which may continue, from the record."""
+        """Release the lock if it is held. Remove this process, which may continue to run, from the record."""
         if self._fd is None:
             return
         launch = read_launch(self._path.parent)
@@ -128,7 +128,7 @@ class WriterLock:
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """Return the launch in a lock file, or None. An incomplete record is read again: its holder overwrites it."""
+    """Return the launch in a lock file, or None. Reads an incomplete record again, because its holder is writing it."""
     for _ in range(5):
         try:
             text = (folder / LOCK_FILE).read_text()

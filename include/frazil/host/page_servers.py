@@ -19,7 +19,7 @@ from frazil.host.records import ProcessMark
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """A process that serves the page, the package that it imported, and the fingerprint of that folder."""
+    """A process that serves the page, with the package folder that it imported and the folder's fingerprint then."""
 
     process: ProcessMark
     folder: str

@@ -55,7 +55,7 @@ def kill_group(process: ProcessMark) -> None:
 
 
 def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
-    """Wait until no process of a group runs, with `ask` after a SIGTERM. After `timeout_s`, kill the remaining ones."""
+    """Wait until no process of a group runs. With `ask`, send SIGTERM first. After `timeout_s`, kill what is left."""
     if ask:
         _signal_group(group, signal.SIGTERM)
     deadline_s = time.monotonic() + timeout_s

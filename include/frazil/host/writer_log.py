@@ -90,7 +90,7 @@ def redirect_output(log: Path) -> None:
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
     """Return the complete lines after a position, of at most `limit_bytes`; None if the log does not exist.
 
-    A log that is shorter than the position was truncated: the lines before that are read from `writer.log.1`.
+    A log that is shorter than the position was truncated. The lines before the truncation are read from `writer.log.1`.
     """
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
@@ -122,7 +122,10 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
 
 
 def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
-    """Yield each line with its `logging` level. Lines without a level have the previous line's, at first `level`."""
+    """Yield each line with its `logging` level.
+
+    A line without a level has the level of the previous line. The first lines have `level`.
+    """
     for line in lines:
         if found := _LEVEL_PATTERN.match(line):
             level = _LEVELS[found[1]]
@@ -130,20 +133,20 @@ def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator
 
 
 def first_error(folder: Path) -> str | None:
-    """Return the first error in the last part of the log, which usually caused the others, or None."""
+    """Return the first error in the last part of the log, or None. It usually caused the later errors."""
     lines = _last_lines_of_level(folder, min_level=logging.ERROR)
     return "\n".join(lines[:MAX_ERROR_LINES])[:MAX_ERROR_CHARACTERS] or None
 
 
 def last_error(folder: Path, *, min_level: int = logging.NOTSET) -> str | None:
-    """Return the log's last lines of `min_level` or above, which usually explain a crash, or None."""
+    """Return the log's last lines of `min_level` or above, or None. They usually explain a crash."""
     return (
         "\n".join(_last_lines_of_level(folder, min_level=min_level)[-MAX_ERROR_LINES:])[-MAX_ERROR_CHARACTERS:] or None
     )
 
 
 def _last_lines_of_level(folder: Path, *, min_level: int) -> list[str]:
-    """Return the last lines of `min_level` or above, without stack traces and what every Spark session logs."""
+    """Return the last lines of `min_level` or above. Omits stack traces and lines that every Spark session logs."""
     lines = _last_lines(folder / LOG_FILE)
     if TRUNCATED_LINE in lines[:MAX_ERROR_LINES]:  # few lines since it was truncated
         lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != TRUNCATED_LINE)]

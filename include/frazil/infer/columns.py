@@ -14,11 +14,11 @@ from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
 
 MIN_RECORDS_FOR_REQUIRED = 100
-"""Sampled records, all with a value, from which a column is proposed as required."""
+"""A column is proposed as required only if at least this many records were sampled, and all have a value."""
 MIN_LONG_MAGNITUDE = 2**30
 """Columns with numbers of this magnitude are proposed as `long`, although an `int` could become `long` later."""
 MIN_MAP_FIELDS = 20
-"""Distinct field names from which an object, with few of them in each record, is proposed as a map."""
+"""An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
 """Characters shown of an odd string, one that does not fit the type of the others."""
 MAX_REMARKS = 3
@@ -39,7 +39,7 @@ _TIME_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ProposedColumn:
-    """A proposed column, or a field that cannot be a column: then its type is None."""
+    """A proposed column. Its type is None if the field cannot be a column."""
 
     name: str
     type: str | None
@@ -67,7 +67,7 @@ def propose_columns(
     relaxed: FieldStatistics | None = None,
     dots: bool = False,
 ) -> tuple[ProposedColumn, ...]:
-    """Propose a column for each field, in order of appearance; without a type if the field cannot be one.
+    """Propose a column for each field, in order of appearance. A field that cannot be a column has no type.
 
     `relaxed` has the same fields with the values that texts stand for (`parse_text`); without it, nothing is cast. With
     `dots`, names may have dots: `rename_dotted` replaces them.
@@ -156,7 +156,7 @@ def _propose_column(
 
 
 def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
-    """Yield a remark for each type that some values do not have, or that no value shows."""
+    """Yield a remark for each guessed type that some values do not fit, or for which no value was seen."""
     where = f"{path}: " if path else ""
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values have a different type"
@@ -184,7 +184,7 @@ def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
 
 
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
-    """Return the unit of a field whose integers are times since 1970, in this century.
+    """Return the unit of a field whose integers are times of this century, counted from 1970; None for other fields.
 
     The field's name must suggest a time, or the times must be close to Kafka's timestamps.
     """
@@ -213,7 +213,7 @@ def _guess_cast(
 
 
 def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s: float | None) -> float:
-    """Return the seconds between the middle of a field's times and that of Kafka's timestamps; infinity if unknown."""
+    """Return the seconds between the middle of a field's times and Kafka's median timestamp; infinity if unknown."""
     if middle_s is None:
         return float("inf")
     if unit is not None:

@@ -60,8 +60,8 @@ def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> E
     ids = Counter(int.from_bytes(value[1:5]) for value in framed)
     if len(framed) >= needed and len(ids) <= len(framed) / 2:
         raise SpecError(
-            f"the records of {sample.topic} begin with a zero byte and a schema id ({ids.most_common(1)[0][0]}): the "
-            "registry with their schema was not given, or does not have this id. Set it with --registry"
+            f"the records of {sample.topic} begin with a zero byte and a schema id ({ids.most_common(1)[0][0]}). No "
+            "registry was given, or it does not have this id: name the registry with --registry"
         )
     texts = [text for value in values if (text := _decode_text(value)) is not None]
     if len(texts) >= needed:

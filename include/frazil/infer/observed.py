@@ -68,7 +68,7 @@ class FieldStatistics:
 
     @property
     def shape(self) -> str | None:
-        """The type that all strings fit, except for a few odd ones."""
+        """The type that all strings fit, except for a few odd ones; None if no type does."""
         lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_TEXTS_PER_ODD_TEXT)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)

@@ -30,11 +30,11 @@ from frazil.spec.load import validate_stream
 from frazil.spec.units import format_count, format_rounded_bytes
 
 MIN_HOURLY_BYTES = 24 * 128 * 2**20
-"""Parquet bytes per day from which hourly partitions are proposed. Below it, their files would be too small."""
+"""Minimum Parquet bytes per day for hourly partitions. With fewer bytes, their files would be too small."""
 MIN_DAILY_BYTES = 2**20
-"""Parquet bytes per day from which daily partitions are proposed; below it, they are monthly."""
+"""Minimum Parquet bytes per day for daily partitions. With fewer bytes, monthly partitions are proposed."""
 MAX_SORT_COLUMN_VALUES = 1_000
-"""Distinct values up to which a column is proposed for sorting."""
+"""Maximum number of distinct values in a column that is proposed for sorting."""
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
 
@@ -99,7 +99,10 @@ def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> 
 
 
 def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows: CapturedTable) -> Iterator[str]:
-    """Partitioning is not proposed: an update of a time could move a row to another partition."""
+    """Yield the lines of a declaration with `mode: upsert`.
+
+    Partitioning is not proposed: an update of a time could move a row to another partition.
+    """
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
     yield from _render_source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
@@ -124,7 +127,7 @@ def _describe_events(rows: CapturedTable) -> Iterator[str]:
 def _propose_columns(
     sample: Sample, encoding: Encoding, written: RegisteredSchemas | None
 ) -> tuple[ProposedColumn, ...]:
-    """Use a registry's schemas if it has them, and the sampled values."""
+    """Return the columns that the registry's schemas, if any, and the sampled values suggest."""
     if isinstance(encoding.format, AvroFormat) and written is not None:
         return _add_units(derive_avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
@@ -167,7 +170,7 @@ def _declare_sample(schema: Mapping[str, Any], sample: Sample, encoding: Encodin
 
 
 def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: Encoding) -> tuple[ProposedColumn, ...]:
-    """The sampled values show which numbers and strings are times, and how many distinct values a column has."""
+    """Add what the sampled values show: units of integers that are times, and numbers of distinct values."""
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
         return columns
@@ -197,7 +200,8 @@ def _describe_registry(
         yield '# see "Capture changes of a database".'
     if written is not None:
         count_of = format_count(len(written.schemas), "schema")
-        yield f"# The columns come from {count_of} ({written.type}): those of {topic}-value and of the sample's ids."
+        found_by = f"the subject {topic}-value, and the sample's schema ids"
+        yield f"# The columns come from {count_of} ({written.type}) in the registry: {found_by}."
         if written.unknown:
             unknown = ", ".join(map(str, written.unknown[:8]))
             yield f"# The registry does not have these schema ids of the sample: {unknown}."
@@ -278,7 +282,7 @@ def _render_column(column: ProposedColumn) -> str:
 
 
 def _render_event_time(times: Sequence[ProposedColumn]) -> Iterator[str]:
-    """Yield the event time, and the other columns that may be it as a comment."""
+    """Yield the line for the event time, with a comment that names other candidates."""
     if not times:
         yield f"event-time: {KAFKA_TIMESTAMP_COLUMN}    # no field is a time"
         return

@@ -55,9 +55,9 @@ class RegisteredSchemas:
 
 
 def fetch_registered_schemas(sample: Sample, declared: Registry, client: SchemaRegistry) -> RegisteredSchemas | None:
-    """Fetch the newest schema of `<topic>-value`, and the schemas of ids in the sample, if there are any.
+    """Fetch the newest schema of `<topic>-value`, and the schemas whose ids are in the sample; None if none exists.
 
-    Raises RegistryUnavailable, and SpecError if they have different types.
+    Raises RegistryUnavailable, and SpecError if the schemas have different types.
     """
     values = [record.value for record in sample.records if record.value]
     framed = [value for value in values if value[0] == 0 and len(value) > FRAME_BYTES]
@@ -134,7 +134,7 @@ _NO_TYPE = "no type is known"
 
 
 def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedColumn, ...]:
-    """A column is required if every schema has its field and requires it."""
+    """Return a column for each field. A column is required if every schema has its field and requires it."""
     names = dict.fromkeys(name for fields in schemas for name in fields)
     before: dict[str, str] = {}
     made = []

@@ -32,7 +32,7 @@ class Sample:
 
     @property
     def records_per_day(self) -> float | None:
-        """Estimated from Kafka's timestamps; None if these span less than a minute."""
+        """Records per day, estimated from Kafka's timestamps; None if the timestamps span less than a minute."""
         stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
         span_ms = max(stamps) - min(stamps) if stamps else 0
         return self.records_in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None

@@ -27,15 +27,13 @@ MakeDecoder = Callable[[Schema, Mapping[int, Unit]], Decoder]
 def create_aliased_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]
 ) -> Decoder:
-    """Create a decoder that also fills columns from alias fields. `aliases` maps a field of records to a column's field
-    id.
-    """
+    """Create a decoder that also fills columns from alias fields. `aliases` maps a field's name to its column's id."""
     wanted = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
     return AliasedDecoder(make, schema, units, wanted) if wanted else make(schema, units)
 
 
 class AliasedDecoder:
-    """Decodes alias fields as extra columns, then fills with these the columns whose own field is null."""
+    """Decodes alias fields as extra columns, then copies their values into columns whose own field is null."""
 
     def __init__(
         self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
@@ -87,7 +85,10 @@ class AliasedDecoder:
         return dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows)).reject_rows(wrong)
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """Replace ids of alias columns in `_frazil_kept` by the columns that they fill, if these are null."""
+        """Replace each alias column's id in `_frazil_kept` by the id of the column that it fills.
+
+        Drop the id if that column has a value.
+        """
         at = decoded.schema.get_field_index(KEPT_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def to_mask(array: pa.Array) -> NDArray[np.bool_]:
-    """Null becomes false."""
+    """Return a boolean array as a NumPy mask, in which null is false."""
     found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
     return found
 

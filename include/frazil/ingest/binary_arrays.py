@@ -76,8 +76,9 @@ def to_arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
 
 
 def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
-    """Map each value that does not fit a `string` or `binary` column to error class and text. `what` names the values,
-    such as "key".
+    """Map the index of each value that does not fit a `string` or `binary` column to its error class and text.
+
+    `what` names the values, such as "key".
     """
     found: dict[int, tuple[str, str]] = {}
     if field.required:
@@ -97,7 +98,7 @@ def as_loop_arguments(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def read_only(array: NDArray[Kind]) -> NDArray[Kind]:
-    """Return a contiguous, read-only view of the array; of a copy if it is not contiguous."""
+    """Return a contiguous, read-only view of the array, or of a copy if the array is not contiguous."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

@@ -16,7 +16,7 @@ _OUTSIDE = "outside the years 1 to 9999"
 
 
 class OutOfRangeValue(NamedTuple):
-    """A date or time outside the range. `number` is in days or microseconds (`unit`) since 1970."""
+    """A date or time outside the years 1 to 9999. `number` counts days or microseconds (`unit`) since 1970."""
 
     path: tuple[str, ...]
     """Names of the fields that lead to the value. A list entry is named `element`, a map entry `key` or `value`."""
@@ -24,7 +24,7 @@ class OutOfRangeValue(NamedTuple):
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """`sent` is the value as text in the record; None if unknown."""
+        """Return the error text. `sent` is the value as written in the record; None if unknown."""
         name = ".".join(self.path)
         return range_error(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
@@ -56,7 +56,7 @@ def _limits_of(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def _may_be_out_of_range(array: pa.Array) -> bool:
-    """Check minimum and maximum only, including values behind nulls: for most chunks, this saves `_find_values`."""
+    """Return whether any value is out of range, even one inside a null struct or list. Cheaper than `_find_values`."""
     if limits := _limits_of(array.type):
         ends = pc.min_max(_as_integers(array)).as_py()
         return bool(ends["min"] is not None and (ends["min"] < limits[0] or ends["max"] > limits[1]))

@@ -1,4 +1,4 @@
-"""Adds columns to the rows of an upsert stream that tell whether each record updates or deletes its row."""
+"""Adds columns to the rows of an upsert stream that show whether each record updates or deletes its row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COORDINATES = (
 
 
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
-    """Return the columns of a change file: the table's (required only in the key), coordinates, `CHANGE_COLUMNS`."""
+    """Return a change file's schema: table columns (required only in the key), coordinates, and `CHANGE_COLUMNS`."""
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
     places = [field for field in _COORDINATES if field.name not in there]

@@ -116,7 +116,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
 
 
 class _Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
-    """Finds sources inside archives, too."""
+    """Locates the cache of compiled code by module name. Also works for modules inside archives."""
 
     def __init__(self, py_func: Any, _: str) -> None:
         self._function = py_func
@@ -273,7 +273,10 @@ def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Intege
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
-    """Call the C function `void f(void *)` at an address: an argument, so that the caller's code can be cached."""
+    """Call the C function `void f(void *)` at an address.
+
+    The address is an argument so that Numba can cache the caller.
+    """
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointer = ir.FunctionType(ir.VoidType(), [_byte]).as_pointer()

@@ -73,7 +73,7 @@ class RecordFile:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table to write files for, with its metadata at the beginning of the batch, in Iceberg's JSON.
+    """A table to write files for. The JSON fields hold its Iceberg metadata at the beginning of the batch.
 
     Only this batch uses `folder`: `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
     """
@@ -87,11 +87,15 @@ class TargetTable:
     io: Mapping[str, str] = field(default_factory=dict)
     """PyIceberg FileIO properties for this table only, because vended credentials are valid for a single table."""
     content: Content = "data"
+    format_version: int = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How a batch's rows are distributed over as many shuffle writers as it has tasks (`frazil.ingest.shuffle`)."""
+    """How a batch's rows are distributed over shuffle writers.
+
+    There are as many writers as tasks; see `frazil.ingest.shuffle`.
+    """
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
@@ -147,7 +151,10 @@ class Destinations:
     def of(
         cls, route: Route, targets: Mapping[str, Target], *, refused: Mapping[str, str] | None = None, full: str = ""
     ) -> Destinations:
-        """Return the destinations of a route whose tables are known. Copies the mappings."""
+        """Return a route's destinations.
+
+        `targets` maps the known values of the route to targets. Copies the mappings.
+        """
         to_main, makes = route.otherwise == "table", route.template is not None
         known = dict(targets)
         return cls(route.by, route.name or "", known, to_main, makes, route.allow, dict(refused or {}), full)
@@ -269,7 +276,7 @@ class StageContext:
 
     @property
     def record_units(self) -> Mapping[str, str | Mapping[str, Any]]:
-        """`units` for the records to read. In lines of a backfill's files, fields have the columns' names."""
+        """`units` for the records to read. In JSON lines of a backfill's files, fields have their columns' names."""
         if self.is_in_topic_format:
             return self.units
         return {

@@ -22,7 +22,7 @@ COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_t
 
 
 def record_schema(schema: Schema, coordinates: bool) -> Schema:
-    """Return the schema without the columns that are filled from Kafka coordinates, or that describe a change."""
+    """Return the schema without coordinate, line and change columns, or unchanged if `coordinates` is false."""
     if not coordinates:
         return schema
     added = {*COORDINATE_COLUMNS, LINE, *CHANGE_COLUMNS}

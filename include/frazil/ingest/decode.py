@@ -37,12 +37,15 @@ class DecodedChunk:
     """Indexes of the records that a transform drops: they become neither rows nor rejections."""
 
     def with_indexes(self, places: NDArray[np.int64]) -> DecodedChunk:
-        """Return the result for a larger chunk, in which record i of this chunk is record `places[i]`."""
+        """Renumber the result for a larger chunk: record i of this chunk is record `places[i]` there."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return DecodedChunk(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
-        """Return a mask of the chunk's `records` without a row, a rejection or a drop."""
+        """Return a mask of the records that have no row and are neither rejected nor dropped.
+
+        `records` is the chunk's size.
+        """
         found = np.ones(records, np.bool_)
         found[self.kept] = False
         found[self.dropped] = False
@@ -74,16 +77,23 @@ class Decoder(Protocol):
     """Decodes chunks of one format to rows of one schema. A record's result does not depend on other records."""
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
-        """Decode each record to one row (JSON lines, envelopes: one or several rows) or to one rejection."""
+        """Decode each record to one row or to one rejection.
+
+        JSON lines, envelopes and transforms may make several rows of a record. Envelopes and transforms may also drop a
+        record.
+        """
 
 
 @runtime_checkable
 class EventDecoder(Protocol):
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        """Return the field names of the object at `path` in a record that became a row; fields may be null."""
+        """Return the names of all fields, even null ones, of the object at `path`.
+
+        The decoder must have accepted the record.
+        """
 
     def is_other_event(self, record: bytes) -> bool:
-        """Return whether a record that became a row is an event that changes no row, such as a heartbeat."""
+        """Return whether the event changes no table row, such as a heartbeat. The decoder must have accepted it."""
 
 
 @runtime_checkable

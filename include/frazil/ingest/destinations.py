@@ -67,7 +67,10 @@ class RowDivider:
         """Values seen so far for which a table may be created."""
 
     def __call__(self, chunk: Chunk, decoded: DecodedChunk) -> DividedRows:
-        """Divide decoded rows. If a table may be created for rows, leave them out, and add their value to `values`."""
+        """Assign rows to targets.
+
+        If the table of a row is missing, but may be created, the row is left out, and its value is added to `values`.
+        """
         codes, values = self._encode(chunk, decoded)
         destinations = [self._cached_destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
@@ -96,7 +99,7 @@ class RowDivider:
     def divide_records(self, chunk: Chunk, located: DecodedChunk, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
-        `located` has rows with at least the column that selects the table. `alike` maps a target to another target with
+        If a field selects the table, `located` has rows with its column. `alike` maps a target to another target with
         the same columns; their records share a chunk. Records without a row in `located` get the main table's schema.
         """
         codes, values = self._encode(chunk, located)

@@ -34,7 +34,10 @@ class IsolatedDecoder:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
-        """Decode a chunk. Raises the decoder's errors, and EnvironmentUnusable if a new child cannot decode."""
+        """Decode a chunk. A record that crashes the child is rejected.
+
+        Raises the decoder's errors, and EnvironmentUnusable if a new child cannot decode a harmless record.
+        """
         answer = self._request(chunk)
         if isinstance(answer, int) and len(chunk) == 1:
             self._check_child(self._child or self._start(), harmless_record(len(chunk.values[0] or b"")))
@@ -82,7 +85,10 @@ class IsolatedDecoder:
         return child
 
     def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Send frames, the last of them a harmless record, and wait until the child has decoded it."""
+        """Send `frames` to the child, and wait until it has decoded the last one, a harmless record.
+
+        Raises EnvironmentUnusable if the child dies.
+        """
         *before, known = frames
         try:
             for frame in before:

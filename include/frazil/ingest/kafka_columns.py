@@ -1,5 +1,6 @@
-"""Reads offset ranges into columns with librdkafka's C API and a compiled loop, which destroys each message once, and
-zeroes its address in `_messages`. Python handles events, records that do not fit, and unknown topics.
+"""Reads offset ranges into columns with librdkafka's C API and a compiled loop. The loop destroys each message, and
+zeroes its address in `_messages` so that no message is destroyed twice. Python handles events, records that do not fit,
+and unknown topics.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def compile_loop() -> None:
 
 
 class ColumnReader(RangeReader):
-    """Raises LibraryUnusable if librdkafka's C API cannot be used."""
+    """Reads records into columns through librdkafka's C API. Raises LibraryUnusable if the API cannot be used."""
 
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(properties, ranges, **limits)
@@ -158,7 +159,7 @@ class ColumnReader(RangeReader):
             yield chunk
 
     def _copied_totals(self) -> NDArray[np.int64]:
-        """Return the number of records copied so far, and the bytes of their values, keys and headers."""
+        """Return the number of records copied so far, and the total bytes of their values, keys and headers."""
         at = self._at
         taken: NDArray[np.int64] = self._before + np.array([at[loop.RECORDS], at[loop.END_SLOTS].sum()])
         return taken

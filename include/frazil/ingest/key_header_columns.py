@@ -52,8 +52,9 @@ class KeyDecoder:
     def __call__(
         self, keys: BinaryColumn
     ) -> tuple[dict[str, pa.ChunkedArray], dict[int, tuple[str, str]], SchemaDrift]:
-        """Return the columns, an error class and text for each key that cannot be decoded, and counts of casts. Records
-        without a key have defaults or nulls.
+        """Return the columns, the error class and text by record, and the counts of casts.
+
+        A record without a key has defaults or nulls, or an error if a required column has no default.
         """
         there = np.flatnonzero(keys.lengths != NULL)
         decoded = self._decode(Chunk.of_column(keys.take(there))).with_indexes(there)

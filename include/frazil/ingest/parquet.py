@@ -79,7 +79,7 @@ def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
     all_properties: tuple[tuple[str, str], ...],
     content: Content,
 ) -> FileLayout:
-    """Cached, because a worker stages one small batch of a table after the other."""
+    """Parse a table's metadata. Cached, because a worker stages many small batches of the same table."""
     schema = Schema.model_validate_json(schema_json)
     spec = PartitionSpec.model_validate_json(spec_json)
     properties = dict(all_properties)
@@ -104,7 +104,7 @@ def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
 
 
 def _positive_integer(properties: Mapping[str, str], name: str, default: int) -> int:
-    """`default` is Iceberg's own."""
+    """Return a table property, or Iceberg's `default` if it is not set. Raises SpecError for a value below 1."""
     try:
         value = int(properties.get(name, default))
     except ValueError:

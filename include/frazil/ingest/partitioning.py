@@ -50,7 +50,7 @@ def apply_transform(array: pa.Array, transform: Transform[Any, Any], source: Ice
 def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
     """Yield the rows of each partition, in their order.
 
-    Several partitions are copied, because a buffered slice would keep the whole chunk in memory.
+    If there are several partitions, rows are copied: a buffered slice would keep the whole chunk in memory.
     """
     if table.num_rows == 0:
         return
@@ -68,7 +68,7 @@ def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> 
 
 
 def split_by_code(codes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the positions of each distinct code, in order."""
+    """Return the positions of each distinct code, in the order of the codes."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)

@@ -48,11 +48,11 @@ class ProgressCounter:
         records: NDArray[np.bool_] | None = None,
         of_windows: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Count rows; the arrays have one entry per row. Event times are in us since the epoch, UTC, and may be null.
+        """Count rows. The arrays have one entry per row. Event times are in us since the epoch, UTC, and may be null.
 
-        A Kafka timestamp after `now_ms` counts as `now_ms`, because a producer's clock usually sets it; below 0, it is
-        missing. `records` is a mask of the first row of each record; None if each has one row. `of_windows` is a mask
-        of the rows to count by window; None for all.
+        A Kafka timestamp after `now_ms` counts as `now_ms`, because it usually comes from a producer's clock. So does a
+        missing timestamp (below 0). `records` is a mask of the first row of each record; None if each record has one
+        row. `of_windows` is a mask of the rows to count by window; None for all rows.
         """
         if len(range_index) == 0:
             return
@@ -104,7 +104,10 @@ def _known(time_us: np.int64) -> int | None:
 
 
 def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    """Map each window's start to its rows. For few windows, `bincount` takes a tenth of the time of sorting."""
+    """Map each window's start to its number of rows.
+
+    For few windows, `bincount` takes a tenth of the time of sorting.
+    """
     if len(times) == 0:
         return {}
     numbers = times // window_us

@@ -79,7 +79,10 @@ def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Return each topic's slice (start, size) of an array, and the array: each partition's index in `ranges`, or -1."""
+    """Return each topic's slice (start, size) of a lookup array, and the array.
+
+    A topic's slice has the index in `ranges` of each of its partitions, or -1 for a partition without a range.
+    """
     sizes: dict[str, int] = {}
     for r in ranges:
         sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)
@@ -165,7 +168,7 @@ class RangeReader(ABC):
         yield from self._take_last_chunk()
 
     def _progress(self) -> tuple[int, int]:
-        """Return two numbers; when a range advances, one of them changes."""
+        """Return two numbers. Whenever a range advances, at least one of them changes."""
         return len(self._open), int(self._positions.sum())
 
     def _no_progress_timeout_s(self) -> float:
@@ -194,7 +197,7 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _fetch(self, wanted: int, timeout_s: float) -> int:
-        """Returns the number of messages and events."""
+        """Fetch up to `wanted` messages and events. Returns their number."""
 
     @abstractmethod
     def _take_full_chunks(self) -> Iterator[Chunk]:
@@ -233,7 +236,7 @@ class RangeReader(ABC):
         elif _DAMAGED_BATCH in text:
             raise KafkaUnavailable(
                 f"{place[0]}[{place[1]}] at {self._positions[index]}: a batch of records is damaged: {text}. Make a "
-                "replica with a valid copy the leader. If there is none, `frazil reset` moves the stream past it"
+                "replica with a valid copy the leader. If no replica has one, `frazil reset` skips the damaged batch"
             )
         elif code in _MISSING_OFFSET_ERRORS:
             r = self._ranges[index]
@@ -244,8 +247,8 @@ class RangeReader(ABC):
                 available = f"its offsets cannot be fetched now: {error.args[0].str()}"
             raise OffsetGap(
                 f"{r.topic}[{r.partition}]: offset {int(self._positions[index])} (of the range {r.start} to "
-                f"{r.end}) is not in Kafka: {available}. `frazil reset` shows what would be skipped and moves the "
-                "stream past it."
+                f"{r.end}) is not in Kafka: {available}. `frazil reset` shows which offsets would be skipped, and "
+                "skips them."
             )
         else:
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
@@ -264,9 +267,9 @@ class RangeReader(ABC):
             self._failure = TopicMissing(f"Kafka does not know {place}: {text}. Was the topic deleted?")
         elif code == KafkaError._BAD_COMPRESSION:
             self._failure = SpecError(
-                f"{place}: a batch of records cannot be decompressed: {text}. Raise {MAX_BYTES_PROPERTY} in "
-                "source.properties "
-                f"(now {self._largest}) to three times the bytes of its records, unless the batch is damaged"
+                f"{place}: a batch of records cannot be decompressed: {text}. If the batch is not damaged, raise "
+                f"{MAX_BYTES_PROPERTY} in source.properties (now {self._largest}) to three times the bytes of the "
+                "batch's records"
             )
 
     def _stalled_error(self) -> KafkaUnavailable | SpecError:

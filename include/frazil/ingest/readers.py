@@ -1,4 +1,6 @@
-"""Chooses the reader for Kafka's offset ranges: the fast one, or the one with message objects."""
+"""Chooses the reader for Kafka's offset ranges: `kafka_columns`, which is fast, or `kafka_messages`, which works in
+every environment.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def _find_properties_reason(properties: Mapping[str, str]) -> str | None:
     if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
         method = properties.get(METHOD, "default")
         if method != "oidc" and not is_function(method):
-            return f"{METHOD} is {method}; with oidc or a function, librdkafka gets its tokens by itself"
+            return f"{METHOD} is {method}, and the faster reader supports only oidc or a function"
     try:
         library = librdkafka()
         library.conf_destroy(library.new_configuration(split_properties(consumer_properties(properties))[0]))
@@ -99,7 +101,7 @@ class MultiPassReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Each pass closes its own reader."""
+        """Do nothing: each pass closes its own reader."""
 
     def __iter__(self) -> Iterator[Chunk]:
         for turn in group_into_passes(self._ranges):

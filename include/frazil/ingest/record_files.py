@@ -1,5 +1,5 @@
 """Reads records with Kafka coordinates from files, as if Kafka had sent them. Rejected JSON lines become dead letters.
-A Parquet file with unfit columns is rejected as a whole, because its rows have no raw bytes.
+A Parquet file whose columns do not fit is rejected as a whole, because its rows have no raw bytes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Each file is closed after its last record."""
+        """Do nothing: each file is closed after its last record."""
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yield the records of the ranges. Raises SpecError for a file that cannot be used."""
@@ -185,7 +185,10 @@ def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unsea
 def _read_parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
-    """`wanted` are columns besides the coordinates; None for all. `within` filters the rows."""
+    """Yield the coordinates and rows of a Parquet file.
+
+    `wanted` are columns besides the coordinates; None for all. `within` filters the rows.
+    """
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]

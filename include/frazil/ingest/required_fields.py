@@ -46,7 +46,10 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
-    """Map each value that has a null in a required field, but no null around it, to an error text."""
+    """Map the index of each value with a null in a required field to an error text.
+
+    Fields inside a null do not count.
+    """
     found: dict[int, str] = {}
     if not _has_required(field.type):
         return found
@@ -87,7 +90,7 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`seen` has the entries of `array` that are not inside a null value."""
+    """Fill the hidden nulls of an array. `seen` has the entries of `array` that are not inside a null value."""
     if not _has_required(kind):
         return array
     if array.offset:

@@ -1,4 +1,6 @@
-"""Writes a task's rows to the many tables of a route, with the memory limit of one writer."""
+"""Writes a task's rows to the many tables of a route. All of its writers together stay within one writer's memory
+limit.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,10 @@ class RoutedWriters:
         return self._other_names[target]
 
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
-        """Tables with equal metadata share one layout: parsing it takes longer than writing a few rows."""
+        """Return the table's layout.
+
+        Tables with equal metadata share one: parsing it takes longer than writing a few rows.
+        """
         properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
         alike = (table.schema_json, table.spec_json, table.sort_order_json, table.content, *properties)
         if alike not in self._layouts:
@@ -149,7 +154,10 @@ def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, 
 def other_names(
     own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
 ) -> dict[str, set[str]]:
-    """Map each column of `own` to its other names in rows of `main` (schemas as JSON); see `find_names_in_rows`."""
+    """Map each column of the schema `own` to the other names that it has in rows of the schema `main`.
+
+    The schemas are JSON; see `find_names_in_rows`.
+    """
     own_former, main_former = parse_former_columns(own_properties), parse_former_columns(main_properties)
     if not (own_former or main_former):
         return {}

@@ -75,7 +75,8 @@ class DriftDecoder(Protocol):
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Start reporting new fields and, if `widening`, columns that must become wider or optional.
 
-        All structs in `within` must have the same fields. A decoder of writer schemas ignores conditions on records.
+        All structs in `within` must have the same fields. A decoder that compares writer schemas ignores
+        `DriftScope.selector`: schemas have no values to select by.
         """
 
 
@@ -113,7 +114,7 @@ class SchemaDrift:
         return join_drift([here, self.without_changes(), *each])
 
     def without_changes(self) -> SchemaDrift:
-        """Return only what is counted: unknown records, casts and changes without a position."""
+        """Return only what is counted: unknown records, casts, and change events without a position."""
         return SchemaDrift(unknown=self.unknown, names=self.names, cast=self.cast, unplaced=self.unplaced)
 
     def __bool__(self) -> bool:
@@ -266,7 +267,7 @@ class NewField:
 
 
 def find_new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
-    """Yield each new field, followed by the problems inside it. Fields that were always null are omitted."""
+    """Yield each new field, then each problem inside it. Fields that were always null are omitted."""
     for path, found_type in sorted(schema_drift.new.items()):
         yield from _convert_field(path, found_type)
 
@@ -325,7 +326,8 @@ def find_name_problem(name: str) -> str:  # noqa: PLR0911 - a table
     """Return why a field's name cannot be a column's name; an empty string if it can."""
     if name == TOO_MANY_FIELDS:
         return (
-            f"stands for more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns: its keys are data"
+            f"stands for more than {MAX_OBJECT_FIELDS:,} undeclared fields of one object: the object's keys are data, "
+            "which cannot become columns"
         )
     if not name:
         return "has an empty name"

@@ -36,7 +36,7 @@ class Sealer:
 
     @classmethod
     def of(cls, reference: str, environment: Mapping[str, str]) -> Sealer:
-        """Raises SpecError if the reference cannot be resolved."""
+        """Create a sealer from a secret's reference. Raises SpecError if the reference cannot be resolved."""
         try:
             return cls(resolve(reference, environment))
         except SpecError as error:

@@ -50,17 +50,12 @@ class Shaper:
         decode: Decoder,
         protect: Protector | None = None,
     ) -> None:
+        """`decode` is a `RecordDecoder`, or one that runs it in another process."""
         self._decode = decode
         self._protect = protect
         self._transforms = context.transform is not None
-        # With a transform, keys and headers are fields of `records`, which the decoder fills.
-        columns = {} if self._transforms else context.filled_from_keys_and_headers
-        records = record_schema(schema, context.coordinates)
-        keys = None if self._transforms else KeyDecoder(context, records)
-        self._key_columns = keys.columns if keys else set()
-        self._key_header_reader = KeyHeaderReader(records, columns, keys)
-        tombstones = create_tombstone_decoder(context, schema)
-        self._changes = ChangeReader(context.changes, tombstones) if context.changes else None
+        keys = None if self._transforms else context.key_columns
+        self._key_columns = keys.columns if keys and context.is_in_topic_format else ()
         unnests = context.transform is not None and bool(context.transform.unnested)
         self._several = unnests or has_several_rows(context.record_format)
         lines = unnests or has_lines(context.record_format)
@@ -116,15 +111,10 @@ class Shaper:
         decoded = self._decode(chunk)
         if self._protect and decoded.drift.names:  # a field's name may contain a sensitive value
             decoded = dataclasses.replace(decoded, drift=dataclasses.replace(decoded.drift, names=()))
-        if self._changes:
-            decoded = self._changes.add_tombstones(decoded, chunk)
-        whole = self._key_header_reader(decoded, chunk)
-        if self._changes:
-            whole = self._changes(whole, chunk)
-        return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole
+        return dataclasses.replace(decoded, rows=self._protect(decoded.rows)) if self._protect else decoded
 
     def add_drift(self, drift: SchemaDrift, chunk: Chunk, *, kept: NDArray[np.int64]) -> None:
-        """Add a chunk's schema drift to `drift`, without the casts of records that are not in `kept`."""
+        """Add a chunk's drift to `self.drift`, without the casts of records that are not in `kept`."""
         if drift.cast and not isinstance(chunk, RowChunk):
             others = np.setdiff1d(np.arange(len(chunk)), kept)
             of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}
@@ -154,6 +144,25 @@ class Shaper:
     def event_times(self, rows: pa.Table) -> pa.Array:
         """Return event times in microseconds since the epoch."""
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
+
+
+class RecordDecoder:
+    """Decodes values, keys and headers of records to rows without coordinates."""
+
+    def __init__(self, context: StageContext, schema: Schema, decode: Decoder) -> None:
+        """`decode` decodes the values; with a transform, also keys and headers."""
+        self._decode = decode
+        columns = {} if context.transform else context.filled_from_keys_and_headers
+        records = record_schema(schema, context.coordinates)
+        self._add = KeyHeaderReader(records, columns, None if context.transform else KeyDecoder(context, records))
+        tombstones = create_tombstone_decoder(context, schema)
+        self._changes = ChangeReader(context.changes, tombstones) if context.changes else None
+
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
+        decoded = self._decode(chunk)
+        if self._changes is None:
+            return self._add(decoded, chunk)
+        return self._changes(self._add(self._changes.add_tombstones(decoded, chunk), chunk), chunk)
 
 
 def range_error_text(moment: OutOfRangeValue, record: bytes | None, *, quote: Quoter, units: Mapping[str, Unit]) -> str:

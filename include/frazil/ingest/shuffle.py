@@ -22,7 +22,7 @@ _IPC = pa.ipc.IpcWriteOptions(compression="lz4")
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """An Arrow IPC stream."""
+    """Rows that a task sends to one shuffle writer. `data` is an Arrow IPC stream."""
 
     writer: int
     task: int
@@ -100,8 +100,9 @@ def unpack_parcel(parcel: Parcel) -> pa.Table:
 
 
 def _pseudo_random(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Derive a number in `[0, 1)` from each salt and offset: the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA
-    2014).
+    """Derive a number in `[0, 1)` from each salt and offset.
+
+    Uses the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014).
     """
     with np.errstate(over="ignore"):
         mixed = offsets.astype(np.uint64) + salts * np.uint64(0x9E3779B97F4A7C15)

@@ -1,5 +1,6 @@
-"""Encodes an event's position in its source's log as a string. Later positions sort higher. Time and server, at its
-end, only show whether a new log has begun (another or a restored server, `RESET MASTER`).
+"""Encodes an event's position in its source's log as a string. Later positions in one log sort higher. The string ends
+with the event's time and server, which only show whether a new log has begun: another server, a restored server, or
+`RESET MASTER`.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def _differ_mask(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
 def _to_sortable(file: pa.Array) -> pa.Array:
     """Convert binlog file names to strings that sort in log order; null for an empty or invalid name.
 
-    Numbers of seven or more digits get a letter, so that they sort last. Shorter ones stay, because tables contain
-    them.
+    Numbers of seven or more digits get a letter, so that they sort last. Shorter numbers get none, because tables
+    already contain them without one.
     """
     is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), 255))
     file = pc.if_else(is_name, file, None)
@@ -112,8 +113,9 @@ def _to_sortable(file: pa.Array) -> pa.Array:
 
 
 def _to_integers(numbers: pa.Array) -> pa.Array:
-    """Return integers and timestamps (ms) as int64; null for negative values and other types, which a declared column
-    may read.
+    """Return integers and timestamps (ms) as int64; null for negative values and other types.
+
+    Other types occur if a declared column reads the same field.
     """
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))

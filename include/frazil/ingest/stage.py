@@ -70,7 +70,7 @@ def stage(
     is called about once a second; an Exception that it raises is logged.
 
     After an error that a record may have caused, the ranges are read again, and each chunk is first written in memory.
-    A record that cannot be written on its own becomes a dead letter; otherwise the error is raised again.
+    A record that cannot be written on its own becomes a dead letter. Another error of this second run is raised.
 
     Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and errors of the storage. The
     files of a failed stage are removed as far as possible.
@@ -262,7 +262,7 @@ class _Stage:
         return join_results(parts)
 
     def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
-        """Split a chunk by the columns that decode its records."""
+        """Split a chunk by the table whose schema decodes each record."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = DecodedChunk(pa.table({}), np.arange(len(chunk)))
@@ -404,7 +404,10 @@ class _ShuffledStage(_Stage):
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Each run would scan hundreds of thousands of live messages, which have no cycles."""
+    """Disable the garbage collector.
+
+    Each run would scan hundreds of thousands of live messages, which have no cycles.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -42,7 +42,7 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | MultiPa
 
 
 def open_decoder(context: StageContext, schema: Schema) -> Decoder:
-    """Return a decoder of the batch's records to the columns of a table with this schema."""
+    """Return a decoder that converts the batch's records to the columns of this schema."""
     if context.transform:
         from frazil.ingest.transform import create_transformed_decoder  # DuckDB, only where a transform is declared
 
@@ -60,5 +60,5 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
 
 
 def select_value_columns(context: StageContext, schema: Schema) -> Schema:
-    """Return those columns of a table with this schema that a record's value fills."""
+    """Return the columns of this schema that a record's value fills."""
     return value_schema(record_schema(schema, context.coordinates), context.filled_from_keys_and_headers)

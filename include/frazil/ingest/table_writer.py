@@ -29,8 +29,8 @@ MAX_MERGED_BYTES = 2**20
 MAX_UNSPLIT_BYTES = 64 * 2**20
 """Maximum bytes of rows that are buffered before they are split. Fewer rows would make tiny parts."""
 MIN_PART_ROWS = 512
-"""Average rows per partition from which an added table is split at once: splitting off a part costs about as much as
-handling this many rows.
+"""An added table with at least this many rows per partition, on average, is split at once: splitting off a part costs
+about as much as handling this many rows.
 """
 
 
@@ -46,7 +46,7 @@ class _Partition:
     retained: int = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Small tables of similar size are merged, because each has kilobytes of overhead."""
+        """Buffer rows. Small tables of similar size are merged, because each table has kilobytes of overhead."""
         self._append(rows)
         while (alike := self._count_mergeable()) >= 8:
             merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
@@ -61,13 +61,13 @@ class _Partition:
         self.bytes += size
 
     def _count_mergeable(self) -> int:
-        """Count the small tables at the end of the list, at most twice as large as the last one."""
+        """Count the tables at the end of the list that are small, and at most twice as large as the last table."""
         max_bytes = min(2 * self.sizes[-1], MAX_MERGED_BYTES)
         return sum(1 for _ in takewhile(lambda size: size <= max_bytes, reversed(self.sizes)))
 
 
 def held_bytes(rows: pa.Table) -> int:
-    """Return the bytes that a table keeps in memory, with overhead and the whole of partly used buffers."""
+    """Return the bytes that a table keeps in memory, including overhead and unused parts of its buffers."""
     buffers: int = rows.get_total_buffer_size()
     return buffers + 512 * len(rows.column_names)  # about 512 bytes for each column
 
@@ -186,7 +186,7 @@ class TableWriter:
                     self._io.delete(staged.path)
 
     def _min_write_bytes(self) -> float:
-        """Return the size of a row group or, with a sort order, of a whole file, in Arrow bytes."""
+        """Return how many Arrow bytes a partition buffers before a write: a row group or, if sorted, a whole file."""
         file_bytes = self._target_bytes * self._expansion
         if self._layout.order.is_unsorted:
             return min(self._layout.row_group_bytes, file_bytes)

@@ -18,6 +18,7 @@ from frazil.ingest.contract import StageContext, Target, is_routed
 from frazil.ingest.decode import DecodedChunk, Decoder
 from frazil.ingest.formats.fields import may_have_aliases
 from frazil.ingest.routed_writers import other_names
+from frazil.ingest.shaper import RecordDecoder
 from frazil.ingest.stage_components import open_decoder, select_value_columns
 from frazil.spec.formats import envelope_of, parse_format
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
@@ -52,7 +53,7 @@ def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
 
 
 def context_for_target(context: StageContext, target: Target) -> StageContext:
-    """Return the context with the column names of the target's table."""
+    """Return the context with the target's table as `main`, and with that table's column names."""
     if target == FIRST_PASS:
         return _first_pass_context(context)
     if not is_routed(target):
@@ -123,7 +124,8 @@ class TargetDecoder:
             context = context_for_target(self._context, chunk.target)
             schema = Schema.model_validate_json(context.main.schema_json)
             needs_no_value = chunk.target == FIRST_PASS and not select_value_columns(context, schema).fields
-            self._made[chunk.target] = _decode_without_columns if needs_no_value else open_decoder(context, schema)
+            decode = _decode_without_columns if needs_no_value else open_decoder(context, schema)
+            self._made[chunk.target] = RecordDecoder(context, schema, decode)
         return self._made[chunk.target](chunk)
 
 

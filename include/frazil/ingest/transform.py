@@ -109,7 +109,7 @@ class TransformedDecoder:
             connection.unregister("records")
 
     def _transform_all(self, records: pa.Table) -> pa.Table | None:
-        """Return None if an expression fails for any record."""
+        """Return the transformed records; None if an expression fails for any of them."""
         import duckdb  # as in open_connection
 
         try:
@@ -118,8 +118,9 @@ class TransformedDecoder:
             return None  # DuckDB may cut its message within a character
 
     def _transform_valid(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
-        """Return failing rows with their error texts, and the other rows, transformed. Only `_may_fail_mask` is
-        searched first.
+        """Return the error texts of failing rows, and the other rows, transformed.
+
+        The rows in `_may_fail_mask` are searched for failures first, and the other rows only if one of them fails.
         """
         suspect = self._may_fail_mask(records)
         failed = self._find_failures(records.filter(pa.array(suspect)))
@@ -135,7 +136,7 @@ class TransformedDecoder:
         return failed, made
 
     def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
-        """Return a mask of the records for which an expression may fail; of all if it cannot be computed."""
+        """Return a mask of the records for which an expression may fail; of all records if it cannot be computed."""
         import duckdb  # as in open_connection
 
         everything = np.ones(len(records), np.bool_)

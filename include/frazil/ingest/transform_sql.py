@@ -100,7 +100,7 @@ def quote_name(name: str) -> str:
 
 
 def select_query(transform: Transform, columns: Sequence[str], *, source: str) -> str:
-    """Return a query of `columns` from `source`, to which the transform's alias of `records` refers."""
+    """Return a query that selects `columns` from `source`, under the transform's alias of `records`."""
     return f"SELECT {', '.join(columns)} FROM ({source}) AS {quote_name(transform.alias)}"
 
 
@@ -110,7 +110,7 @@ def try_expression(expression: str) -> str:
 
 
 def kept_records_query(transform: Transform) -> str:
-    """Return a query for records that meet all conditions. None is evaluated after a false one."""
+    """Return a query for records that meet all conditions. Evaluation stops at the first condition that is not true."""
     if not transform.where:
         return "SELECT * FROM records"
     condition = where_condition(transform)
@@ -197,7 +197,7 @@ def _check_sql(sql: str, unnests: bool, records_json: str, declared: tuple[tuple
 
 
 def _bind_types(connection: Any, found: Transform) -> dict[str, str]:
-    """Bind each expression separately, so that an error can name its column."""
+    """Return each column's type. Binds each expression separately, so that an error can name its column."""
     import duckdb  # as in open_connection
 
     def bound(where: str, query: str) -> Any:
@@ -391,7 +391,10 @@ class _Checker:
         return {key: self._replace_unnest(value) for key, value in expression.items()}
 
     def _check_expression(self, part: Any, names: Collection[str]) -> None:
-        """`names` are the parameters of the lambdas and macros that enclose the expression."""
+        """Raise SpecError if an expression is not allowed.
+
+        `names` are the parameters of enclosing lambdas and macros.
+        """
         if isinstance(part, list):
             for inner in part:
                 self._check_expression(inner, names)
@@ -427,7 +430,10 @@ class _Checker:
         raise SpecError(f"transform: {'.'.join(path)} is not a field of records (fields: {known})")
 
     def _lambda_parameters(self, part: _Node) -> list[str]:
-        """DuckDB also parses `a -> '$.b'`, which reads JSON, as a lambda."""
+        """Return a lambda's parameters; none for `a -> '$.b'`, which reads JSON, but also parses as a lambda.
+
+        Raises SpecError for lambdas that are written with `->`.
+        """
         single = part["syntax_type"] == "SINGLE_ARROW"
         columns = [node["column_names"] for node in _find_nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
         if single and not all(path[0].lower() in {*self._fields, self._alias.lower()} for path in columns):
@@ -441,7 +447,9 @@ class _Checker:
                 f"transform: {name} is called as an aggregate or with a schema name; write only its name and arguments"
             )
         if name in _AGGREGATES_BY_NAME and not _is_repeatable(call):
-            raise SpecError(f"transform: {name} needs the name of an exact aggregate as a constant")
+            raise SpecError(
+                f"transform: {name}: name the aggregate as a constant; approx…, reservoir… and any_value are refused"
+            )
         if name in _LENGTH_ARGUMENTS and not all(
             map(_is_small, call["arguments"][_LENGTH_ARGUMENTS[name] : _LENGTH_ARGUMENTS[name] + 3])
         ):
@@ -494,7 +502,7 @@ def _is_small(argument: _Node) -> bool:
 
 
 def _max_length(part: Any) -> int:
-    """Return the product (at least 1) of the constants in nested calls of functions in `_LENGTH_ARGUMENTS`."""
+    """Return a bound for the result's length, at least 1: the product of the length arguments of nested calls."""
     if isinstance(part, list):
         return max(map(_max_length, part), default=1)
     if not isinstance(part, dict):

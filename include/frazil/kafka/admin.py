@@ -140,7 +140,7 @@ class KafkaAdmin:
         return futures
 
     def _descriptions(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """Missing topics are omitted for a pattern; otherwise raises TopicMissing."""
+        """Return the descriptions by topic. Omits missing topics for a pattern; otherwise, raises TopicMissing."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -173,9 +173,10 @@ class KafkaAdmin:
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Return the offset at which each log was truncated below its position: an offset, and its leader epoch.
+        """Return the offset at which each log was truncated below its position. Other logs are left out.
 
-        Found by bisection, because Kafka only tells whether an offset still belongs to the log.
+        A position is an offset and its leader epoch. The truncation is found by bisection, because Kafka only reports
+        whether an offset still belongs to the log.
         """
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
@@ -244,7 +245,7 @@ class KafkaAdmin:
     def _wait_for(self, answer: Future[Any]) -> Any:
         """Return the response's result. Raises KafkaException, TimeoutError, and AccessDenied.
 
-        librdkafka reconnects forever, even after a refusal, which is therefore detected from connection errors.
+        After a refusal, librdkafka reconnects forever. Refusals are therefore detected from connection errors.
         """
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], ERROR_POLL_INTERVAL_S).done:
@@ -261,7 +262,7 @@ class KafkaAdmin:
         return to_access_denied(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
 
     def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
-        """Return frazil's error for an error of a request. `doing` is what it did, such as "describing"."""
+        """Translate the error of a request to a FrazilError. `doing` names the request, such as "describing"."""
         code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
         topics = f"{doing} {self._topics_text}"
         if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
@@ -283,7 +284,7 @@ class KafkaAdmin:
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
 
     def _partitions_without_leader(self) -> list[str]:
-        """Return the names of the stream's partitions that have no leader now; none if that cannot be fetched."""
+        """Return the names of the stream's partitions that have no leader now; empty if they cannot be fetched."""
         with suppress(KafkaException):
             topics = self._admin.list_topics(timeout=self._timeout_s).topics
             found = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]

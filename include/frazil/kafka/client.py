@@ -35,15 +35,15 @@ _TOKEN_REFUSED = re.compile(
 """Token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka."""
 
 MAX_ERROR_AGE_S = 30.0
-"""Age up to which a connection error is reported as the cause of a missing response: librdkafka repeats lasting
-ones.
+"""Maximum age of a connection error that is reported as the cause of a missing response. librdkafka repeats errors
+that last.
 """
 
 _UNKNOWN_PROPERTY = ("No such configuration property", "Java ")
 """Beginnings of librdkafka's errors for properties that it does not have."""
 _INVALID_VALUE = "Invalid value"
 _UNCHECKED_PROPERTIES = frozenset({"plugin.library.paths", "debug"})
-"""Setting these already has an effect."""
+"""Properties that are not tried on a client, because setting them already has an effect."""
 
 _unused_clients: deque[AdminClient] = deque()
 """Clients that were freed in one of librdkafka's threads, and that another thread must destroy."""
@@ -79,8 +79,8 @@ def describe_source(stream: str | None, servers: str) -> str:
 class _ConnectionErrors:
     """Collects the errors that `poll` delivers, with the time of the previous poll.
 
-    librdkafka's callback refers to this object: if it referred to the client, only the garbage collector could free
-    that.
+    librdkafka's callback refers to this object. If it referred to the client, only the garbage collector could free the
+    client.
     """
 
     def __init__(self) -> None:
@@ -175,8 +175,8 @@ def _mechanism_problem(mechanism: str) -> str:
     problem = _property_error({"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, **credentials})
     if mechanism == "GSSAPI" and problem:
         return (
-            "needs Kerberos, without which the wheels of confluent-kafka are built: build it from its sources with "
-            "libsasl2, or use SCRAM, a client certificate or OAUTHBEARER"
+            "needs Kerberos, which the wheels of confluent-kafka do not support: build confluent-kafka from source "
+            "with libsasl2, or use SCRAM, a client certificate or OAUTHBEARER"
         )
     return problem if "${" not in mechanism else ""
 

@@ -1,5 +1,5 @@
-"""Fetches one message from each topic-partition. Only this shows whether a client may read a topic that it may
-describe. Also, a leader tells only consumers whether its log still contains an offset of a leader epoch.
+"""Fetches one message from each topic-partition. Only a fetch shows whether a client may read a topic, and not just
+describe it. Also, a leader tells only consumers whether its log still contains an offset of a leader epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SETTINGS = {
 def find_diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Return the topic-partitions whose log no longer contains their position: an offset and its leader epoch.
+    """Return the topic-partitions whose log no longer contains their position, which is an offset and its leader epoch.
 
     Includes positions that retention deleted. Raises KafkaUnavailable if a response is missing.
     """

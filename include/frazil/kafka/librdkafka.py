@@ -1,5 +1,5 @@
-"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Looking up a
-function in confluent-kafka's extension also finds those of the librdkafka that it is linked with.
+"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Functions are
+looked up through confluent-kafka's extension module, so they belong to the librdkafka that confluent-kafka itself uses.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ class Librdkafka:
     def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any, on_token: Any = None) -> int:
         """Create a consumer. Raises KafkaException.
 
-        While it is polled, it calls `on_error` and `on_throttle`. `on_token` sets login tokens, in a thread of
-        librdkafka. The callbacks must outlive the consumer. Log lines are kept until `set_log_queue` sets a queue for
-        them.
+        `on_error` and `on_throttle` are called while the consumer is polled. `on_token` sets login tokens, in a thread
+        of librdkafka. The callbacks must outlive the consumer. Log lines are kept until `set_log_queue` sets a queue
+        for them.
         """
         conf = self.new_configuration({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)

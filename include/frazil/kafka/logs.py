@@ -1,6 +1,8 @@
-"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed. A log
-was truncated if its leader, unless it was replaced (older epoch), reports an end before an offset that was readable. It
-was also truncated if it ended earlier at the epoch of the stream's position (`OffsetForLeaderEpoch`).
+"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
+
+A truncation shows in two ways. A leader repeatedly reports an end before an offset that could be read earlier, although
+its epoch is not outdated. Or the leader reports that the leader epoch of the stream's position ended before that
+position (`OffsetForLeaderEpoch`).
 """
 
 from __future__ import annotations
@@ -74,8 +76,9 @@ class LogWatch:
     ) -> Mapping[TopicPartition, int]:
         """Poll the ends of the logs, and return the offset at which each log was truncated below its position.
 
-        `offsets` are the positions, and `epochs` their leader epochs. The ends of all other logs are updated. Raises
-        the errors of `kafka`, and KafkaUnavailable after too many consecutive outdated responses.
+        `offsets` are the positions, and `epochs` their leader epochs. Logs that still contain their position are left
+        out, and their ends are stored. Raises the errors of `kafka`, and KafkaUnavailable after too many consecutive
+        outdated responses.
         """
         ends = kafka.log_ends(offsets)
         answers = {
@@ -140,12 +143,12 @@ def find_truncations(
 
 
 def describe_lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """Return the offsets that retention deleted between each wanted and the first available one, as text."""
+    """Describe the offsets that retention deleted, from each wanted one to the first available one; empty if none."""
     return _describe_ranges({tp: (start, available.get(tp, start)) for tp, start in wanted.items()})
 
 
 def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raise OffsetGap if retention deleted records from a position in `wanted` on."""
+    """Raise OffsetGap if retention deleted the records at a position in `wanted`."""
     if lost := describe_lost_ranges(wanted, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
@@ -157,7 +160,7 @@ def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicP
 def check_not_truncated(
     wanted: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, stream: str
 ) -> None:
-    """Raise OffsetGap if a log was truncated, at its offset in `ends`, below the position in `wanted`."""
+    """Raise OffsetGap if a log was truncated: its end in `ends` is below its position in `wanted`."""
     if lost := _describe_ranges({tp: (end, wanted.get(tp, end)) for tp, end in ends.items()}):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had already read, and reuses their offsets for new ones: "

@@ -1,6 +1,6 @@
-"""Login tokens (SASL/OAUTHBEARER) from a Python function: `sasl.oauthbearer.method` is `aws-msk`, or
-`package.module:function`. It takes the text of `sasl.oauthbearer.config`, and returns a token and its expiry (s since
-1970), like confluent-kafka's `oauth_cb`. Tokens are never stored or logged.
+"""Gets login tokens (SASL/OAUTHBEARER) from a Python function. `sasl.oauthbearer.method` names the function: `aws-msk`,
+or `package.module:function`. The function takes the text of `sasl.oauthbearer.config`, and returns a token and its
+expiry (s since 1970), like confluent-kafka's `oauth_cb`. Tokens are never stored or logged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_function(method: str) -> bool:
 
 
 def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], TokenFunction | None]:
-    """Return the properties for librdkafka, and the function that makes tokens, if it needs one.
+    """Return the properties for librdkafka, and the function that makes login tokens; None if no function is declared.
 
     Raises SpecError if the function cannot be imported, and MissingExtra without the extra `msk`.
     """
@@ -40,9 +40,10 @@ def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], Tok
 
 
 def create_client(client: Callable[[dict[str, Any]], Client], properties: Mapping[str, Any]) -> Client:
-    """Create a client of confluent-kafka, after its first token: without a token, its constructor leaves an error
-    behind that ends the process later. Raises KafkaUnavailable with the function's error, and the errors of
-    `split_properties`.
+    """Create a client of confluent-kafka. If a function makes its tokens, the first token is made before the client.
+
+    If the constructor gets no token, it leaves an error behind that ends the process later. Raises KafkaUnavailable if
+    the function fails, and the errors of `split_properties`.
     """
     settings, make_token = split_properties(properties)
     if make_token is None:
@@ -52,7 +53,7 @@ def create_client(client: Callable[[dict[str, Any]], Client], properties: Mappin
         tokens = [make_token(config)]
     except Exception as error:
         raise KafkaUnavailable(
-            f"{properties[METHOD]} makes no token for Kafka: {type(error).__name__}: {error}. Check "
+            f"{properties[METHOD]} did not create a token for Kafka: {type(error).__name__}: {error}. Check "
             "sasl.oauthbearer.* in source.properties, and the service that the function calls"
         ) from error
     return client({**settings, "oauth_cb": lambda text: tokens.pop() if tokens else make_token(text)})
@@ -74,7 +75,7 @@ def _load(method: str) -> TokenFunction:
 
 
 def _checked(function: TokenFunction, method: str, config: str) -> tuple[Any, ...]:
-    """Raises ValueError, without the token, if the user's function answers in another form."""
+    """Call the user's function, and check its result. Raises ValueError, without the token in its text."""
     answer = function(config)
     if not (isinstance(answer, tuple) and len(answer) >= 2 and isinstance(answer[0], str)):
         raise ValueError(f"{method} must return a token and its expiry in seconds since 1970")

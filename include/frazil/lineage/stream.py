@@ -85,7 +85,7 @@ class StreamLineage:
             self._ended = (LineageState.COMPLETE if error is None else LineageState.FAIL, at_ms, error)
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether an event must be sent now, which waits after an error of the backend."""
+        """Return whether an event must be sent now. After an error of the backend, events wait for a while."""
         if self._began_ms is None or self._load is None:
             return False
         if self._failed_ms is not None and abs(now_ms - self._failed_ms) < RETRY_INTERVAL_MS:

@@ -17,7 +17,7 @@ CLEAR_RATIO = 0.8
 """An alert ends at this share of its threshold. The gap keeps it from flapping."""
 
 MIN_FILE_DIVISOR = 256
-"""Least number of data files by which a manifest list is divided, because it begins with 4 KiB of schema."""
+"""Minimum number of data files by which a manifest list's size is divided: the list begins with 4 KiB of schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
     whose = "frazil writes no delete files, so another engine wrote them"
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
-        whose = "merges leave at most one per data file, so others belong to removed data files or another engine"
+        whose = "merges leave at most one per data file; the rest belong to removed data files or another engine"
     shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
     sentence = f"{table} has {shown}, which every reader must apply; {whose}. {compact}"
     yield Reading("delete-files", beyond, limits.delete_files, shown, sentence)
@@ -117,7 +117,10 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if the average one is small, else 0; None if sizes are unknown."""
+    """Return the number of data files if their average size is small; None if sizes are unknown.
+
+    Otherwise return 0, or up to `threshold` if the average is not yet large enough to end an alert.
+    """
     if health.data_files and not health.data_bytes:
         return None
     share = health.average_file_bytes / (health.target_file_bytes / 10)

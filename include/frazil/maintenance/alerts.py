@@ -1,6 +1,7 @@
 """Fires an alert when its value has been beyond the threshold for the hold time; resolves it at 80 % of the threshold.
 Pure. Each measurement gets the previous one's `AlertStates`, a small JSON value, so any process can run it. Unknown
-values change nothing. The hold time restarts if the value was not measured for that long and for three intervals.
+values change nothing. The hold time restarts after a gap between measurements that exceeds both the hold time and three
+measurement intervals.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ class AlertState:
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """One subject's states by rule. A rule whose value is fine has none."""
+    """One subject's states by rule. A rule has no state while its value is fine."""
 
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. States of alerts reported alone keep the format that the previous version reads."""
+        """Convert to JSON. Omits `alone` where it is True, so that the previous version can read these states."""
         written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
         return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
 
@@ -123,7 +124,7 @@ def evaluate_readings(
 
 
 def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
-    """Return an unknown reading for `<rule>:<subject>` if the source of `<rule>` could not be read."""
+    """Return an unknown reading for a rule `<name>:<subject>`, if the source of all such rules could not be read."""
     whole = found.get(rule.partition(":")[0])
     if whole is None or not whole.unread:
         return None
@@ -132,7 +133,7 @@ def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
 
 
 def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
-    """Return the steps, by subject, with `alone` False for alerts that fire after the first `limit`."""
+    """Return the steps by subject. All alerts that fire after the first `limit` get `alone=False`."""
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
     together = set(fired[limit:])
 
@@ -151,7 +152,7 @@ def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[s
 
 
 def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
-    """Return one rule's state after a measurement, if it needs one."""
+    """Return one rule's state after a measurement; None if the rule needs no state."""
     if reading is None:
         return None
     if reading.value is None:

@@ -1,5 +1,6 @@
-"""Finds the partitions into which upsert streams are merging batches: compacting one usually conflicts with the next
-batch, which must then merge again. They are in the newest batches' changes, and in journals of unmerged batches.
+"""Finds the partitions into which upsert streams are merging batches. Compacting such a partition usually conflicts
+with the next batch, which must then merge again. Recent merges show these partitions, and so do the journals of batches
+that are not merged yet.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from frazil.table.tables import state_location
 BUSY_INTERVALS = 2
 """How long a changed partition is busy, in longest commit intervals of its stream."""
 MAX_BATCHES = 12
-"""Merged ones, and unmerged ones, that are read for each stream."""
+"""Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
 
 
 def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
@@ -38,7 +39,7 @@ def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: i
 
 
 def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
-    """Yield the partitions that a stream changed recently, or will with its unmerged batches."""
+    """Yield the partitions that a stream changed recently, or will change when its staged batches are committed."""
     busy_ms = BUSY_INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
     newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
     recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)
@@ -53,7 +54,7 @@ def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[
 
 
 def _changed_partitions(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
-    """Yield the partitions to which a merge added files."""
+    """Yield the partitions to which a snapshot's commit added files."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id and manifest.has_added_files():
             for entry in manifest.fetch_manifest_entry(table.io):

@@ -16,7 +16,7 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import format_count
 
 MIN_DELETES_PER_FILE = 0.1
-"""Shared delete files per data file from which a whole partition is rewritten."""
+"""A whole partition is rewritten if it has at least this many shared delete files per data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,11 @@ def plan_compaction(
     spec_id: int,
     busy: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
-    """Choose the partitions that one run rewrites, from a deep measurement. Partitions that end by `complete_before_us`
-    (since 1970) get no more rows. Partitions of other specs than `spec_id` are not chosen, but Iceberg also rewrites
-    their small files that overlap a chosen partition; these count against the budget.
-    Rewrites of `busy` partitions come last, few and small: each may force a batch to merge again.
+    """Choose the partitions that one run rewrites, from a deep measurement.
+
+    Partitions that end by `complete_before_us` (since 1970) get no more rows. Partitions of other specs than `spec_id`
+    are not chosen. Iceberg also rewrites their small files that overlap a chosen partition; these count against the
+    budget. Rewrites of `busy` partitions come last, few and small: each may force a batch to merge again.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -137,7 +138,10 @@ def removed_files_per_byte(rewrite: Rewrite) -> float:
 def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | LeftPartition | None:
-    """Return the rewrite that a partition needs, or why its small files are left. Ignores the budget."""
+    """Return the rewrite that a partition needs, or why its small files are left; None if it needs no rewrite.
+
+    Ignores the budget.
+    """
     # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
         partition.deletes.shared >= MIN_DELETES_PER_FILE * partition.files
@@ -149,8 +153,8 @@ def _evaluate(
         return LeftPartition(partition, LeftReason.OLD_SPEC, why)
     if deletes:
         gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
-        applied = format_count(partition.deletes.shared, "delete file", "is|are")
-        why = f"{applied} applied to {format_count(partition.files, 'file')} by every reader"
+        applied = format_count(partition.deletes.shared, "delete file")
+        why = f"every reader applies {applied} to {format_count(partition.files, 'file')}"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
     small = _evaluate_small(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
@@ -196,7 +200,7 @@ def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent:
 
 
 def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[LeftPartition]]:
-    """Split busy partitions' rewrites into parts that finish between two batches. Also returns the skipped ones."""
+    """Split rewrites of busy partitions into parts that finish between two batches. Also returns skipped partitions."""
     pieces: list[Rewrite] = []
     left: list[LeftPartition] = []
     each = max(MAX_BUSY_REWRITES // max(len(busy), 1), 1)
@@ -205,7 +209,8 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
         if rewrite.bytes > target:
             part = _plan_small_part(rewrite, target, target=target) or _plan_due_part(rewrite, 1)
         if part is None or len(pieces) >= MAX_BUSY_REWRITES:
-            why = f"{rewrite.reason}; batches are being merged into it, and a run does {MAX_BUSY_REWRITES} of these"
+            limit = f"a run makes at most {MAX_BUSY_REWRITES} rewrites of such partitions"
+            why = f"{rewrite.reason}; batches are being merged into it, and {limit}"
             left.append(LeftPartition(rewrite.partition, LeftReason.BUSY, why))
             continue
         reason = f"{part.reason}; batches are being merged into it"
@@ -220,14 +225,16 @@ def _files_after_rewrite(size: int, target: int) -> int:
 def _select_within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[LeftPartition]]:
-    """Return the best rewrites within the budget, and what is left. The first that does not fit is taken in part, and
-    ends the run, so that no partition waits forever. A rewrite with shared delete files is taken whole, even if it
-    alone exceeds the budget. A rewrite is skipped if it exceeds the budget with files of `old` specs, or has no part
-    that is surely halved.
+    """Return the rewrites of one run, in the order of `ordered`, and the partitions that are left.
+
+    The cost of a rewrite includes overlapping files of `old` specs. The first rewrite that does not fit into `budget`
+    bytes is done in part, and ends the run, so that no partition waits forever. A rewrite with shared delete files is
+    done whole, even if it alone exceeds the budget. A rewrite is skipped if files of `old` specs make it exceed the
+    whole budget, or if it has no part that is certain to halve its files.
     """
     taken: list[Rewrite] = []
     left: list[LeftPartition] = []
-    rest, spent = budget, f"the {budget:,} bytes of one run go to partitions that gain more"
+    rest, spent = budget, f"the run's budget of {budget:,} bytes goes to partitions that gain more"
     for place, alone in enumerate(ordered):
         overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
         rewrite = _add_older_specs(alone, overlapping)
@@ -235,14 +242,15 @@ def _select_within_budget(
         fitting = rewrite if cost <= rest else None if overlapping else _plan_small_part(rewrite, rest, target=target)
         if overlapping and cost > budget:
             old_spec_files = format_count(rewrite.old_spec_files, "small file")
-            why = f"{old_spec_files} of older specs would be rewritten with it, {cost:,} bytes"
-            left.append(LeftPartition(alone.partition, LeftReason.OVERLAP, f"{why} in all: rewrite those by hand"))
+            why = f"with {old_spec_files} of older partition specs, the rewrite exceeds the budget of a run"
+            why = f"{why} ({cost:,} bytes): rewrite those files by hand"
+            left.append(LeftPartition(alone.partition, LeftReason.OVERLAP, why))
             continue
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
         if fitting is None and deletes and not taken and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
         if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
-            why = f"{rewrite.reason}; it exceeds the whole budget of a run, and no part of it is certain to be halved"
+            why = f"{rewrite.reason}; the rewrite exceeds the budget of a run, and a part may not halve its files"
             left.append(LeftPartition(alone.partition, LeftReason.MARGINAL, why))
             continue
         if fitting is not None:
@@ -278,9 +286,10 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
 
 
 def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number. Iceberg rewrites all files
-    below a size. At most `bytes / below` are as large (Markov's inequality), so an even number below half the target is
-    halved.
+    """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number.
+
+    Iceberg rewrites all files below a size. At most `bytes / below` files are as large (Markov's inequality). An even
+    number of files below half the target becomes at most half as many.
     """
     if rewrite.deleted_percent is not None:
         return _plan_due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
@@ -291,13 +300,13 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
     if not files:
         return None
     size = -(-rewrite.bytes * files // rewrite.files)
-    why = f"{rewrite.reason}; {files:,} of those below {below:,} bytes are within the budget"
+    why = f"{rewrite.reason}; {files:,} of the files below {below:,} bytes fit the budget"
     removed = files - _files_after_rewrite(size, target)
     return dataclasses.replace(rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below)
 
 
 def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """Return a rewrite of up to `files` data files with many deleted rows."""
+    """Return a rewrite of up to `files` data files with many deleted rows; None if there are none."""
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:
@@ -308,7 +317,7 @@ def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
         files=files,
         bytes=-(-due.due_bytes * files // due.due_files),
         removed=files,
-        reason=f"{alone.reason}; {files:,} of these are within the budget",
+        reason=f"{alone.reason}; {files:,} of these files fit the budget",
         largest_bytes=due.due_largest_bytes,
         busy=rewrite.busy,
     )

@@ -35,7 +35,7 @@ _DELETED_PATH = 2_147_483_546
 
 
 class _EntryReader:
-    """Reads manifest entries with only the wanted primitive fields. `at` has each field's index by its id."""
+    """Reads manifest entries, with only the wanted primitive fields. `at` maps each field's id to its index."""
 
     def __init__(self, *wanted: int) -> None:
         fields = [f for f in DATA_FILE_TYPE[2].fields if f.field_id in wanted or not f.field_type.is_primitive]
@@ -147,7 +147,7 @@ def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
 
 
 def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTotals:
-    """Return a delete file's totals. It is dangling if its only data file is not live."""
+    """Return a delete file's totals. The delete file is dangling if its only data file is not live."""
     dangles = file.of is not None and file.of not in live_paths
     rows, dangling = (0, (file.path,)) if dangles else (file.records, ())
     deletes = Deletes(bytes=file.bytes, rows=rows, shared=int(file.of is None), dangling=dangling)
@@ -156,7 +156,7 @@ def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTot
 
 @dataclass(frozen=True, slots=True)
 class _FileLimits:
-    """Below the first a file is small, from the second on it is rewritten."""
+    """A file below `small_below` bytes is small. A file with `deleted_percent` or more deleted rows is rewritten."""
 
     small_below: int
     deleted_percent: int
@@ -165,7 +165,10 @@ class _FileLimits:
 def _count_data_files(
     io: FileIO, manifest: ManifestFile, bounds: _FileLimits, deleted: Mapping[str, int]
 ) -> tuple[dict[PartitionKey, _PartitionTotals], set[str]]:
-    """Return the data files' totals by partition, and the paths of files with deleted rows, which `deleted` counts."""
+    """Return the data files' totals by partition, and the paths of files with deleted rows.
+
+    `deleted` has the number of deleted rows by path.
+    """
     counts: dict[PartitionKey, _PartitionTotals] = {}
     live_paths: set[str] = set()
     entries = _ENTRIES_WITH_PATHS if deleted else _ENTRIES_WITHOUT_PATHS
@@ -190,7 +193,7 @@ def _count_data_files(
 
 
 def _time_column(maintained: MaintainedTable) -> str:
-    """Return the column whose range has ended when a partition is complete."""
+    """Return the time column that decides whether a partition is complete."""
     match maintained.kind:
         case TableKind.MAIN | TableKind.ROUTED:
             return maintained.streams[0].event_time.column
@@ -234,7 +237,7 @@ class _PartitionDescriber:
             return "/".join(f"{f.name}={v}" for f, v in zip(self._spec.fields, values, strict=True))
 
     def _unit_starts(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
-        """Yield the start of each time value's unit, moved by `after` units (us since 1970)."""
+        """Yield the start (us since 1970) of each time value's unit, or of the unit that is `after` units later."""
         for at, unit in self._units:
             if values[at] is not None:
                 yield int(np.datetime64(values[at] + after, unit).astype("datetime64[us]").astype(np.int64))

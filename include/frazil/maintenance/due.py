@@ -1,5 +1,6 @@
-"""Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests. If one
-may be, a PySpark application counts the files of each partition and decides again. Pure; does not load PyIceberg.
+"""Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests. If an
+action may be, a PySpark application counts the files of each partition and decides again. Pure; does not load
+PyIceberg.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class ManifestPlan:
 def plan_manifests(
     manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """Plan a rewrite of too many manifests, if it halves them. `manifests` has number and bytes by spec."""
+    """Plan a rewrite of the manifests, if there are too many, for each partition spec in which it halves their number.
+
+    `manifests` has the number and the bytes of manifests by spec id.
+    """
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:
         return ManifestPlan((), f"{format_count(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
@@ -37,17 +41,18 @@ def plan_manifests(
     worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
     if not worth:
         fewest = sum(ideal.values())
-        return ManifestPlan((), f"{format_count(total, 'manifest')} would not be halved: their bytes need {fewest:,}")
+        few = f"a rewrite would not halve {format_count(total, 'manifest')}: {fewest:,} would remain"
+        return ManifestPlan((), few)
     left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
     return ManifestPlan(worth, f"{format_count(total, 'manifest', 'becomes|become')} about {left:,}")
 
 
 FULL_CHECK_INTERVAL = timedelta(days=1)
-"""The full check finds what metadata alone does not show."""
+"""Interval of the full check, which finds what metadata alone does not show."""
 
 
 class Action(StrEnum):
-    """Actions in the order of their runs: each leaves less work for the next."""
+    """The maintenance actions, in the order in which they run: each leaves less work for the next."""
 
     COMPACTION = "compaction"
     MANIFESTS = "manifests"
@@ -102,13 +107,13 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
 
 
 def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
-    """Return whether many rows are deleted, or delete files have lost their data files."""
+    """Return whether many rows are deleted, or delete files without data files are left."""
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -> DueCheck:
-    """Check the manifests of all specs together; the daily check looks at each."""
+    """Check the manifests of all specs together. The daily check (`again`) also looks at each spec."""
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
         return DueCheck(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
@@ -116,7 +121,7 @@ def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -
 
 
 def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
-    """Check main's history. Markers or tags keep the older snapshots anyway."""
+    """Check the number of all snapshots, and the age of main's. Markers and tags keep other snapshots anyway."""
     if health.snapshots > settings.at_most:
         return DueCheck(True, f"{format_count(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:

@@ -1,70 +1,21 @@
-"""Decides from metadata alone which snapshots of a table expire, which are kept longer, and why. Main's history is kept
-without gaps back to one snapshot, because readers follow parent links. Older snapshots are kept if something refers to
-them. A plan stays safe: writers only move forward, and Iceberg refuses to expire a branch's head.
-"""
+"""Reads which snapshots a table's signals need, and estimates what an expiry frees. `frazil.commit.expiry` decides."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from datetime import timedelta
-from itertools import chain
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.backfill_marker import branch_name, open_backfills
-from frazil.commit.commit_checks import check_ancestry, check_open_branch
-from frazil.commit.history import SUMMARY_ONLY_KEYS, ancestors
-from frazil.commit.late_rows import may_add_late_rows
-from frazil.commit.marked_update import OPEN_SNAPSHOT_KEY
-from frazil.commit.marker import Marker, open_branch_name, read_markers
-from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.commit.expiry import Pins
 from frazil.maintenance.tables import MaintainedTable, TableKind
-from frazil.partitions.completeness import Cursor
-from frazil.signals.signal_table import TableSignals
-from frazil.spec.maintenance import Expiry
+from frazil.signals import pins
 from frazil.spec.routed_stream import view_from_table
-from frazil.spec.units import format_count
-from frazil.table.branches import MAIN, head_of
 from frazil.table.declared import DEFAULT_PROPERTIES
-from frazil.table.tables import may_delete_files
 
-READER_TAG_PREFIX = "frazil-reader-"
-"""Prefix of incremental readers' tags. The tagged snapshot and all newer ones are kept."""
-MAX_UNREAD_AGE = timedelta(days=7)
-"""Maximum age of commits that are kept because their windows have no signal yet."""
-MAX_AUDIT_AGE = timedelta(days=1)
-"""Maximum age of a backfill's last commit while snapshots are kept for its audit."""
-AUDIT_RETENTION = timedelta(hours=6)
-"""Minimum retention of snapshots that hourly audits need."""
-MAX_RECENT_SIGNALS = 500
-"""Number of signals whose snapshots are kept."""
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 """Properties that limit the versions of `metadata.json`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pins:
-    """What other components need, although the table's metadata does not show it."""
-
-    cursor: Cursor | None = None
-    """How far the signals have counted late rows and dead letters."""
-    signalled: frozenset[int] = frozenset()
-    """The snapshots of recent signals, which downstream jobs read."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpiryPlan:
-    expire: tuple[int, ...]
-    kept: Mapping[int, str]
-    """Snapshots kept beyond the retention, with the reasons."""
-    sentence: str
-    refused: bool = False
-    """Whether nothing may expire until an operator acts; `sentence` has the reason."""
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
@@ -72,45 +23,8 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
     seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
-    signals = TableSignals.load(catalog, maintained.identifier)
     since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
-    newest = signals.recent(MAX_RECENT_SIGNALS)
-    named = frozenset(s.snapshot_id for s in newest if s.signalled_at_ms >= since_ms)
-    return Pins(signals.cursor, named)
-
-
-def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
-    """Decide which snapshots expire, from current metadata and `read_pins`."""
-    try:
-        markers = list(read_markers(metadata.properties).values())
-        for marker in markers:
-            check_ancestry(metadata, marker, table=table)
-            check_open_branch(metadata, marker, table=table)
-        branches = (branch_name(backfill.stream) for backfill in open_backfills(metadata.properties))
-        backfills = [head for branch in branches if (head := head_of(metadata, branch))]
-    except (MarkerUnreadable, RolledBack) as error:
-        return ExpiryPlan((), {}, f"no snapshot is expired until this is fixed: {error}", refused=True)
-    if own := _find_forbidding_setting(metadata):
-        return ExpiryPlan((), {}, own, refused=True)
-    main = list(ancestors(metadata))
-    horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
-    readable = next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
-    plain = max(min(readable, settings.at_most), settings.at_least)
-    unread = [] if pins.cursor is None else _uncounted_commits(main, pins.cursor)
-    holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
-    line = main[: max([plain, *(at + 1 for at in holds)])]
-    single = _referenced_snapshots(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
-    held = {line[at].snapshot_id: holds.get(at, "an older snapshot must be kept") for at in range(plain, len(line))}
-    stays = {s.snapshot_id for s in line} | set(single)
-    open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
-    ours = {s.snapshot_id for s in chain(main, *open_lines)}
-    expire = tuple(
-        s.snapshot_id
-        for s in metadata.snapshots
-        if s.snapshot_id not in stays and (s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
-    )
-    lost = sum(at >= len(line) for at in unread)
-    return ExpiryPlan(expire, held | single, _describe_plan(expire, line, held | single, lost))
+    return pins.read_pins(catalog, maintained.identifier, since_ms=since_ms)
 
 
 def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
@@ -127,107 +41,3 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
     )
     size = sum(int(one.get("removed-files-size") or 0) for one in summaries)
     return size * files // removed if removed else 0
-
-
-def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
-    if not may_delete_files(metadata.properties):
-        return "no snapshot expires: the table has `gc.enabled=false`, so another table may share its files"
-    main = metadata.refs.get(MAIN)
-    if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):
-        return (
-            "no snapshot expires: branch main has its own retention, by which Iceberg would expire snapshots that "
-            "streams still need; remove it, or declare `maintenance: {expiry: off}`"
-        )
-    return None
-
-
-def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the indexes in `main` of commits whose late rows or dead letters no signal may have counted."""
-    return [
-        at
-        for at, snapshot in enumerate(main)
-        if (snapshot.sequence_number or 0) > cursor.sequence_number
-        and snapshot.summary
-        and (may_add_late_rows(snapshot, cursor) or int(snapshot.summary.get("frazil.rejected") or 0))
-    ]
-
-
-def _held_positions(
-    metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
-) -> dict[int, str]:
-    """Return indexes in `main`, with reasons: all snapshots from the head to there must be kept."""
-    oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
-    late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
-    index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
-    tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG_PREFIX)}
-    return {
-        **dict.fromkeys(late, "no signal has counted its late rows or dead letters"),
-        **{index[tagged]: f"tag {name} refers to it" for name, tagged in tags.items() if tagged in index},
-    }
-
-
-def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index of the oldest snapshot that an open backfill's audit may need."""
-    oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
-    numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
-    if not (numbers and main):
-        return {}
-    first = next((at for at, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
-    return {first: "the audit of an open backfill may have begun there"}
-
-
-def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
-    metadata: TableMetadata,
-    markers: Sequence[Marker],
-    pins: Pins,
-    *,
-    main: Sequence[Snapshot],
-    line: Sequence[Snapshot],
-    now_ms: int,
-) -> dict[int, str]:
-    """Return the referenced snapshots outside main's kept history, with reasons."""
-    ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
-    reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
-    oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
-    young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
-    kept = [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
-    reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
-    reasons |= dict.fromkeys(pins.signalled, "a signal refers to it")
-    reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
-    reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
-    for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
-        if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT_KEY):
-            reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
-    present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
-    return {found: why for found, why in reasons.items() if found in present}
-
-
-def _branch_snapshots(
-    metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
-) -> Iterator[tuple[int, str]]:
-    """Yield the snapshots that other users' branches keep, outside main or by their own retention."""
-    for name, ref in metadata.refs.items():
-        if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
-            continue
-        for at, snapshot in enumerate(ancestors(metadata, name)):
-            young = ref.max_snapshot_age_ms and now_ms - snapshot.timestamp_ms <= ref.max_snapshot_age_ms
-            if snapshot.snapshot_id not in main or young or at < (ref.min_snapshots_to_keep or 0):
-                yield snapshot.snapshot_id, f"branch {name} contains it"
-
-
-def _describe_plan(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:
-    expired = (
-        f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
-        if expire
-        else "no snapshot is old enough to expire"
-    )
-    sentence = f"{expired}, {len(line):,} of main are kept"
-    if kept:
-        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(kept.values()).most_common(3))
-        sentence += f"; {len(kept):,} are kept beyond the retention: {reasons}"
-    if lost:
-        sentence += (
-            f". No signal will ever count the late rows and dead letters of {format_count(lost, 'commit')} older than "
-            f"{MAX_UNREAD_AGE.days} days: find out what holds the watermark back"
-        )
-    return sentence

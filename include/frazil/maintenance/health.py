@@ -1,5 +1,6 @@
-"""The measured health of a table: numbers, and the ratios that alerts and plans use. Times are ms since 1970. Except
-`partitions`, all comes from metadata, the newest snapshot's summary and manifest list, and the newest commit records.
+"""The measured health of a table: numbers, and the ratios that alerts and plans use. Times are ms since 1970. All
+values except `partitions` come from metadata, from the newest snapshot's summary and manifest list, and from the newest
+commit records.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ def p10(sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """A partition's delete files, for one data file or several, and their effect on its data files."""
+    """A partition's delete files, and their effect on its data files.
+
+    A delete file applies to one data file, or is shared by several.
+    """
 
     bytes: int = 0
     rows: int = 0
@@ -133,7 +137,7 @@ class TableHealth:
 
     @property
     def deleted_percent(self) -> float:
-        """Share of the rows in data files that readers read in vain."""
+        """Percentage of the rows in data files that are deleted, so readers read them in vain."""
         return 100 * self.deleted_rows / max(self.rows + self.deleted_rows, 1)
 
     @property

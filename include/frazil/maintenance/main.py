@@ -23,7 +23,7 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger("frazil")
 
 MAX_LISTED = 3
-"""Tables in the Spark application's name."""
+"""Maximum number of tables in the Spark application's name."""
 
 
 def run_maintenance(

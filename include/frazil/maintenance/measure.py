@@ -21,7 +21,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.commit_checks import check_ancestry, check_same_source
-from frazil.commit.history import ancestors, commit_records, last_commit_ms
+from frazil.commit.history import ancestors, ancestors_and_kept, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
@@ -82,9 +82,10 @@ def measure(
     deep: bool = False,
     ask_kafka: AskKafka = AskKafka.NEVER,
 ) -> TableHealth | None:
-    """Return the table's health, if it exists; with `deep`, also the files of each partition. `ask_kafka` says
-    whether Kafka is asked for the lag of streams without a writer here. Raises AccessDenied, CommitUnavailable,
-    NotMadeByRoute, and any error of the storage.
+    """Return the table's health; None if the table does not exist.
+
+    With `deep`, the health includes the files of each partition. `ask_kafka` says whether to ask Kafka for the lag of
+    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and any error of the storage.
     """
     with translate_catalog_errors(catalog.name):
         try:
@@ -161,10 +162,16 @@ def _metadata_bytes(table: Table) -> int:
 def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
     """Return when data files were last rewritten (ms), and by how many files and bytes main has grown since."""
     files = size = 0
-    for snapshot in ancestors(metadata):
+    head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
+    for snapshot in ancestors_and_kept(metadata):
+        if snapshot.snapshot_id not in main and not _is_replace(snapshot):
+            continue
         added = _summary_count(snapshot, "added-data-files")
-        if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
+        if _is_replace(snapshot):
             if added or _summary_count(snapshot, "deleted-data-files"):
+                if snapshot.snapshot_id not in main:  # snapshots after it have expired
+                    files = _summary_count(head, "total-data-files") - _summary_count(snapshot, "total-data-files")
+                    size = _summary_count(head, "total-files-size") - _summary_count(snapshot, "total-files-size")
                 return snapshot.timestamp_ms, max(files, 0), max(size, 0)
             continue
         files += added - _summary_count(snapshot, "deleted-data-files")
@@ -172,8 +179,12 @@ def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, 
     return None, max(files, 0), max(size, 0)
 
 
+def _is_replace(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.operation is Operation.REPLACE
+
+
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Return the files that the newest batches added, except for a route's tables, which may be thousands."""
+    """Return totals of the files that the newest batches added; None for a route's tables, which may be thousands."""
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
     batches = [files for spec in maintained.streams for files in _files_by_batch(table, spec, maintained.kind)]
@@ -248,13 +259,13 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Return the time (ms) of the marker's snapshot, which never expires."""
+    """Return the time (ms) of the marker's snapshot, which never expires; None without a marker."""
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
 
 
 def observe_writer(stream: str) -> Observation | None:
-    """Observe this host's writer of the stream, if its run folder can be read."""
+    """Observe this host's writer of the stream. Return None if its run folder cannot be read."""
     try:
         return open_launcher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -51,7 +51,7 @@ from frazil.table.tables import may_delete_files, state_location
 log = logging.getLogger(__name__)
 
 FILES_PER_DELETION = 1_000
-"""Deletions until the table's metadata is loaded again."""
+"""Number of files deleted before the table's metadata is loaded again."""
 MAX_READ_ATTEMPTS = 3
 """Attempts to read metadata, whose files an expiry may delete at the same time."""
 MAX_EXAMPLES = 20
@@ -117,10 +117,11 @@ def clean_orphans(
     dry_run: bool = False,
     neighbours: Sequence[TableFolders] | None = None,
 ) -> OrphanReport:
-    """Delete the orphan files that an earlier run found too; a dry run changes nothing. `neighbours`, a result of
-    `load_all_folders`, may be an hour old: no earlier run can have found files that other tables added since. Raises
-    SpecError if the table does not exist, TableLost if only its files do, NotMadeByRoute, and any error before the
-    first deletion.
+    """Delete the orphan files that an earlier run found too. A dry run changes nothing.
+
+    `neighbours` is a result of `load_all_folders`, and may be an hour old: no earlier run found files that other tables
+    have added since. Raises SpecError if the table does not exist, TableLost if only its files do, NotMadeByRoute, and
+    any error before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     with translate_catalog_errors(catalog.name):
@@ -227,7 +228,10 @@ class _Cleanup:
         return others
 
     def _find_roots(self) -> dict[Place, str]:
-        """Return the folders to list, as the table spells them: location, and data and metadata if elsewhere."""
+        """Map each folder to list to its path in the table's metadata.
+
+        The folders are the table's location, and the data and metadata folders if they are elsewhere.
+        """
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
@@ -236,7 +240,7 @@ class _Cleanup:
         return roots
 
     def _list_files(self, roots: dict[Place, str]) -> list[ListedFile]:
-        """List the files in these folders, up to `max-listed`."""
+        """List the files in these folders. Refuses the cleanup if there are more than `max-listed`."""
         listing: list[ListedFile] = []
         for root in roots.values():
             listing += [ListedFile(file, self.place(file.path)) for file in self._store(root).list_files(root)]
@@ -270,7 +274,10 @@ class _Cleanup:
         return table
 
     def _delete(self, ready: Sequence[ListedFile], references: References) -> tuple[_DeletedFiles, str | None]:
-        """Delete the files in batches, each after a reload. Returns those deleted, and why it stopped."""
+        """Delete the files in batches, and reload the table before each batch.
+
+        Returns the deleted files, and the reason if it stopped early.
+        """
         done = _DeletedFiles()
         for _, group in groupby(ready, key=lambda file: file.place.store):
             files = list(group)

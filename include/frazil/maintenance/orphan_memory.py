@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILES = 100_000
-"""That are remembered. Later runs handle the rest."""
+"""Maximum number of orphan files that are remembered. Later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Progress:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
     def is_superseded_by(self, now: Progress) -> bool:
-        """Return whether a commit prepared before would be refused by the time `now`."""
+        """Return whether a commit that was prepared at this progress would be refused at the progress `now`."""
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
 
 
@@ -46,7 +46,7 @@ class OrphanRun:
 
 @dataclass(frozen=True, slots=True)
 class OrphanMemory:
-    """Earlier runs; each file is with the run that found it first."""
+    """The results of earlier runs. Each file belongs to the run that found it first."""
 
     table_uuid: str
     runs: tuple[OrphanRun, ...] = ()
@@ -70,7 +70,10 @@ class OrphanMemory:
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """Return the memory after one more run: with files that it found first, without files that it did not find."""
+        """Return the memory after the run `now`.
+
+        Adds files that this run was the first to find. Drops files that it did not find.
+        """
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))

@@ -65,7 +65,7 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 
 
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
-    """Return all files that the table references; `live` are the files in the newest snapshot of `before`."""
+    """Return all files that the table references. Its `live` files are those in the newest snapshot of `before`."""
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
     manifests = {manifest.manifest_path: manifest for found in lists for manifest in found}
@@ -102,7 +102,10 @@ def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
 
 
 def read_new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
-    """Return the paths of metadata files, and of referenced files that are not in `known`, from new manifests."""
+    """Return the paths of all metadata files, and of files that the table references only through new manifests.
+
+    A manifest is new if `known` does not have it.
+    """
     found = {place(path).path for path in _metadata_files(table)}
     for snapshot in table.metadata.snapshots:
         if (listed := place(snapshot.manifest_list).path) in known.paths:
@@ -139,7 +142,7 @@ def _bare_manifest(path: str) -> ManifestFile:
 
 
 def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callable[[str], Place]) -> str | None:
-    """Return a `metadata.json` in a folder that never held this table's metadata, and so is another table's."""
+    """Return a `metadata.json` in a folder that never held this table's metadata, so it is another table's; or None."""
     own = {place(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
     own.add(table_folders(table, place).metadata.path)
     found = (f for f in files if METADATA_SUFFIX in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
@@ -147,7 +150,7 @@ def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callab
 
 
 def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
-    """Return a candidate that is a `metadata.json` with another table's UUID."""
+    """Return the path of a candidate `metadata.json` that has another table's UUID; None if there is no such file."""
     paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))

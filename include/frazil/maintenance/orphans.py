@@ -3,12 +3,13 @@ ensure that no snapshot will ever reference a deleted file:
 
 1. The table is loaded after the listing, and again before each batch of deletions.
 2. Staged files (`<stream>/<epoch>/<batch>/`, `<stream>/waited/<epoch>/<batch>/`) are kept until the marker's `settled`
-   has passed their batch, even if the stream is undeclared; a backfill's while its branch is open. A forgotten stream
-   can commit nothing.
-3. A manifest is kept while a file in it is: a retried commit reuses the manifest.
-4. Another commit has succeeded since the file was first found, so a commit in progress then is refused.
-5. A file is older than `older-than` by the storage's clock, and an earlier run found it an hour ago: files that Spark
-   rewrites are registered nowhere. A host whose clock is off by a third of `older-than` deletes nothing.
+   has passed their batch, even if the stream is undeclared. A backfill's staged files are kept while its branch is
+   open. The files of a forgotten stream are not kept, because it can commit nothing.
+3. A manifest is kept as long as one of the files that it lists, because a retried commit reuses the manifest.
+4. Another commit has succeeded since the file was first found. A commit that was in progress then will be refused.
+5. The file is older than `older-than` by the storage's clock, and an earlier run found it at least an hour ago. This
+   protects files that Spark is writing, which are registered nowhere. A host whose clock is off by a third of
+   `older-than` deletes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from frazil.spec.units import format_count
 from frazil.table.object_store import FileInfo
 
 _FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
-"""The kind of storage by URI scheme, if it is not the scheme."""
+"""The kind of storage for each URI scheme that does not name it itself."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
@@ -76,7 +77,7 @@ def _clean_path(path: str) -> str:
 MIN_RUN_DISTANCE_MS = 3_600_000
 """Time between the run that finds a file and the run that deletes it."""
 MAX_LISTED = 3
-"""Files in a message."""
+"""Maximum number of paths in a message."""
 
 _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\d{8,})/(\d{8,})/")
 """A staged file's folder: stream, backfill id, epoch, batch."""
@@ -125,7 +126,7 @@ class TableFolders:
 
 
 def find_shared_folder(own: TableFolders, others: Iterable[TableFolders]) -> str | None:
-    """Return why a table's folders may also hold other tables' files, if so."""
+    """Return why a table's folders may also hold other tables' files; None if they cannot."""
     for folder in own.all:
         if folder.path == "/" or (folder != own.location and own.location.is_inside(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
@@ -144,7 +145,7 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Files that the metadata, loaded after the listing, references."""
+    """The files that a table references, according to metadata that was loaded after the listing."""
 
     paths: Set[str]
     live: Collection[Place]
@@ -177,7 +178,7 @@ class Evaluation:
 def select_own_files(
     listing: Iterable[ListedFile], *, roots: Iterable[Place], others: Iterable[TableFolders]
 ) -> list[ListedFile]:
-    """Return the listed files. Skips hidden files (as below `_frazil`) and files in other tables' folders."""
+    """Return the listed files. Skips hidden files (such as those below `_frazil`), and other tables' files."""
     starts = [root.path for root in roots]
     inside = [p.path for other in others for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]
@@ -197,7 +198,10 @@ def _is_hidden(path: str, start: str) -> bool:
 def classify_files(
     files: Collection[ListedFile], references: References, undecided: UndecidedFiles, *, settings: Orphans, now_ms: int
 ) -> Evaluation:
-    """Classify the table's own files as kept, or as candidates for deletion."""
+    """Classify the table's own files: referenced, registered, young, or candidates for deletion.
+
+    The result also says why no candidate may be deleted, if so.
+    """
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
     candidates = []
@@ -220,7 +224,10 @@ def classify_files(
 
 
 def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Return why the listing cannot be complete: a live file below the folders, or half of all, is missing."""
+    """Return why the listing cannot be complete; None if it may be complete.
+
+    A complete listing has all live files of its folders, and at least half of all live files.
+    """
     lost = [p.path for p in references.live if p.path not in present and any(p.is_inside(root) for root in roots)]
     if lost:
         return (
@@ -237,7 +244,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
 
 
 def _find_similar_paths(candidates: Iterable[ListedFile], references: References) -> str | None:
-    """Return why candidates named like a referenced file, and so the same file or a copy, must be kept."""
+    """Return why candidates must be kept if they are named like a referenced file: each may be that file or a copy."""
     names = {path.rsplit("/", 1)[-1] for path in references.paths}
     alike = [file.info.path for file in candidates if file.place.name in names]
     if not alike:
@@ -249,7 +256,7 @@ def _find_similar_paths(candidates: Iterable[ListedFile], references: References
 
 
 def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
-    """Return why these orphans are too many to delete, if so."""
+    """Return why the candidates are too many to delete; None if they are not."""
     count, size = len(found.candidates), found.candidate_bytes
     if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None
@@ -262,7 +269,7 @@ def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | 
 def find_deletable(
     candidates: Iterable[ListedFile], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
 ) -> list[ListedFile]:
-    """Return the candidates that a run found at least an hour ago, before a later commit to the table."""
+    """Return the candidates that a run found at least an hour ago, if the table has had a commit since then."""
     known = {
         path
         for run in runs

@@ -54,10 +54,10 @@ class Outcome:
 log = logging.getLogger(__name__)
 
 MAINTENANCE_FOLDER = "_maintenance"
-"""Next to the folders of streams, whose names never begin with `_`."""
+"""Folder of maintenance outcomes, next to the folders of streams, whose names never begin with `_`."""
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
-"""Stored results per action and ending, so that failures do not hide earlier work."""
+"""Maximum number of stored results per action and ending, so that failures do not hide earlier work."""
 MAX_AGE_MS = 90 * 24 * 3_600_000
 """Age at which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
@@ -114,7 +114,7 @@ def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
 
 
 def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """Encode the newest results of each action and ending. Skips results dated over `MAX_AGE_MS` from now."""
+    """Encode the newest results of each action and ending. Skips results more than `MAX_AGE_MS` before or after now."""
     seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):

@@ -11,10 +11,11 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.commit.expiry import ExpiryPlan, plan_expiry
 from frazil.maintenance.busy_partitions import find_busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
-from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
+from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.measure import load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
@@ -32,7 +33,10 @@ UNKNOWN_SLACK_US = 86_400_000_000
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans the actions on one table, which each loads. Raises NoSuchTableError, and any error of the catalog."""
+    """Plans maintenance actions on one table. Each plan loads the table.
+
+    Raises NoSuchTableError, and any error of the catalog.
+    """
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -82,7 +86,7 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Return a time (us since 1970): partitions that end before it get only late rows."""
+    """Return a time (us since 1970). Partitions that end before it get no more rows, except late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:

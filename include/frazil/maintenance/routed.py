@@ -17,7 +17,7 @@ from frazil.table.made_tables import list_matching_names
 
 
 def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """Return the maintained tables of this stream's route, by name, with all that match its template."""
+    """Return the maintained tables of the stream's route, sorted by name, including all that match its template."""
     declared = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED and t.streams[0].name == spec.name]
     return sorted([*declared, *find_template_tables(catalog, spec, specs)], key=lambda table: table.name)
 

@@ -44,7 +44,10 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Run the given actions that have useful work. Failures are outcomes; raises only EnvironmentUnusable."""
+    """Run the given actions that have useful work. Return an outcome for each action.
+
+    A failure is an outcome, too; raises only EnvironmentUnusable. Stores the outcomes with the table.
+    """
     run = _ActionRunner(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
     load_and_store_outcomes(catalog, maintained.identifier, made, now_ms=now_ms)
@@ -163,7 +166,7 @@ class _ActionRunner:
             "seconds": round(seconds, 3),
         }
         files = ", ".join(f"{count:,} {kind}" for kind, count in gone.items())
-        return self._make_outcome(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; removed with them: {files}", numbers)
+        return self._make_outcome(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; files removed: {files}", numbers)
 
     @property
     def _planner(self) -> MaintenancePlanner:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_PARTITIONS_PER_ACTION = 200
-"""Iceberg's planning compares every file with each of them."""
+"""Maximum number of partitions per action: Iceberg's planning compares every file with each of them."""
 MAX_GROUP_FILES = 16
 """Target files in one commit of an action. A failed commit loses only these."""
 MAX_BUSY_ATTEMPTS = 3
@@ -35,7 +35,7 @@ class LostRace(Exception):
 
 
 class SparkFailed(Exception):
-    """Any other error in the JVM."""
+    """An error in the JVM other than `LostRace`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
-        """Rewrite files of partitions; a failed action does not stop the others, and none raises."""
+        """Rewrite files of partitions, in several actions. An action that fails neither raises nor stops the others."""
         whole = [r for r in rewrites if not (r.is_partial or r.applies_deletes or r.busy)]
         batches = [
             alike[at : at + MAX_PARTITIONS_PER_ACTION]
@@ -88,7 +88,10 @@ class SparkTable:
         return sum((self._attempt(batch, sort=sort) for batch in batches), RewriteResult())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
-        """Run one action, again if a merge into a busy partition wins: the next batch has only just begun."""
+        """Run one action. If it loses to a merge into a busy partition, run it again.
+
+        The next batch has only just begun then, so no other merge is due soon.
+        """
         for left in reversed(range(MAX_BUSY_ATTEMPTS if batch[0].busy else 1)):
             try:
                 done = self._rewrite(batch, sort=sort)
@@ -120,7 +123,10 @@ class SparkTable:
         return RewriteResult(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
-        """Return whether the action had files: with partial progress, Iceberg does not report failed commits."""
+        """Return whether the action had files to rewrite.
+
+        Iceberg does not show this: with partial progress, it does not report failed commits.
+        """
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
@@ -158,7 +164,10 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files without data files, all of them, unlike Iceberg. Returns how many."""
+        """Remove all these delete files, which have no data files. Returns their number.
+
+        Iceberg's own action would not remove all of them.
+        """
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with convert_java_errors():
             self.java.refresh()
@@ -177,7 +186,7 @@ class SparkTable:
         return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
-        """Rewrite a spec's manifests. Returns the numbers of removed and added ones."""
+        """Rewrite a spec's manifests. Returns the numbers of removed and of added manifests."""
         with convert_java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
             done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()

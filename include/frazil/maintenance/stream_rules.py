@@ -1,4 +1,4 @@
-"""Alert rules of a stream; those of its table are in `frazil.maintenance.alert_rules`. Pure, except
+"""Alert rules of a stream; `frazil.maintenance.alert_rules` has the rules of its table. Pure, except
 `find_incomplete_window`. Rules about events, such as `restarts`, have no hold time.
 """
 
@@ -28,11 +28,11 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""Minimum for a known percentage of fewer than `MIN_RECORDS` records."""
+"""With fewer than `MIN_RECORDS` records, the percentage is unknown unless none, or at least this many, are bad."""
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""The threshold's minimum for fewer than `MIN_RECORDS` records."""
+"""With fewer than `MIN_RECORDS` records, the threshold is at least this percentage."""
 MAX_LISTED = 5
-"""Windows or days in a message."""
+"""Maximum number of windows or days in a message."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
 RULES_FROM_RUN_FOLDER = ("restarts", "registry", "stall")
 
@@ -81,9 +81,9 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
     yield Reading("unmeasured", int(unread), 0, shown, sentence)
     yield _writer_reading(state, alerts, now_ms)
     sentence = (
-        f"stream {name} waits for its schema registry, without which its records cannot be decoded. {state.last_words} "
-        "`frazil validate --connect` shows whether it answers. The writer is then restarted automatically, and loses "
-        "nothing"
+        f"stream {name} waits for its schema registry, and cannot decode records until then. {state.last_words} "
+        "`frazil validate --connect` shows whether the registry answers. Once it does, the writer is restarted "
+        "automatically, and nothing is lost"
     )
     shown = "the schema registry does not answer" if state.registry else "no writer waits for a schema registry"
     hold_ms = min(alerts.stall, alerts.hold) // timedelta(milliseconds=1)
@@ -155,7 +155,7 @@ def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {format_count(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
-        first = f", such as {', '.join(found.places)}" if found.places else ""
+        first = f". Examples: {', '.join(found.places)}" if found.places else ""
         sentence = (
             f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
             f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows them"
@@ -272,7 +272,7 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
 
 
 def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
-    """Return the reading of the rule `aggregation`: complete days not aggregated `within` the time."""
+    """Return the reading of the rule `aggregation`: complete days that were not aggregated `within` this time."""
     days = ", ".join(
         f"{one.day} (complete since {format_utc(one.since_ms)})" for one in late[:MAX_LISTED]
     ) + _more_text(len(late))
@@ -301,7 +301,7 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
 
 
 def fact_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """Return the reading of a fact, whose alert fires and resolves at once."""
+    """Return the reading of a rule that is true or false. Its alert fires and resolves without hold time."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 
@@ -312,7 +312,10 @@ def _more_text(count: int) -> str:
 def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> IncompleteWindow | None:
-    """Return the table's first incomplete window, and what it waits for if due. `specs` has all its streams."""
+    """Return the table's first incomplete window, with the reason if it is due; None if none is known.
+
+    `specs` are all streams of the table.
+    """
     cursor = signals.cursor
     if cursor is None:
         return None

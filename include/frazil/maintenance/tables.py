@@ -1,5 +1,6 @@
-"""Lists the maintained tables: those of declared streams, their dead letters, and signals tables; a route's template
-tables are found by `frazil.maintenance.routed`. Does not import PyIceberg: Airflow's DAG processor calls it repeatedly.
+"""Lists the maintained tables: tables that streams declare, their dead-letter tables, and signals tables.
+`frazil.maintenance.routed` finds the tables that a route's template created. Does not import PyIceberg: Airflow's DAG
+processor calls it repeatedly.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """Return the tables that each Spark session maintains, each table once. Routed tables are left out."""
+    """Return the tables that each Spark session maintains, by the name of its first table. Omits routed tables."""
     tables = maintained_tables(specs)
     sessions = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
     fed = {spec.name: table.name for table in tables if table.kind is TableKind.MAIN for spec in table.streams}
@@ -80,7 +81,7 @@ def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
 
 
 def template_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
-    """Describe a table that a route's template may have created, with a unique name."""
+    """Describe a table that a route's template may have created. Its name is unique across catalogs."""
     catalog = spec.table.catalog
     elsewhere = any(each.table.catalog != catalog and each.sinks.may_include(identifier) for each in specs)
     name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier

@@ -30,8 +30,10 @@ from frazil.merge.contract import MergeRules
 
 
 def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> Mask:
-    """Return a mask of changes older than the row at the same index; a null order value is the oldest. A change is not
-    stale if its row is older than the delete in `deletes` (`NewestChanges.delete_coordinates`).
+    """Return a mask of changes that are older than the row at the same index. A null order value is the oldest.
+
+    `deletes` has the coordinates of unordered deletes (`NewestChanges.delete_coordinates`). A change is not stale if
+    its row is older than the delete at the same index.
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
     old = _find_kept_rows(orders, changes, rows, rules)
@@ -43,7 +45,10 @@ def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, del
 
 
 def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of rows that these order values and coordinates do not replace; see `MergeRules.replays`."""
+    """Return a mask of rows that changes with these order values and coordinates do not replace.
+
+    See `MergeRules.replays`.
+    """
     kept = ~_find_earlier_rows(rows, coordinates, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept
@@ -52,14 +57,17 @@ def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows:
 
 
 def _is_below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
-    """Return a mask of order values below the old value; null is the lowest. See `MergeRules.by_position`."""
+    """Return a mask of new order values below the old one at the same index; null is the lowest.
+
+    With `MergeRules.by_position`, a value in a newer log is never below.
+    """
     below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False))
     below = below | (to_mask(new.is_null()) & to_mask(old.is_valid()))
     return below & ~newer_log_mask(new, old) if rules.by_position else below
 
 
 def _find_earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules, *, unknown: bool = False) -> Mask:
-    """Return a mask of rows older than the record at the same index; `unknown` for rows without coordinates."""
+    """Return a mask of rows older than the record at the same index. Rows without coordinates get `unknown`."""
     if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
         return np.full(rows.num_rows, unknown)
     same = pc.and_(
@@ -83,7 +91,7 @@ def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
 
 
 def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of upserts, with left-out columns filled, that equal their rows."""
+    """Return a mask of upserts that equal their rows. Left-out columns must be filled already."""
     same = np.ones(changes.num_rows, np.bool_)
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
@@ -93,7 +101,7 @@ def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) ->
 
 
 def find_renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of unchanged rows that take the coordinates of their changes."""
+    """Return a mask of rows that take the coordinates of their changes if they are otherwise unchanged."""
     if rules.traced and rules.ignored:
         return _find_earlier_rows(rows, changes, rules)
     return np.zeros(changes.num_rows, np.bool_)
@@ -104,7 +112,7 @@ def find_deletes(changes: pa.Table) -> Mask:
 
 
 def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
-    """Return the changes, with the row's values in left-out columns. `ids` are field ids by name."""
+    """Return the changes, with left-out columns filled from the rows. `ids` maps names to field ids."""
     kept = column(changes, KEPT_COLUMNS)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
@@ -122,7 +130,10 @@ def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Return the changes, with the row's value where it is newer. `indexes` has each row's newest change."""
+    """Return the changes, with the row's value wherever the row is newer than the earlier change that filled a column.
+
+    `indexes` has the index in `newest` of each row's change.
+    """
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, coordinates = (

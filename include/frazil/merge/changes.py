@@ -29,7 +29,7 @@ class NewestChanges:
 
     rows: pa.Table
     numbers: Numbers
-    """Each row's change among all changes."""
+    """The index of each row's change among all changes."""
     superseded: int
     """Changes that lost to a newer one of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
@@ -50,7 +50,10 @@ class NewestChanges:
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def delete_coordinates(self, rows: Numbers) -> pa.Table | None:
-        """Return the coordinates of the deletes in `deleted_by`; null for a row that none deleted."""
+        """Return the coordinates of the rows' deletes in `deleted_by`; null for a row without a delete.
+
+        Returns None if the batch has no unordered deletes.
+        """
         if self.deleted_by is None or self.coordinates is None:
             return None
         numbers = self.deleted_by[rows]
@@ -94,7 +97,10 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return the order values, raised so that a partition's newer log comes after the previous log."""
+    """Return the order values, raised so that values of a newer log exceed those of older logs.
+
+    Only values of the same key and partition are compared.
+    """
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
@@ -113,7 +119,10 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Return a mask of the changes in `later` whose nonempty part differs from the previous one in their group."""
+    """Return a mask of the changes in `later` whose part differs from the last part before it in the group.
+
+    Empty parts are skipped.
+    """
     codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
@@ -123,7 +132,7 @@ def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Nu
 
 
 def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
-    """Return the running maximum within each group, which begins where `begins` is true."""
+    """Return the running maximum within each group. A group begins where `begins` is true."""
     above = (np.cumsum(begins) - 1) * (1 + values.max())
     highest: Numbers = np.maximum.accumulate(values + above) - above
     return highest
@@ -152,7 +161,7 @@ def _find_last_unordered_deletes(
 
 
 def encode_partitions(changes: pa.Table) -> Numbers:
-    """Return a number for each row's partition, in order, to break ties."""
+    """Return a number for each row's topic-partition, in the order of topics and partitions, to break ties."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = rank_values(topics.dictionary)[topics.indices.to_numpy()]
     partitions: Numbers = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)

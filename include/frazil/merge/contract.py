@@ -14,8 +14,8 @@ from typing import Any, Literal
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
 
 RowRemoval = Literal["auto", "copy-on-write", "merge-on-read"]
-"""`copy-on-write` rewrites a data file without the rows, `merge-on-read` names them in a position-delete file, `auto`
-decides by their share.
+"""`copy-on-write` rewrites a data file without the rows, `merge-on-read` names them in a delete file, `auto` decides by
+their share. A delete file is a position-delete file or, in tables of format version 3, a deletion vector.
 """
 
 
@@ -65,6 +65,12 @@ class DeleteFile:
     records: int
     alone: bool
     """Whether it concerns one data file, so a new delete file can replace it."""
+    key: str = ""
+    """The name by which a commit removes it, if not the path: a Puffin file may have several deletion vectors."""
+
+    @property
+    def removable_key(self) -> str | None:
+        return self.key or (self.path if self.alone else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +138,13 @@ class MergeCounts:
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Below the row's `order_by`."""
+    """Changes whose `order_by` value is below the row's."""
     superseded: int = 0
-    """Behind another change of batch and key."""
+    """Changes that lost to a newer change of the same key in the batch."""
     unchanged: int = 0
     """Updates without new values, and deletes of unknown keys."""
     repeated: int = 0
-    """Repeats of a row of table or batch."""
+    """Repeats of a row in the table or in the batch."""
 
     def __add__(self, other: MergeCounts) -> MergeCounts:
         return MergeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -147,11 +153,11 @@ class MergeCounts:
 @dataclass(frozen=True, slots=True)
 class MergeResult:
     files: tuple[StagedFile, ...]
-    """Data files, and position-delete files for one data file each."""
+    """Data files, and delete files for one data file each."""
     replaced: tuple[str, ...]
     """Data files that were rewritten; for repeats: files of its `share`."""
     dropped_deletes: tuple[str, ...]
-    """Delete files that delete nothing, or that one of `files` replaces."""
+    """Keys of delete files that delete nothing, or that one of `files` replaces."""
     counts: MergeCounts
     matched: bytes = b""
     """The changes whose keys are in the task's files, unless it inserts."""

@@ -54,7 +54,7 @@ class KeyIndex:
         return max(2**18, int(self._keys.num_rows))
 
     def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
-        """Return the rows that have one of the keys, in order, and each one's change."""
+        """Return the indexes of the rows whose key has a change, sorted, and the index of each row's change."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
@@ -82,7 +82,7 @@ def _min_max(array: pa.Array) -> tuple[Any, Any]:
 def locate_rows(
     reader: TableFileReader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema
 ) -> Iterator[LocatedRows]:
-    """Yield the rows with the changes' keys, file by file. `keys` is the key columns' schema."""
+    """Yield the rows whose keys have changes, file by file. `keys` is the schema of the key columns."""
     found: list[list[_Match]] = [[] for _ in files]
     pending: list[tuple[int, int, pa.Table]] = []
     yielded = 0

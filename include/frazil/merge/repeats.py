@@ -1,7 +1,6 @@
-"""Runs one task of a merge that drops repeats. A row is kept unless a kept row with its key is at most `within_us`
-away
-in event time. Rows of the table come first, then the batch's, by offset within a partition and by Kafka's timestamps
-across them.
+"""Runs one task of a merge that drops repeats. A row is dropped if a kept row of lower rank has the same key and an
+event time at most `within_us` away. The table's rows rank first. The batch's rows rank by offset within a partition,
+and by Kafka's timestamps across partitions.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from frazil.merge.table_files import TaskRun, rows_without
 
 @dataclass(frozen=True, slots=True)
 class _BatchRows:
-    """All rows of a batch, in the order of the task's files: only the columns that identify repeats."""
+    """All rows of a batch, in the order of the task's files. Only columns that identify repeats are included."""
 
     keys: pa.Table
     codes: Numbers
@@ -146,7 +145,7 @@ class RepeatsRun(TaskRun):
 def find_repeats_of_table(
     codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
 ) -> Mask:
-    """Return a mask of rows for which the table has a row of the key nearby in event time. Pure."""
+    """Return a mask of rows whose key the table has at an event time at most `within_us` away. Pure."""
     count = len(codes)
     keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))
@@ -165,7 +164,7 @@ def find_repeats_of_table(
 
 
 def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
-    """Return a mask of rows that repeat an earlier kept row, by their rank `order`. Pure."""
+    """Return a mask of rows that repeat a kept row of lower rank. `order` has the ranks. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
     keys, moments = codes[ordered], times[ordered]
@@ -184,7 +183,7 @@ def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, wit
 
 
 def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
-    """Return whether each of a key's event times, in order, repeats a kept one."""
+    """Return for each event time of a key, in the order of rank, whether it is near an earlier time that is kept."""
     kept: list[int] = []
     dropped = []
     for time in times:
@@ -203,7 +202,7 @@ def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
 
 
 def _rank_rows(rows: pa.Table) -> Numbers:
-    """Return each row's rank: by offset within its partition, by highest timestamp so far across them."""
+    """Rank rows by offset within a partition, and across partitions by the highest timestamp reached so far."""
     count = rows.num_rows
     places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
     stamps = rank_values(column(rows, TIMESTAMP))

@@ -24,13 +24,12 @@ from pyiceberg.types import ListType, LongType, MapType, PrimitiveType, StringTy
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.arrow_values import empty_table
-from frazil.ingest.contract import StagedFile
+from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
+from frazil.merge.deletion_vectors import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, encode_vector, read_vectors
 
-PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
-"""Field ids from the Iceberg specification, "Reserved Field IDs"."""
 COMPARABLE_TYPES = frozenset({int, str, date})
 """Types whose statistics PyArrow returns as the same Python types as array values."""
 ColumnBounds = Mapping[str, tuple[Any, Any]]
@@ -90,7 +89,9 @@ class TableFileReader:
         return by_path
 
     def deletes(self, path: str) -> dict[str, Numbers]:
-        """Return the sorted positions that a position-delete file deletes, by data file."""
+        """Return the sorted positions that a delete file deletes, by data file."""
+        if path.endswith(PUFFIN_SUFFIX):
+            return read_vectors(self.io.new_input(path).open().read())
         rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
         self.count_read_rows(rows)
         if not rows.num_rows:
@@ -123,7 +124,7 @@ class DataFileReader:
         self.file.close()
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield first position and rows of each row group, or of the row groups in `wanted`."""
+        """Yield the first position and the rows of each row group; if `wanted` is set, only of these row groups."""
         physical, expected = self._file_schema(), nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -194,7 +195,7 @@ class DataFileReader:
 
     @property
     def starts(self) -> list[int]:
-        """The position of the first row of each row group."""
+        """The position of the first row of each row group, followed by the number of rows."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -254,7 +255,7 @@ class TaskRun(ABC):
 
 
 def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
-    """Return a row group's rows, from position `start`, except those at the positions `leaving`."""
+    """Return the rows of a row group that begins at position `start`, except for the positions `leaving`."""
     stays = np.ones(rows.num_rows, np.bool_)
     stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
     return rows.filter(pa.array(stays))
@@ -271,13 +272,18 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
     return bool(lowest <= ends[1] and ends[0] <= greatest)
 
 
-def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, folder: str) -> StagedFile:
-    """Write a position-delete file for one data file, which readers skip for other files."""
-    path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
-    paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
-    rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES_SCHEMA)
+def write_deletes(io: FileIO, file: TableFile, positions: Numbers, *, target: TargetTable) -> StagedFile:
+    """Write the deletes of one data file, which readers skip for other files."""
+    is_vector = target.format_version >= 3
+    path = f"{target.folder}/deletes-{uuid.uuid4()}{PUFFIN_SUFFIX if is_vector else '.parquet'}"
     with io.new_output(path).create(overwrite=True) as out:
-        pq.write_table(rows, out, compression="zstd", store_schema=False)
+        if is_vector:
+            content, sizes = encode_vector(file.path, positions)
+            out.write(content)
+        else:
+            paths, sizes = pa.repeat(pa.scalar(file.path, pa.string()), len(positions)), {}
+            rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES_SCHEMA)
+            pq.write_table(rows, out, compression="zstd", store_schema=False)
         size = out.tell()
     text = base64.b64encode(to_bytes(StringType(), file.path)).decode()
     first, last = (base64.b64encode(to_bytes(LongType(), int(n))).decode() for n in (positions[0], positions[-1]))
@@ -291,7 +297,7 @@ def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, f
         spec_id=file.spec_id,
         sort_order_id=None,
         partition=file.partition,
-        column_sizes={},
+        column_sizes=sizes,
         value_counts=counts,
         null_value_counts=dict.fromkeys(counts, 0),
         nan_value_counts={},

@@ -25,7 +25,7 @@ from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newe
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask, RowRemoval, TableFile
 from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
 from frazil.merge.repeats import RepeatsRun
-from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_position_deletes
+from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
 
@@ -89,7 +89,7 @@ class _MergeRun(TaskRun):
             yield _RemovedRows(located, leaves)
 
     def _apply_changes(self, newest: NewestChanges, located: LocatedRows, first: Mask) -> Numbers:
-        """Write new versions of rows. Return the positions of updated and deleted rows."""
+        """Write new versions of rows. Return the positions of the rows to remove from the file."""
         rules = self.context.rules
         with self.reader.open(located.file.path) as data:
             rows = data.rows_at(self.schema, located.positions)
@@ -115,7 +115,7 @@ class _MergeRun(TaskRun):
         return located.positions[(gone | new | renews) & first | ~old & ~first]
 
     def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
-        """Return a mask of rows that move to another window, which changes both."""
+        """Return a mask of rows that move to another window. Such a move changes both windows."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
@@ -160,12 +160,10 @@ class _MergeRun(TaskRun):
                     self.copy(file.path, positions)
                     replaced.append(file.path)
                 elif len(removed.positions):
-                    self.staged.append(
-                        write_position_deletes(self.io, file, positions, folder=self.context.target.folder)
-                    )
+                    self.staged.append(write_deletes(self.io, file, positions, target=self.context.target))
                 else:
                     continue
-                dropped += [delete.path for delete in file.deletes if delete.alone]
+                dropped += [key for delete in file.deletes if (key := delete.removable_key)]
         return tuple(replaced), tuple(dropped)
 
     def _count(self, **counts: int) -> None:
@@ -177,9 +175,9 @@ MAX_DELETED_SHARE = 0.2
 MAX_TIER_RATIO = 4
 """A file is rewritten with new rows if it is at most this many times as large as the new file."""
 MIN_JOINED_FILES = 4
-"""That are rewritten together."""
+"""Minimum number of files that are rewritten together with new rows."""
 MIN_FILE_BYTES = 64 * 2**10
-"""Assumed for the new file: smaller ones cost readers just as much."""
+"""Minimum size assumed for the new file: smaller files cost readers just as much."""
 SMALL_FILE_BYTES = 2**20
 """Below it, the allowed share of deleted rows shrinks: rewriting costs little, a delete file costs readers."""
 DEFAULT_ROW_BYTES = 50
@@ -189,7 +187,10 @@ DEFAULT_ROW_BYTES = 50
 def files_to_rewrite(
     how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
-    """Return the data files to rewrite. `leaving` has each file's rows to remove, including deleted ones."""
+    """Return the data files to rewrite.
+
+    `leaving` maps a file to the number of rows to remove from it, including rows that are deleted already.
+    """
     if how == "copy-on-write":
         return {file.path for file in leaving}
     if how == "merge-on-read":

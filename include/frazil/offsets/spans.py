@@ -17,7 +17,7 @@ Spans = Mapping[TopicPartition, tuple[Span, ...]]
 def count_unread(
     position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> int:
-    """Return the number of offsets from the position, or from `first` if it is missing, up to the ends."""
+    """Return the number of offsets from the position to the ends. `first` replaces missing positions."""
     starts = {**first, **position}
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
 
@@ -30,7 +30,7 @@ def offset_bitmap(start: int, end: int) -> BitMap64:
 
 
 def iter_runs(found: BitMap64, within: Span) -> Iterator[Span]:
-    """Yield the runs of consecutive offsets in `found`, whose offsets are all in `within`.
+    """Yield the runs of consecutive offsets in `found`. All offsets must be in `within`.
 
     Adds an offset to `found`, so pass a copy. The cost grows with the number of runs, not of offsets.
     """
@@ -72,7 +72,7 @@ def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
 
 
 def join_spans(pieces: Iterable[Span]) -> list[Span]:
-    """Return the pieces in order, with those joined that touch or overlap. Empty pieces are left out."""
+    """Return the pieces in order. Pieces that touch or overlap are joined; empty pieces are left out."""
     joined: list[Span] = []
     for start, end in sorted(pieces):
         if joined and start <= joined[-1][1]:

@@ -17,7 +17,10 @@ MIN_OFFSETS_PER_RANGE = 8
 
 
 class OffsetTally:
-    """Counts offsets, in any order and in several pieces. A billion of a stream take a few hundred MB."""
+    """Counts offsets, in any order and in several pieces.
+
+    A billion offsets of a stream take a few hundred MB of memory.
+    """
 
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()

@@ -82,7 +82,10 @@ class PendingAnswer(Generic[T]):
 
 
 class AnswerCache:
-    """The cache of one process. Each daemon thread works on a group's queue within the context `around`."""
+    """Cached answers of one process. Daemon threads, at most `threads` per group, read the entries in a group's queue.
+
+    Each thread runs in a context that `around` creates.
+    """
 
     def __init__(
         self,
@@ -122,7 +125,7 @@ class AnswerCache:
             return PendingAnswer(one)
 
     def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
-        """Cache an answer that is older than this process, unless the cache has one. The next request refreshes it."""
+        """Cache an answer that an earlier process saved, unless the cache has one. The next request refreshes it."""
         with self._changed:
             if key not in self._entries:
                 now_s = self._monotonic()
@@ -132,7 +135,7 @@ class AnswerCache:
                 self._entries[key] = one
 
     def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
-        """Return the answers in order. Wait for missing and stale ones for at most `within_s` seconds."""
+        """Return the answers in order. Wait for missing and stale answers for at most `within_s` seconds."""
         entries = [one.entry for one in pending]
         with self._changed:
             deadline_s = self._monotonic() + within_s
@@ -146,11 +149,11 @@ class AnswerCache:
     def fetch_one(
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float
     ) -> Answer[T]:
-        """Request one answer, and wait for it for at most `within_s` seconds."""
+        """Request one answer, wait for it for at most `within_s` seconds, and return what is known."""
         return self.gather([self.ask(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
 
     def forget(self, key: Hashable) -> None:
-        """Drop the answer of a key, because what it describes was changed."""
+        """Drop the answer of a key, because its subject was changed."""
         with self._changed:
             self._forget(key)
 
@@ -183,7 +186,10 @@ class AnswerCache:
         )
 
     def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:
-        """Return when an unresponsive read began, or None. A queued read is, if all its threads are."""
+        """Return when an unresponsive read began, or None.
+
+        A queued read counts as unresponsive if all threads of its group are.
+        """
         now_s = self._monotonic()
         if one.began_s is not None:
             return one.began_s if now_s - one.began_s >= UNRESPONSIVE_AFTER_S else None

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from frazil.maintenance.health import PartitionFiles
-from frazil.partitions.completeness import Feed, feeds_behind, format_time
+from frazil.partitions.completeness import Feed, feeds_behind
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
-MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
-"""Time by which the watermark may exceed the end of a window that is not signalled yet: a DAG checks every minute."""
 SHOWN_PERIODS = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
 
 
@@ -26,17 +24,8 @@ class DelayReason:
 
 
 def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
-    """Return the end of the last window up to `bound_us` before which none is open or held."""
+    """Return the time up to which all windows are complete and none is held; None without `bound_us`."""
     return None if bound_us is None else min([grain.floor(bound_us), *held])
-
-
-def describe_signal_delay(pending: Sequence[Window], bound_us: int, signalled_to_us: int | None, *, dag: str) -> str:
-    """Return why waiting DAGs have no event for complete windows (`pending`); "" while a check may be on its way."""
-    if not pending or bound_us - min(pending).end_us < MAX_SIGNAL_DELAY_US:
-        return ""
-    if signalled_to_us is None:
-        return f"no window is signalled: the DAG {dag} has not run"
-    return f"signalled to {format_time(signalled_to_us)}: the DAG {dag} is behind"
 
 
 def find_delay_reasons(
@@ -63,7 +52,7 @@ def _delay_reason(feed: Feed) -> DelayReason:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window: complete, reopened, held, released, open or history; without signals, written or empty."""
+    """One window: complete, reopened, held, released, open or history. In a table without signals: written or empty."""
 
     key: str
     state: str
@@ -110,7 +99,10 @@ def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell
 def build_partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
-    """Return hourly or daily partitions up to now, with the `staged` ones of backfills; None for others."""
+    """Return a calendar of hourly or daily partitions up to now; None if no partition is an hour or a day.
+
+    `staged` are partitions that backfills have staged. Their windows count as backfilled.
+    """
     found, waiting = _group_by_window(partitions, now_us), _group_by_window(staged, now_us)
     windows = {*found, *waiting}
     if not windows:
@@ -148,7 +140,7 @@ def _partition_cell(window: Window, partitions: Sequence[PartitionFiles], *, now
 
 
 def merge_calendars(signalled: Calendar | None, partitions: Calendar | None) -> Calendar | None:
-    """Give the signalled windows the files of their partitions. If one calendar is None, return the other."""
+    """Return the signalled windows, with the files of their partitions. If one calendar is None, return the other."""
     if signalled is None or partitions is None:
         return signalled or partitions
     by_key = {cell.key: cell for cell in partitions.cells}

@@ -31,7 +31,7 @@ class MissingComponent:
     start: str
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
-        """Return a sentence about the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
+        """Return a message about the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
         as_of = (
             f" Alerts are as of {format_utc(alerts_at_ms)}." if alerts_at_ms and self.component == "scheduler" else ""
         )

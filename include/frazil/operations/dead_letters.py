@@ -82,7 +82,7 @@ def _recent_snapshots(metadata: TableMetadata, since_ms: int) -> Iterator[Snapsh
 
 
 def _replay_sentence(summary: Mapping[str, str] | None) -> str:
-    """Describe a replay from the summary of the snapshot with its rows, if that is known."""
+    """Describe a replay. `summary` is that of the snapshot with its rows, if the snapshot is known."""
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
@@ -98,7 +98,7 @@ def count_rejected(
     """Count the last day's rejected records, and how many still are dead letters, by error class, highest first.
 
     The count begins later if older snapshots have expired or the stream was reset. Replays and discards record their
-    changes per span of hours, so the remaining number may be too high by those of the first span.
+    changes per span of hours, so the remaining number may be off by the changes of the first span.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -134,7 +134,10 @@ def _list_changes(
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """Sum changes by error class; those in hours of `first` are limited to, and subtracted from, `of_first`."""
+    """Sum changes by error class. Ignores changes before the hours of `first`.
+
+    In these hours, decreases count only up to `of_first`, from which they are subtracted.
+    """
     found = Counter[str]()
     for (name, hour), change in counts.items():
         if hour in first:
@@ -156,6 +159,6 @@ def snapshot_summary(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def read_number(summary: Mapping[str, str], name: str) -> int:
-    """Read a number from a summary; 0 for anything else, which other programs may write."""
+    """Read a number from a summary. Returns 0 for an invalid value, which another program may have written."""
     text = summary.get(name, "")
     return int(text) if text.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Blocking reads for the page, which raise the errors of catalogs. `frazil.operations.answers` limits the wait."""
+"""Blocking reads for the page. They raise catalog errors. `frazil.operations.answers` limits the wait."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ from frazil.operations.calendar import (
     Calendar,
     build_calendar,
     build_partition_calendar,
-    describe_signal_delay,
     find_complete_end_us,
     find_delay_reasons,
 )
@@ -50,7 +49,6 @@ from frazil.signals.completion import assess_table
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
-from frazil.spec.routed_stream import partitions_dag_of
 from frazil.status.cost import PRICES_VARIABLE, Prices
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
@@ -81,11 +79,7 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     through_us = seen.decision.through_us
     following = None if through_us is None else Window.containing(through_us, seen.grain)
     holders = find_delay_reasons(seen.feeds, following, held, now_us=clock.now_ms() * 1000)
-    unsignalled = ""
-    if bound is not None:
-        through_us = cursor.through_us if cursor else None
-        unsignalled = describe_signal_delay(seen.decision.complete, bound, through_us, dag=partitions_dag_of(specs[0]))
-    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders, unsignalled)
+    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders, seen.describe_delay())
 
 
 def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:

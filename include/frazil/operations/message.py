@@ -30,7 +30,7 @@ SEVERAL_KEY = "frazil/several"
 """The deduplication key of every message about several alerts."""
 MAX_TITLE_RULES = 5
 NOT_WRITING_RULES = ("table", "stall", "registry", "writer", "restarts", "waiting-batches", "freshness", "lag")
-"""Rules whose alerts mean that a stream does not write, causes first. A stream's are one incident."""
+"""Rules whose alerts mean that a stream does not write, causes first. All of a stream's are one incident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Message:
 
     @property
     def page(self) -> str:
-        """The URL of the one stream or table on the operations page, otherwise of the overview."""
+        """The operations page's URL of the stream or table, if the message is about one; otherwise of the overview."""
         return self.troubles[0].page if len(self.troubles) == 1 else self.overview
 
     @property
@@ -143,7 +143,10 @@ class Message:
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())])
 
     def each(self) -> tuple[Message, ...]:
-        """Return a message for each alert. Alerts beyond `MAX_SEPARATE` share one, until no alert is active."""
+        """Return a message for each alert. Alerts beyond `MAX_SEPARATE` share one message.
+
+        The shared message is resolved once no alert is active.
+        """
         alone = [one for one in self.troubles if one.alone][: None if self.is_over else MAX_SEPARATE]
         made = [replace(self, troubles=(one,), key=one.key) for one in alone]
         rest = self.troubles if self.is_over else tuple(one for one in self.troubles if one not in alone)
@@ -198,7 +201,7 @@ def _incident_of(alert: Mapping[str, Any]) -> str:
 def _select_reported(
     changed: list[Mapping[str, Any]], active: Sequence[Mapping[str, Any]], *, is_over: bool
 ) -> list[Mapping[str, Any]]:
-    """Return the changed alerts to report; an incident once it begins and once it ends."""
+    """Return the changed alerts to report. An incident is reported once when it begins and once when it ends."""
     fired = set() if is_over else {(one.get("table"), one.get("rule")) for one in changed}
     standing = {_incident_of(one) for one in active if (one.get("table"), one.get("rule")) not in fired}
     first: dict[str, Mapping[str, Any]] = {}
@@ -224,7 +227,7 @@ def build_failed_task_message(  # noqa: PLR0913 - what Airflow has about it, eac
     log: str,
     overview: str,
 ) -> Message:
-    """Return the message about a task that failed after its last retry. `task` has the label of a mapped instance."""
+    """Return the message about a task that failed after its last retry. `task` includes a mapped instance's label."""
     trouble = _run_problem(f"{dag_id}: {task} failed", error, f"{dag_id}/{task}", page_path(stream, table), overview)
     about = _one_line(f"stream {stream}" if stream else table or "", MAX_TITLE_CHARACTERS)
     trouble = replace(trouble, about=about, since_ms=since_ms, log=log)
@@ -264,7 +267,7 @@ def _page_path(stream: str, subject: str) -> str:
 
 
 def _served(runbook: str, overview: str) -> str:
-    """Return the address at which the operations page serves frazil's own runbook; a team's runbook stays itself."""
+    """Return a runbook's URL: for frazil's own runbook, its address on the operations page; a team's is unchanged."""
     if not overview or not runbook.startswith(DEFAULT_RUNBOOK):
         return runbook
     return urljoin(overview, f"runbook.html{runbook.removeprefix(DEFAULT_RUNBOOK)}")
@@ -283,7 +286,7 @@ def _bounded_key(text: str) -> str:
 
 
 def _escape_slack(text: str) -> str:
-    """Escape control characters, and replace marks that would format text, which have no escape, by similar ones."""
+    """Escape control characters. Formatting marks have no escape, so similar characters replace them."""
     parts = _CODE.split(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_SIMILAR_MARKS), plain) for plain in parts[::2]]
     return "".join(parts)

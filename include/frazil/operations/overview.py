@@ -150,7 +150,7 @@ class RelatedState:
 
 
 def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = ()) -> str:
-    """Return a summary of all streams, empty without streams. `airflow` has a sentence for each silent component."""
+    """Return a summary of all streams, empty without streams. `airflow` has a message for each silent component."""
     levels = Counter(line.level for line in lines)
     needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], format_count(len(lines), "stream")
     if not lines:
@@ -284,7 +284,10 @@ def _paused_dag_problem(
 
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
-    """Whether an alert quotes `first`, the stream's first problem, or has the rule of a broken stream's state."""
+    """Whether an alert repeats the stream's state.
+
+    It does if it quotes `first`, the stream's first problem, or has the rule of a broken or unreachable state.
+    """
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
     if is_named and state.rule == alert.rule.partition(":")[0]:
         return True
@@ -297,7 +300,10 @@ def sort_lines(lines: Iterable[OverviewLine]) -> tuple[OverviewLine, ...]:
 
 
 def group_by_stream(alerts: Iterable[ActiveAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[ActiveAlert]]:
-    """Group alerts by stream; the empty name has the others. `tables` maps tables to the streams that write them."""
+    """Group alerts by stream; alerts about no stream have an empty name.
+
+    `tables` maps tables to the streams that write them.
+    """
     found: dict[str, list[ActiveAlert]] = {}
     for alert in alerts:
         for stream in _streams_about(alert, tables) or ("",):

@@ -137,7 +137,7 @@ def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> 
 
 
 def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
-    """Return a sentence for each Airflow component that must be started before the action takes effect."""
+    """Return a message for each Airflow component that must be started before the action takes effect."""
     return tuple(
         f"{one.words}: the action takes effect when the {one.component} runs again."
         for one in silent
@@ -242,7 +242,7 @@ def _replay(now: ActionContext) -> tuple[str, ...]:
         f"The dead letters of {now.subject} are decoded again with the current declaration. Dead letters that succeed "
         "are written or merged, each exactly once; the others stay."
     )
-    return (effect, "A dry run shows which of them would fail again, and why. Its run fails if all would.")
+    return (effect, "A dry run shows which would fail again, and why. Its DAG run fails if all would.")
 
 
 def _maintain(now: ActionContext) -> tuple[str, ...]:
@@ -264,7 +264,7 @@ def _release(now: ActionContext) -> tuple[str, ...]:
 
 def _send_again(now: ActionContext) -> tuple[str, ...]:
     effect = f"The windows of this day of {now.subject} are signalled again."
-    return (f"{effect} Every DAG that they start runs again, even if it has already run for them.",)
+    return (f"{effect} Every DAG that these signals start runs again, even if it has already processed the windows.",)
 
 
 def _run_effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class ActionState:
 
 
 def build_action_state(status: StreamState | None, history: TableHistory | None, *, is_read: bool) -> ActionState:
-    """Build the state from a stream's status and history. `is_read` is as in `ActionState`."""
+    """Build the state from a stream's status and history. For `is_read`, see `ActionState`."""
     if status is not None and status.table_exists is False:
         history, is_read = None, True
     found = history or TableHistory(has_dead_letters=not is_read)
@@ -66,7 +66,7 @@ def _list_candidates(now: ActionState) -> Iterator[PageAction]:
 
 
 def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str | None:
-    """Return why a backfill or replay is not possible now; None if it is, and for other actions."""
+    """Return why a backfill or replay is not possible now; None if it is possible, and for other actions."""
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
         PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),

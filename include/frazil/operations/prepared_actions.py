@@ -62,9 +62,10 @@ def compute_moves(
         held = keep_same_topics(marker.offsets, marker.source, now.source)
         if again := sum(move.repeated for move in list_moves(target, held=held, available=now)):
             raise SpecError(
-                f"stream {spec.name!r} has or had a route, and would read {format_count(again, 'offset')} again whose "
-                "rows are already in its tables, so they would be duplicated. Nothing was changed. To add rows that a "
-                f"table is missing, run `frazil reset {spec.name} --to marker` and `frazil backfill {spec.name}`"
+                f"stream {spec.name!r} has or had a route. This reset would make it read "
+                f"{format_count(again, 'offset')} again, and duplicate the rows that its tables have for them. Nothing "
+                f"was changed. To add rows that are missing from a table, run `frazil reset {spec.name} --to marker` "
+                f"and `frazil backfill {spec.name}`"
             )
     return list_moves(target, held=keep_same_topics(seen.held, seen.source, now.source), available=now)
 
@@ -72,7 +73,7 @@ def compute_moves(
 def describe_stream_consequences(
     spec: StreamSpec, plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets
 ) -> list[str]:
-    """Return sentences about the consequences of a reset, which depend on the stream's mode."""
+    """Return messages about the consequences of a reset, which depend on the stream's mode."""
     merged = "by order" if spec.order_by else spec.sinks.mode.repeats
     return describe_consequences(plan, seen=seen, now=now, merged=merged)
 

@@ -63,7 +63,7 @@ class Period:
 
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
-        """Return a span of time, or else the last `hours` hours, or else the shortest period."""
+        """Return the period between two times if it is not empty, else the last `hours`, else the shortest period."""
         begin_ms = max(begin_ms or now_ms, now_ms - TENS_RETENTION_MS)
         if begin_ms < (end := min(end_ms or now_ms, now_ms)):
             return cls(begin_ms, end)
@@ -197,7 +197,7 @@ def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
     now_ms: int,
     past_ms: int = DAY_MS,
 ) -> TableHistory:
-    """Return the last day's rejected records and changes, and the events of `past_ms`, from summaries alone."""
+    """Return the last day's rejected records and changes, and the events of `past_ms`. Reads only summaries."""
     changes, day_ms = Counter[str](), now_ms - DAY_MS
     last_day = takewhile(lambda record: record[0].timestamp_ms >= day_ms, commit_records(metadata, spec.name))
     published = published_summaries(metadata, spec.name, since_ms=day_ms)
@@ -229,7 +229,7 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the sentences about unreadable parts, except one about Kafka if the status already has it."""
+    """Return the messages about unreadable parts, except one about Kafka if the status already has it."""
     reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
@@ -318,7 +318,7 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
 
 
 def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
-    """Merge the period's points into points of its span, oldest first. The last one may be shorter."""
+    """Merge the period's points into one point per `span_ms`, oldest first. The last point may cover less time."""
     found: dict[int, Point] = {}
     points = [point for point in points if shown.contains(point.at_ms)]
     for point in points:

@@ -108,7 +108,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class WindowRun:
-    """A run of a DAG that a window's event started. `state` is Airflow's."""
+    """A run of a DAG that a window's event started. `state` is the run's state in Airflow."""
 
     dag: str
     run: str
@@ -171,7 +171,7 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
 
 
 def build_histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
-    """Count files by size. Each bucket is twice as wide as the previous one; empty ones in between are included."""
+    """Count files by size. Each bucket is twice as wide as the previous one. Includes empty buckets in between."""
     files, total = Counter[int](), Counter[int]()
     for size in sizes:
         index = (size // MIN_BUCKET_BYTES).bit_length()
@@ -251,7 +251,7 @@ def table_health(
 
 
 def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
-    """Return a sentence for each stream that routes to a table and reports a problem of it."""
+    """Return a message for each stream that routes to a table and reports a problem of it."""
     return tuple(
         f"The table differs from what the route of {status.name} expects ({status.amiss[identifier]}): "
         f"run `frazil route {status.name}` for the remedy"
@@ -284,7 +284,10 @@ class RoutedTables:
 def search_routed(
     names: Sequence[str] | None, search: str, *, amiss: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
-    """Return the tables that contain each word of the search. `amiss` maps names of tables to problems."""
+    """Return the tables that contain each word of the search; None if there are no tables.
+
+    `amiss` maps names of tables to problems. The search also finds tables by the words of their problems.
+    """
     wrong = amiss or {}
     if not names and not wrong:
         return None

@@ -40,7 +40,7 @@ class Feed:
         return bound if self.waiting_us is None else min(bound, self.waiting_us)
 
     def waits_for(self, window: Window | None = None) -> str:
-        """Return, as a clause, what must happen before `window`, or by default any window, is complete."""
+        """Return a clause that says what must happen before `window`, or by default any window, is complete."""
         if self.problem:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
         where = f"{self.stream}, {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else self.stream
@@ -93,11 +93,11 @@ def decide_windows(  # noqa: PLR0913 - the observation and the declaration
     complete_from_us: int | None = None,
     limit: int = MAX_WINDOWS,
 ) -> WindowDecision:
-    """Decide which windows completed since the cursor, and which late rows reopened.
+    """Decide which windows completed since the cursor, and which windows late rows reopened.
 
-    `late` has the number of rows after the cursor's commit by their window's start. Without a cursor, signals begin
-    with the window of `complete_from_us`, or the one that is open now. After a change of grain, decisions continue
-    after the windows that the old cursor covered.
+    `late` maps a window's start to the number of its rows that were added after the cursor's commit. Without a cursor,
+    signals begin with the window of `complete_from_us`, or the window that is open now. After a change of grain,
+    decisions continue after the windows that the old cursor covered.
     """
     bound = complete_until_us(feeds)
     if bound is None:
@@ -180,7 +180,10 @@ def slowest_partition(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """Return the topic-partition for which the watermark waits: one without a record, or the one furthest behind."""
+    """Return the topic-partition for which the watermark waits: one without a record, or the one furthest behind.
+
+    None if all are idle.
+    """
     active = sorted(tp for tp in partitions if tp not in idle)
     silent = [tp for tp in active if tp not in max_event_times_us]
     if silent:
@@ -202,7 +205,7 @@ class Alignment:
 
     @classmethod
     def from_spec(cls, spec: StreamSpec) -> Alignment | None:
-        """Return None for a stream that shows every row as soon as it is committed."""
+        """Return the alignment of a stream; None if the stream shows every row as soon as it is committed."""
         if spec.commit.align == "none" or spec.window is None:
             return None
         lateness_us = spec.lateness // timedelta(microseconds=1)

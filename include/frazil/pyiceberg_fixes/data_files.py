@@ -38,7 +38,7 @@ def _map(
 
 
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
-    """Return the same lists or maps, including nulls, with other elements."""
+    """Return the lists or maps of `array` with the elements `child`. Nulls and lengths stay the same."""
     own: list[Any] = array.buffers()[: 1 if isinstance(array, pa.FixedSizeListArray) else 2]
     return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
 
@@ -46,7 +46,7 @@ def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array
 def _upper_bound(text: str, length: int | None) -> str | None:
     """Return a text of at most `length` characters that is not less than `text`; None if no such text exists.
 
-    PyIceberg steps from U+D7FF to half of a surrogate pair.
+    PyIceberg would increment U+D7FF to half of a surrogate pair.
     """
     start = text[:length]
     if start == text:

@@ -54,7 +54,7 @@ class GatedWindow:
         return rows.to_pandas(types_mapper=_PANDAS_TYPES.get)
 
     def to_spark(self, columns: tuple[str, ...], session: Any) -> Any:
-        """Return the same rows as a Spark DataFrame. NaN becomes null, as in pandas."""
+        """Return the rows of `to_pandas` as a Spark DataFrame. NaN becomes null, as in pandas."""
         parts = (catalog_config(self.request.catalog).name, *self.request.table.split("."))
         name = ".".join(f"`{part}`" for part in parts)
         begin, end = self._bounds()
@@ -79,7 +79,10 @@ class GatedWindow:
 
 
 def open_window(request: GateRequest) -> GatedWindow:
-    """Find the window in the catalog. Raises SpecError without the table or column, and FrazilError."""
+    """Find the window in the catalog.
+
+    Raises SpecError for a missing table or column, FrazilError for a missing snapshot, and the catalog's errors.
+    """
     catalog = open_existing_catalog(request.catalog)
     with translate_catalog_errors(catalog.name):
         try:

@@ -49,7 +49,7 @@ def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expec
 
 
 def _append_run(file: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Add a run to the file, remove the oldest runs beyond `MAX_INDEXED_RUNS`, and return the others, newest last."""
+    """Add a run to the file, keep the newest `MAX_INDEXED_RUNS` runs, and return these, newest last."""
     before = file.read_text().splitlines() if file.exists() else []
     lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
     _replace_file(file, "\n".join(lines) + "\n")

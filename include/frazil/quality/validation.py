@@ -35,7 +35,7 @@ class ValidationResult:
 
 
 def validate(suite: Suite, frame: Any, *, spark: bool) -> ValidationResult:
-    """Evaluate the suite on a DataFrame, in detail only if it fails. Raises SpecError."""
+    """Evaluate the suite on a DataFrame, and collect details of failed expectations only. Raises SpecError."""
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     source = context.data_sources.add_spark("window") if spark else context.data_sources.add_pandas("window")
@@ -71,7 +71,7 @@ def _build_suite(suite: Suite, expectations: list[dict[str, Any]]) -> gx.Expecta
 
 
 def _render(found: ExpectationSuiteValidationResult) -> str:
-    """Render the results as HTML. Changes them: values are escaped."""
+    """Render the results as HTML. Escapes the values in `found` in place."""
     for result in found.results:
         result.result = escape(result.result)
         if "element_count" not in result.result:

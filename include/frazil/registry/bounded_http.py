@@ -95,7 +95,7 @@ class _TimeLimit:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    """A thread that reads from the socket continues with an error."""
+    """Shut down a socket. A thread that is reading from it then gets an error."""
     with suppress(OSError):
         # Not TLS's own shutdown, which must not run while another thread reads.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -101,7 +101,7 @@ class SchemaRegistry:
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """See `SchemaSource.ask`. The cache has at most `MAX_SCHEMAS` schemas."""
+        """Fetch the schemas that are not cached, concurrently. The cache has at most `MAX_SCHEMAS` schemas."""
         with self._lock:
             missing = [one for one in schema_ids if self._find_cached(one) is None]
             if not missing:
@@ -111,7 +111,7 @@ class SchemaRegistry:
                     self._add_to_cache(schema_id, found)
 
     def get(self, schema_id: int) -> SchemaText:
-        """See `SchemaSource.get`. An id without a schema is requested again after a minute."""
+        """Return a cached or fetched schema. An id without a schema is requested again after a minute."""
         with self._lock:
             found = self._find_cached(schema_id)
             if found is None:
@@ -122,7 +122,7 @@ class SchemaRegistry:
         return found
 
     def id_of(self, guid: bytes) -> int:
-        """Return an id for which `get` returns the schema of this GUID. The oldest of `MAX_GUIDS` ids is forgotten."""
+        """Return an id for which `get` returns the schema of this GUID. Only the last `MAX_GUIDS` used ids are kept."""
         with self._lock:
             made = self._guids.get(guid, 0)
             while made == 0 or self._guid_of.setdefault(made, guid) != guid:
@@ -135,7 +135,10 @@ class SchemaRegistry:
             return made
 
     def newest(self, subject: str) -> SchemaText | None:
-        """Fetch the newest version of a subject, if it exists, without the cache. Raises the errors of `get`."""
+        """Fetch the newest version of a subject, bypassing the cache; None if it does not exist.
+
+        Raises the errors of `get`.
+        """
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if answer is None else self._parse_schema(answer)
 
@@ -209,7 +212,7 @@ class SchemaRegistry:
             timeout_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             raise self._unavailable_error(
                 f"did not return all references of a schema within {timeout_s:g} s; the next attempt fetches "
-                "only the others"
+                "only the missing ones"
             )
         subject, version = key
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
@@ -277,7 +280,7 @@ class SchemaRegistry:
 
 
 class _Bearer(requests.auth.AuthBase):
-    """A plain header would be replaced by an entry in ~/.netrc."""
+    """Sends a bearer token. `requests` would replace a plain header by an entry in ~/.netrc."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -293,7 +296,7 @@ def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
 
 
 def _describe_innermost_cause(error: BaseException) -> str:
-    """Only the innermost cause helps a user."""
+    """Return the innermost cause as text, because only this one helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """The driver of a writer in a cluster: writes the stream, and reports to its agent through the table's storage.
 
-It also runs without an agent. It ends after its current batch if its order asks for this or is for another driver, or
-if the stream is paused. It ends immediately if its JVM, the parent process, has ended.
+It also runs without an agent. It ends after its current batch if the stream is paused, if its order says so, or if the
+order names another driver. It ends immediately if its JVM, the parent process, has ended.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order
+from frazil.signals.pins import read_pins
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
 from frazil.supervise.desired import DesiredStore
@@ -68,7 +69,7 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
         try:
             check_version(order.wanted.version)
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
-            write(spec, until_caught_up=order.wanted.until_caught_up)
+            write(spec, until_caught_up=order.wanted.until_caught_up, read_pins=read_pins)
         except SystemExit:
             reporter.ended = DriverExit(0)
             raise
@@ -192,7 +193,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """Return the end of the log, from the beginning of a line unless that is longer than the limit."""
+        """Return the end of the log. It begins with a whole line, unless this line is longer than the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes

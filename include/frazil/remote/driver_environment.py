@@ -44,7 +44,7 @@ def build_driver_environment(
 
 
 def set_up_home(environment: MutableMapping[str, str], folder: Path) -> None:
-    """Create a FRAZIL_HOME in the driver's folder, and configure the catalog that the agent sent, in `environment`."""
+    """Create a FRAZIL_HOME in the driver's folder, with the catalog that the agent sent. Sets both in `environment`."""
     try:
         home = folder / "frazil-home"
         home.mkdir(mode=0o700, exist_ok=True)

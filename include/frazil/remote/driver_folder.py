@@ -81,7 +81,10 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class DriverFolder:
-    """These objects of one stream. Methods raise the storage's errors. An unknown format counts as missing."""
+    """The folder of one stream's order, reports and logs.
+
+    Methods raise the storage's errors. An object of an unknown format counts as missing.
+    """
 
     store: ObjectStore = field(repr=False)
     folder: str

@@ -82,7 +82,7 @@ def decide(observation: DriverObservation) -> AgentStep:  # noqa: PLR0911 - a re
 
 
 def _submit_or_end(observation: DriverObservation, reason: str) -> AgentStep:
-    """When no driver runs, submit a driver, or end if the agent was asked to."""
+    """Return the step while no driver runs: submit a driver, or end if the agent was asked to."""
     if observation.force:
         return AgentStep(AgentAction.END, "the supervisor asked to kill the driver, but no driver runs", KILLED_CODE)
     if observation.stop is not None:
@@ -114,7 +114,7 @@ def _find_end(observation: DriverObservation) -> AgentStep | None:
 
 
 def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> AgentStep:
-    """After the ordered driver has ended, submit another driver, or end with the driver's exit code."""
+    """Return the step after the ordered driver has ended: submit another driver, or end with the driver's exit code."""
     if observation.stop is not None or observation.force:
         started = observation.report is not None or observation.status.exit_code is not None
         return end if observation.followed and started else _submit_or_end(observation, end.reason)
@@ -126,7 +126,7 @@ def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> 
 
 
 def _await_submission(observation: DriverObservation, order: Order) -> AgentStep:
-    """Return the step while the driver's name is unknown. It may run, start later, or not exist."""
+    """Return the next step while the driver's name is unknown: the driver may run, start later, or not exist."""
     if name := (observation.report.submission if observation.report else None) or observation.found:
         return AgentStep(AgentAction.ADOPT, name)
     if observation.force and not order.kill:
@@ -144,7 +144,7 @@ def _await_submission(observation: DriverObservation, order: Order) -> AgentStep
 
 
 def _describe_difference(observation: DriverObservation, order: Order) -> str | None:
-    """Return how the ordered driver differs from the wanted one, or None."""
+    """Return how the ordered driver differs from the wanted one; None if they agree."""
     if order.master != observation.master:
         return f"resources.master has changed from {order.master}"
     if order.wanted.fingerprint != observation.wanted.fingerprint:

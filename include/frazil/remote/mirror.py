@@ -26,7 +26,7 @@ LOG_CHECK_HEARTBEATS = 60
 
 
 class HeartbeatMirror:
-    """A thread that writes the heartbeat every second, also before the driver starts and during outages."""
+    """A thread that writes the heartbeat every second, even before the driver starts and during outages."""
 
     def __init__(self, spec: StreamSpec, folder: Path) -> None:
         now_ms = clock.now_ms()
@@ -84,7 +84,7 @@ class HeartbeatMirror:
         self._set_notice(sentence, is_waiting=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
 
     def show_missing_name(self, reason: str | None) -> None:
-        """Add to the notices that the cluster has not returned the driver's name, and why if known."""
+        """Add a notice that the cluster has not returned the driver's name, with the reason if it is known."""
         sentence = "the driver's submission is not confirmed yet"
         self._set_notice(f"{sentence}: {reason}" if reason else sentence, is_waiting=True)
 

@@ -1,4 +1,4 @@
-"""Submits drivers to each kind of cluster, and finds submitted ones."""
+"""Submits drivers to each kind of cluster, and finds drivers that were submitted earlier."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def create_submitter(resources: Resources) -> Submitter:
 
 
 class StandaloneSubmitter:
-    """Uses the REST servers of Spark's masters, which do not list drivers: a driver reports its own id."""
+    """Uses the REST servers of Spark's masters. They do not list drivers, so a driver reports its own id."""
 
     def __init__(self, resources: Resources) -> None:
         self._addresses = standalone.rest_addresses(resources.master, resources.rest_port)
@@ -144,7 +144,7 @@ class YarnSubmitter:
         raise ApiUnavailable("spark-submit succeeded, but did not print the application's id")
 
     def _find_accepted_application(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
-        """Return the application that YARN accepted. Raises `failed` if none, or ApiUnavailable."""
+        """Return the application that YARN accepted. Raises `failed` if YARN accepted none, and ApiUnavailable."""
         application = parse_application_id(failed.output)
         try:
             application = application or self._find_by_tag(driver)

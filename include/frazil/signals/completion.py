@@ -1,6 +1,6 @@
-"""Derives a table's signals: the feeding streams, the complete windows, and their row counts. An assessment reads
-markers and the summaries of commits since the last signal, and manifests only if these do not suffice. Rows are
-counted, and gates run, only for windows that are signalled.
+"""Derives a table's signals from the streams that feed it: which windows are complete, and how many rows they have. An
+assessment reads markers and the summaries of commits since the last signal, and manifests only if these do not suffice.
+Rows are counted, and gates run, only for windows that are signalled.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from frazil.partitions.completeness import (
     WindowDecision,
     complete_until_us,
     decide_windows,
+    format_time,
     never_signalled_text,
     slowest_partition,
     waiting_text,
@@ -44,7 +45,7 @@ from frazil.partitions.windows import Grain, Window, microseconds, windows_betwe
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, never_complete_message
+from frazil.spec.routed_stream import RoutedStream, never_complete_message, partitions_dag_of
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import find_lost_table
@@ -52,6 +53,9 @@ from frazil.table.made_tables import list_matching_names, load_route_tables
 from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
+
+MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
+"""Time by which the watermark may exceed the end of a window that is not signalled yet: a DAG checks every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcom
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The state at one time of a table whose windows are signalled."""
+    """A table, its feeds and its signals as read at one time, and the decision which windows to signal."""
 
     table: Table
     specs: tuple[StreamSpec, ...]
@@ -86,6 +90,16 @@ class Assessment:
         uuid = str(self.table.metadata.table_uuid)
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
+    def describe_delay(self) -> str:
+        """Return why waiting DAGs have no event for complete windows; "" while a check may be on its way."""
+        pending, bound_us, cursor = self.decision.complete, complete_until_us(self.feeds), self.signals.cursor
+        if not pending or bound_us is None or bound_us - min(pending).end_us < MAX_SIGNAL_DELAY_US:
+            return ""
+        dag = partitions_dag_of(self.specs[0])
+        if cursor is None:
+            return f"no window is signalled: the DAG {dag} has not run"
+        return f"signalled to {format_time(cursor.through_us)}: the DAG {dag} is behind"
+
     @property
     def has_work(self) -> bool:
         """Whether windows can be signalled, or the table's first cursor can be written."""
@@ -93,9 +107,11 @@ class Assessment:
 
 
 def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
-    """Assess the table that these declared streams feed, with at most `limit` complete windows. Returns None if the
-    table does not exist, or if its windows never complete. Raises MarkerUnreadable, TableLost, SpecError if the table
-    is named like a template's but was created elsewhere, and `translate_catalog_errors`.
+    """Assess the table that these declared streams feed, with at most `limit` complete windows.
+
+    Returns None if the table does not exist, or if its windows never complete. Raises MarkerUnreadable, TableLost, and
+    the errors of `translate_catalog_errors`. Raises SpecError if the table is named like a template's but was created
+    elsewhere.
     """
     if specs[0].window is None:
         return None
@@ -115,16 +131,17 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
     own = specs[0].table.identifier, table.properties
     created = [spec for spec in specs if not isinstance(spec, RoutedStream) or spec.sinks.owns(*own)]
     if not created:
-        raise SpecError(f"{specs[0].name} did not create {signals.table}, so none of its windows is signalled")
+        raise SpecError(f"{specs[0].name} did not create {signals.table}, so the table's windows are not signalled")
     return _assess(table, created, signals, limit=limit, decided=decided)
 
 
 def assess_group(
     catalog: Catalog, spec: RoutedStream, *, limit: int = MAX_WINDOWS, reopened: bool = True
 ) -> list[Assessment]:
-    """Assess the tables that a route's template created, unless the declaration names them. Without `reopened`,
-    late rows are not searched, and only tables that may have a complete window are loaded. A table that cannot be read
-    is logged and left out; if none can be read, its error is raised.
+    """Assess the tables that a route's template created, unless the declaration names them.
+
+    Without `reopened`, does not search for late rows, and loads only tables that may have a complete window. A table
+    that cannot be read is logged and left out. If none can be read, its error is raised.
     """
     sinks = spec.sinks
     if spec.window is None:
@@ -202,7 +219,7 @@ def _behind_message(table: str) -> str:
 
 
 def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """Return the cursor for the table; before all its commits if the table was recreated."""
+    """Return the cursor for the table. If the table was recreated, the cursor is before all commits."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
@@ -219,7 +236,7 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
 def find_feeds(
     table: Table, specs: Iterable[StreamSpec], decided: Mapping[str, DecidedBatches] | None = None
 ) -> tuple[Feed, ...]:
-    """Return the streams with a marker in the table, and the declared ones. Loads `decided` unless given."""
+    """Return the state of each stream that has a marker in the table or is declared. Loads `decided` unless given."""
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
@@ -254,7 +271,10 @@ def _find_feed(
 def signal_windows(
     catalog: Catalog, *seen: Assessment, clock_ms: int, gates: RunGates | None = None
 ) -> tuple[Signal, ...]:
-    """Append the windows of a table or a group to `frazil.signals`, or nothing if another process was faster."""
+    """Append the windows of a table or a group to `frazil.signals`, and return their signals.
+
+    If another process was faster, appends and returns nothing.
+    """
     appends = [append for one in seen if (append := _append(one, clock_ms=clock_ms, gates=gates)) is not None]
     if not appends or not append_signals(catalog, *appends, clock_ms=clock_ms):
         return ()
@@ -297,7 +317,10 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
 
 
 def _next_revisions(seen: Assessment) -> dict[Window, int]:
-    """Return the revisions of windows signalled again: unchanged if no event was sent."""
+    """Return the revision with which each reopened window is signalled again.
+
+    It equals the window's last revision if no event was sent for that revision.
+    """
     again = seen.decision.again
     if not again:
         return {}
@@ -351,14 +374,14 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
 def resend_signals(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
-    """Signal windows again at their current revision. Raises SpecError for one not signalled, or held."""
+    """Signal windows again at their current revision. Raises SpecError if a window is not signalled yet, or is held."""
     while True:
         signals = TableSignals.load(catalog, table)
         newest = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
         missing = [w.key for w in windows if w not in newest or not newest[w].sent]
         if missing or signals.cursor is None:
             raise SpecError(
-                f"cannot send {', '.join(missing)} of {table} again, because it was not signalled yet. "
+                f"cannot send windows of {table} again that were never signalled: {', '.join(missing)}. "
                 + _why_not_signalled(table, windows, signals.cursor)
             )
         again = [
@@ -375,7 +398,7 @@ def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | N
             f"Signals of {table} begin with {Window.containing(cursor.from_us, cursor.grain)}; earlier windows are "
             "never signalled"
         )
-    return f"`frazil partitions {table}` shows why it waits"
+    return f"`frazil partitions {table}` shows what the next window waits for"
 
 
 @dataclass(frozen=True)
@@ -404,20 +427,20 @@ class DecidedBatches:
 
     @cached_property
     def _unfinished(self) -> tuple[Journal, ...]:
-        """The journals of batches that some routed table may be missing, read once for all tables."""
+        """The journals of batches that may be missing from some routed table, read once for all tables."""
         if self.table is None or self.marker is None:
             return ()
         tables = StreamTables.open(self.marker.stream, {"main": self.table}, clock_ms=clock.now_ms)
         return tuple(decided_journals(tables, self.marker))
 
     def first_missing(self, target: str, marker: Marker) -> BatchKey | None:
-        """Return the first decided batch that a routed table is missing; None if it has all rows."""
+        """Return the first decided batch that is missing from a routed table; None if the table has all rows."""
         if self.marker is None:
             return None
         return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)
 
     def feed(self, spec: StreamSpec) -> Feed:
-        """Return the stream's watermark after the last decided batch."""
+        """Return the stream's progress after the last decided batch."""
         lateness_us = spec.lateness // timedelta(microseconds=1)
         if (marker := self.marker) is None:
             return Feed(spec.name, None, lateness_us, problem=self.problem)
@@ -462,8 +485,9 @@ class WindowStatus:
 
 
 def load_window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """Return the status of an hour or a day; with hourly windows, a day means all of its hours. Raises SpecError if the
-    key is not a window of the table, and the errors of `assess_table`.
+    """Return the status of an hour or a day. With hourly windows, a day stands for all of its hours.
+
+    Raises SpecError if the key is not a window of the table, and the errors of `assess_table`.
     """
     table = specs[0].table.identifier
     wanted = _parse_window(key, specs[0])

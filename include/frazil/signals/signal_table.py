@@ -1,6 +1,6 @@
 """Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision. Each
 append is a compare-and-swap that also moves the table's cursor, a property of `frazil.signals`. The tables of a route's
-template are a group, named like the template, and share the numbers of signals.
+template form a group, which is named like the template. Their signals are numbered in one sequence.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class TableSignals:
         return self.after(max(self.number - count * len(shared), 0))
 
     def _since(self, number: int) -> BooleanExpression:
-        """Return a filter for the days that may have signals after a number, from the appends' summaries."""
+        """Return a filter for the days that may have signals after a number. Reads only the summaries of appends."""
         starts = []
         # The group's appends do not have the signals from before the table joined it.
         for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():
@@ -157,8 +157,10 @@ class Append(NamedTuple):
 
 
 def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
-    """Append the signals of a table, or of several of a group, and move the cursors, in one commit. Returns False,
-    without an append, if a cursor or the group's number moved. Raises the errors of `commit_snapshot`.
+    """Append the signals of a table, or of several tables of a group, and move the cursors, in one commit.
+
+    Returns False, and appends nothing, if a cursor or the group's number has moved. Raises the errors of
+    `commit_snapshot`.
     """
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
     handle = TableHandle(catalog, SIGNALS_TABLE)

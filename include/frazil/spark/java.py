@@ -47,7 +47,7 @@ def runs_in_jvm() -> bool:
 
 @contextmanager
 def explain_java_errors() -> Iterator[None]:
-    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start. Only then, Java's version is checked."""
+    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start. Checks Java's version only in this case."""
     require_pyspark()
     if runs_in_jvm():
         yield
@@ -63,7 +63,10 @@ def explain_java_errors() -> Iterator[None]:
 
 
 def require_pyspark() -> None:
-    """Raise MissingExtra without Py4J: `import pyspark` succeeds with the pyspark-client of Airflow's provider."""
+    """Raise MissingExtra if Py4J is missing.
+
+    `import pyspark` would not show this: it succeeds with pyspark-client, which Airflow's provider installs.
+    """
     require_module("py4j")
 
 

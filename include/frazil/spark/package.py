@@ -164,7 +164,7 @@ def _compile_and_check(root: Path, python: Path) -> None:
 
 
 def _make_root_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Make root the owner: an executor of root trusts only files that root alone can write."""
+    """Make root the owner: an executor that runs as root trusts only files that root alone can write."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode &= ~0o022

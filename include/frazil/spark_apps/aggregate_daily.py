@@ -1,6 +1,7 @@
 """Computes one day of a declared aggregation: `spark-submit aggregate_daily.py NAME --aggregations DIR --day DAY`.
 
-Airflow gives the snapshot that the DAG's first task chose. Without it, the program reads the day's signals.
+Airflow passes the snapshot that the DAG's first task chose. If no snapshot is passed, the program reads the day's
+signals.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def main() -> int:
     parser.add_argument("name", help="the aggregation's name")
     parser.add_argument("--aggregations", type=Path, required=True, help="the folder of declared aggregations")
     parser.add_argument("--day", required=True, help="YYYY-MM-DD, in UTC")
-    parser.add_argument("--snapshot-id", type=int, help="the source's snapshot; by default that of the day's signals")
+    parser.add_argument("--snapshot-id", type=int, help="a source snapshot; by default the signals' newest")
     parser.add_argument("--revisions", default=NO_REVISIONS, help="the revisions of the day's windows at that snapshot")
     arguments = parser.parse_args()
     return run_aggregation(

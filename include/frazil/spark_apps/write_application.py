@@ -18,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the declared streams of one application into their tables.")
     parser.add_argument("name", help="the application's name")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
-    parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
+    parser.add_argument("--until-caught-up", action="store_true", help="end when records now in Kafka are committed")
     arguments = parser.parse_args()
     with exit_on_error(), report_missing_extras():
         check_configuration()

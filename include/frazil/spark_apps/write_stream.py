@@ -12,6 +12,7 @@ from pathlib import Path
 
 from frazil.extras import report_missing_extras
 from frazil.host.process_log import exit_on_error
+from frazil.signals.pins import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_tables_are_unowned
@@ -22,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write one declared stream into its Iceberg table.")
     parser.add_argument("name", help="the stream's name")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
-    parser.add_argument("--until-caught-up", action="store_true", help="end when all that is in Kafka now is committed")
+    parser.add_argument("--until-caught-up", action="store_true", help="end when records now in Kafka are committed")
     arguments = parser.parse_args()
     with exit_on_error(), report_missing_extras():
         check_configuration()
@@ -33,7 +34,7 @@ def main() -> int:
 
             return run_agent(spec, arguments.streams, program=DRIVE_STREAM, until_caught_up=arguments.until_caught_up)
         from frazil.stream.main import run_writer
-    return run_writer(spec, until_caught_up=arguments.until_caught_up)
+    return run_writer(spec, until_caught_up=arguments.until_caught_up, read_pins=read_pins)
 
 
 if __name__ == "__main__":

@@ -76,5 +76,5 @@ def find_location_problem(text: str) -> str | None:
 
 
 def is_object_store_error(error: Exception) -> bool:
-    """Return whether an Arrow error comes from an object store, which only its text shows."""
+    """Return whether an Arrow error comes from an object store. Only the error's text shows this."""
     return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

@@ -24,8 +24,9 @@ class Application:
 
     @property
     def resources(self) -> Resources:
-        """The maximum of the streams' cores and driver memory, all their Spark properties, and the first stream's other
-        settings. `frazil validate` refuses streams that differ in these.
+        """The streams' combined resources: the maximum of cores and of driver memory, and all Spark properties.
+
+        Other settings are those of the first stream. `frazil validate` refuses streams that differ in them.
         """
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}

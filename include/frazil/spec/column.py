@@ -89,7 +89,7 @@ class Column(Model):
         return (self.name,) if self.from_ is None else parse_path(self.from_)
 
     def reading_settings(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
-        """Return the settings for reading the column, except type and unit. `cast` is the stream's."""
+        """Return the settings for reading the column, except type and unit. `cast` is the stream's setting."""
         found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
         if "lenient" in {cast, self.cast} and "<" not in self.type:
             found["cast"] = self.cast or cast
@@ -151,7 +151,7 @@ class EventTime(Model):
     """The column with the time of a record's event."""
 
     column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
-    unit: TimeUnit = Field(default="iso", description="How records encode it, as `unit` of a column.")
+    unit: TimeUnit = Field(default="iso", description="How records encode the event time; see `unit` of a column.")
 
     @model_validator(mode="before")
     @classmethod
@@ -168,6 +168,6 @@ class Watermark(Model):
     )
     max_future: PositiveDuration = Field(
         default=timedelta(minutes=10),
-        description="A row whose event time is further ahead of Kafka's timestamp or the clock lands, but "
-        "does not advance the watermark.",
+        description="A row whose event time is further ahead of Kafka's timestamp (or of the clock, if that is "
+        "earlier) is written, but does not advance the watermark.",
     )

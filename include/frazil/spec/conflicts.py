@@ -16,7 +16,7 @@ MAX_SCHEMA_CONFLICTS = 10
 
 
 def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return a sentence for each conflict between streams in names, tables, applications, topics and schemas."""
+    """Return a message for each conflict between streams in names, tables, applications, topics and schemas."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
@@ -32,7 +32,7 @@ def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
 
 
 def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return an error for each table of another stream that the stream declared in `path` would write."""
+    """Return a message for each table that the stream in `path` would write although another stream owns it."""
     return [
         error
         for error in (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
@@ -44,7 +44,7 @@ def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     first: dict[str, Path] = {}
     for path, spec in streams.items():
         if first.setdefault(spec.name, path) != path:
-            yield f"{path}: name: {spec.name!r} is the name of {first[spec.name]} too; rename one"
+            yield f"{path}: name: {spec.name!r} is also the name of the stream in {first[spec.name]}; rename one"
 
 
 def _catalog_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
@@ -89,13 +89,16 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """A window of a table is complete only if all streams that route to it agree on its windows."""
+    """Yield an error for each routed table whose streams declare different windows or schema evolution.
+
+    A window is complete only if all streams that route to its table agree on the table's windows.
+    """
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     templates: dict[str, Path] = {}
     for path, spec in streams.items():
         template = spec.sinks.template
         if spec.route and template in spec.route.complete and (other := templates.setdefault(template, path)) != path:
-            yield f"{path}: route.complete: {template!r} is the template of the stream in {other} too; rename one"
+            yield f"{path}: route.complete: {template!r} is also the template of the stream in {other}; rename one"
         for table in spec.sinks.named:
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
             mine, theirs = view_from_table(spec, table), view_from_table(its, table)
@@ -110,7 +113,10 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
 
 
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Streams of an application must agree on resources; its name must not be a stream's."""
+    """Yield an error for each resource that an application's streams declare differently, and for ambiguous names.
+
+    An application must not have a stream's name, because commands accept both.
+    """
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}
     for path, spec in streams.items():
@@ -137,7 +143,10 @@ def _describe_mode(spec: StreamSpec) -> str:
 
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Each stream is compared with the first one, but its topics with all streams before it."""
+    """Yield an error for each setting on which the streams of a table differ, and for each topic that two of them read.
+
+    Settings are compared with those of the first stream, topics with the topics of all earlier streams.
+    """
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         earlier = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
@@ -149,7 +158,7 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 "table need the same mode and key, so declare the same"
             )
         if first.maintenance != spec.maintenance:
-            yield f"{path}: maintenance: differs from that of {earlier[:-1]}; declare the same, or neither"
+            yield f"{path}: maintenance: differs from that of {earlier[:-1]}; declare the same in both, or in neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
             of_table = _evolution_conflict(first, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"

@@ -139,7 +139,7 @@ class JsonFormat(Model):
     @model_validator(mode="before")
     @classmethod
     def _set_framing(cls, value: object) -> object:
-        """A registry makes `confluent` the default."""
+        """Set `framing` to `confluent` if a registry is declared but no framing."""
         if isinstance(value, Mapping) and value.get("registry") is not None:
             return {"framing": "confluent", **value}
         return value
@@ -315,8 +315,9 @@ def dump_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def dump_portable_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Return the format for another host: with a schema file's text, without a registry that reading does not need.
-    Raises SpecError if the schema file cannot be read.
+    """Return the format for another host: a schema file is replaced by its text.
+
+    A JSON format loses its registry, which reading does not need. Raises SpecError if the schema file cannot be read.
     """
     if isinstance(value, JsonFormat):
         return dump_format(value.model_copy(update={"registry": None}))
@@ -385,9 +386,9 @@ class Key(Model):
         return self
 
     def fields_format(self, of_value: ValueFormat) -> ValueFormat:
-        """Return the format of keys that have fields or a type, in a stream whose values have the format `of_value`.
+        """Return the format that decodes keys' fields or typed values. `of_value` is the format of the stream's values.
 
-        A key of the formats `string` and `bytes` is also read in the format of values.
+        If the key's declared format is `string`, `bytes` or `value`, fields are decoded in the format of the values.
         """
         if self.format in {"avro", "protobuf"}:
             declared = (

@@ -19,7 +19,7 @@ FormerColumns = Mapping[str, int | None]
 
 
 def parse_former_columns(properties: Mapping[str, str]) -> FormerColumns:
-    """Parse the table property. Raises SchemaIncompatible if it is invalid, after a manual edit."""
+    """Parse the table property. Raises SchemaIncompatible if a manual edit made it invalid."""
     text = properties.get(PROPERTY, "{}")
     try:
         found = json.loads(text)
@@ -40,7 +40,10 @@ def find_current_name(existing: Schema, field_id: int | None) -> str | None:
 def find_names_in_rows(
     own: Schema, own_former: FormerColumns, main: Schema, main_former: FormerColumns
 ) -> dict[str, set[str]]:
-    """Return the other names of a routed table's columns in rows written for the main table."""
+    """Return, for each column of a routed table, the other names that it may have in rows written for the main table.
+
+    Columns without other names are omitted.
+    """
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
     columns = {field.name for field in own.fields}
     found = {}

@@ -115,7 +115,7 @@ def records_schema(spec: StreamSpec) -> Schema:
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """Return the declared partitioning of the schema `of`. Partition fields have Spark's names."""
+    """Return the declared partitioning, with field ids of the schema `of`. Partition fields have Spark's names."""
     terms = [parse_term(text) for text in spec.partition_by]
     fields = [
         PartitionField(
@@ -130,7 +130,7 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
 
 
 def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """Return the declared sort order of the schema `of`; id 0 if it is unsorted."""
+    """Return the declared sort order, with field ids of the schema `of`. Its id is 0 if the table is unsorted."""
     terms = [parse_sort_term(text) for text in spec.sort_by]
     fields = [
         SortField(
@@ -234,8 +234,9 @@ TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1
 
 
 def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
-    """Return the smallest and largest value of a number or time type. Decimals are integers without the decimal point,
-    dates are days and timestamps microseconds since 1970.
+    """Return the smallest and largest value of a number or time type; None for other types.
+
+    Decimals are integers without the decimal point, dates are days and timestamps microseconds since 1970.
     """
     match kind:
         case iceberg.IntegerType():
@@ -254,7 +255,7 @@ def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
 def filter_between(field: iceberg.NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
     """Return a filter for rows with values from `lowest` to `greatest`.
 
-    A bound that all values meet is omitted: PyIceberg would compare partitions with the value beyond it, and raise.
+    Omits a bound that equals the type's own limit: PyIceberg would compute the value beyond that limit, and raise.
     """
     first, last = find_limits(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()

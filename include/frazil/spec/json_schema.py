@@ -71,7 +71,7 @@ def _string_or_list_schema(listed: _Schema) -> _Schema:
 
 
 def _columns_schema(declared: _Schema, column: _Schema) -> _Schema:
-    """Accept a mapping from column names to types, or to mappings with `type`."""
+    """Return a schema that accepts a mapping from column names to types, or to mappings with `type`."""
     fields = {key: value for key, value in column["properties"].items() if key != "name"}
     long_form = {"type": "object", "properties": fields, "required": ["type"], "additionalProperties": False}
     short_form = {"type": "string", "description": "type, or: type not null", "examples": ["string", "long not null"]}

@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 MAX_FILE_ABSENCE_MS = 60_000
 """How long one of several files may be missing before it counts as removed."""
 MAX_FOLDER_ABSENCE_MS = 600_000
-"""The same for all files of a folder: longer, because an unmounted volume also looks empty."""
+"""How long all files of a folder may be missing: longer, because an unmounted volume also looks empty."""
 REMOVED_FILE_REPORT_MS = 900_000
 """How long a removed file is still reported, so that its DAG can stop running processes."""
 
@@ -75,9 +75,9 @@ class DeclaredFile(Generic[T]):
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[DeclaredFile[T]]:
-    """Return all declared files of a folder by path, also broken files, and missing files that have a record.
+    """Return all declared files of a folder by path, including broken files, and missing files that are remembered.
 
-    Records valid declarations, and deletes the records of files that were removed long ago.
+    Remembers valid declarations. Forgets files that were removed long ago or renamed.
     """
     memory = DeclarationMemory(folder)
     problem, paths = _list_files(folder)
@@ -97,7 +97,7 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Decla
 
 
 def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> DeclaredFile[T]:
-    """Load a file and remember its declaration. For a broken file, return the remembered one and the problem."""
+    """Load a file and remember its declaration. If the file is broken, return what is remembered, and the problem."""
     try:
         spec = kind.load(path)
         memory.remember(path, spec, kind)
@@ -123,16 +123,16 @@ def _find_missing(
 
 
 def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """Return the recorded declaration with this name in a folder, if any."""
+    """Return the remembered declaration with this name in a folder; None if there is none."""
     memory = DeclarationMemory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return a stream and the problem of its file, if it is broken: then the stream is the last valid one.
+    """Return a stream and its file's problem, if any: the stream of a broken file is its last valid declaration.
 
-    A valid declaration is recorded. Raises SpecError if a broken file has no record.
+    Remembers a valid declaration. Raises SpecError if the file is broken and no declaration is remembered.
     """
     try:
         return find_and_remember(folder, name), None
@@ -151,9 +151,10 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 
 
 def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
-    """Return all streams of a folder by name, including a broken file's last valid one, and these files' problems.
+    """Return a folder's streams, sorted by name, and the problems of broken and missing files.
 
-    Valid declarations are recorded. Raises SpecError if there are neither streams nor problems.
+    Such a file's stream is its last valid declaration, if one is remembered. Valid declarations are remembered. Raises
+    SpecError if there are neither streams nor problems.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
@@ -171,7 +172,10 @@ def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
 
 
 class DeclarationMemory:
-    """The records of one folder. A record that cannot be read or written is logged, and counts as missing."""
+    """The remembered declarations of one folder, each in a record: a file of its own.
+
+    A record that cannot be read or written is logged, and counts as missing.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())
@@ -233,7 +237,7 @@ class DeclarationMemory:
             self._record(path).unlink(missing_ok=True)
         except OSError as error:
             log.warning(
-                "the record of the last valid declaration of %s, a missing file, cannot be deleted: %s", path, error
+                "%s is missing, and the record of its last valid declaration cannot be deleted: %s", path, error
             )
 
     def _record(self, path: Path) -> Path:

@@ -55,7 +55,7 @@ def _find_term_problems(key: str, term: layout.Term, columns: ColumnTypes) -> It
 def _find_field_problems(
     key: str, term: layout.Term, before: list[layout.Term], columns: ColumnTypes
 ) -> Iterator[Problem]:
-    """Yield a partition field that Iceberg or Spark refuses, or that repeats the time of a term `before`."""
+    """Yield a problem if Iceberg or Spark refuses the partition field, or if a term in `before` makes it redundant."""
     other, source = next((t for t in before if t.field_name == term.field_name), None), _find_type(term.column, columns)
     if other is not None:
         yield Problem(key, str(term), f"creates the same partition field {term.field_name} as {other}; keep one")
@@ -77,7 +77,7 @@ def _find_field_problems(
 
 
 def _find_type(path: str, columns: ColumnTypes) -> Type | None:
-    """Return the type at a path. Like in Iceberg, a path may only go through structs."""
+    """Return the type at a path; None if no column has this path. As in Iceberg, a path may only go through structs."""
     first, *rest = path.split(".")
     found = columns.get(first)
     for name in rest:

@@ -81,7 +81,7 @@ def _has_key(declared: Mapping[str, Any], key: str) -> bool:
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Return all streams of a folder by name, without files that begin with an underscore or a dot.
+    """Return all streams of a folder by name. Ignores files whose names begin with an underscore or a dot.
 
     Raises SpecError with the problems of all files and the conflicts between streams.
     """
@@ -103,7 +103,7 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
 
 
 def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
-    """Return the valid streams of a folder by name, and the problems of the other files.
+    """Return the valid streams of a folder, sorted by name, and the problems of the other files.
 
     Raises SpecError if there are neither streams nor problems.
     """
@@ -124,7 +124,7 @@ def no_stream_error(folder: Path) -> SpecError:
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """Load one stream of a folder, whose other files may be broken.
+    """Load one stream of a folder. The folder's other files may be broken.
 
     Raises SpecError with the known names if no file declares it, or with the problems of its file.
     """
@@ -176,7 +176,7 @@ def _read_application(path: Path) -> str | None:
 
 
 def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table by name, as `view_from_table` does.
+    """Return the streams that write to a table, sorted by name, each as `view_from_table` returns it.
 
     Raises SpecError with the known tables if no stream does, or if a broken file mentions the table.
     """

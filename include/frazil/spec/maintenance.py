@@ -14,7 +14,7 @@ _SWITCH = {"on": True, "off": False, "true": True, "false": False}
 
 
 class SwitchableAction(Model):
-    """An action that `off` switches off."""
+    """A maintenance action, which the value `off` disables."""
 
     enabled: bool = Field(True, description="`false`, or `off` in place of the mapping, switches this off.")
 
@@ -36,7 +36,8 @@ class Compaction(SwitchableAction):
         default=5, description="A complete partition is rewritten if it has at least this many small files."
     )
     open_files: CountFromTwo = Field(
-        default=200, description="A partition that is still written to is rewritten above this number."
+        default=200,
+        description="A partition that is still written to is rewritten if it has at least this many small files.",
     )
     deleted_rows: Percentage = Field(
         default=20, description="A data file is rewritten once this percentage of its rows is deleted."
@@ -59,13 +60,14 @@ class Expiry(SwitchableAction):
     at_least: Count = Field(default=20, description="This many of the newest snapshots are always kept.")
     at_most: Count = Field(
         default=500,
-        description="The maximum number of snapshots kept because of `keep`, as each slows down commits. "
-        "With a commit every 5 s, 500 are 41 minutes; raise this for longer queries.",
+        description="The maximum number of snapshots kept because of `keep`, as each slows down commits. With a "
+        "commit every 5 s, 500 are 41 minutes, with one every second 8 minutes; raise this for longer queries. Writers "
+        "expire snapshots above this number plus an eighth.",
     )
 
 
 class Orphans(SwitchableAction):
-    """Deletes files below the table's location to which no snapshot, journal or backfill refers, once a day."""
+    """Deletes, once a day, the files below the table's location that no snapshot, journal or backfill references."""
 
     older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are never deleted.")
     max_listed: Count = Field(default=5_000_000, description="If the location has more files, nothing is deleted.")
@@ -108,14 +110,14 @@ class Alerts(SwitchableAction):
     )
     stall: PositiveDuration = Field(
         default=timedelta(seconds=45),
-        description="How long a writer may be stalled, or without Kafka, catalog, storage or schema registry; at "
-        "most `hold`.",
+        description="How long a writer may be stalled, or without Kafka, catalog, storage or schema registry. A "
+        "shorter `hold` applies instead.",
     )
     restarts: Count = Field(
         default=2, description="How many times in a row the writer may end without a commit within an hour."
     )
     waiting_batches: Count = Field(
-        default=3, description="Batches that are journaled but not committed, if the last commit is old."
+        default=3, description="Batches that are journaled but not committed; 0 while commits are recent."
     )
     dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
     stale_changes: Percentage = Field(
@@ -146,15 +148,16 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """Return the age of the last commit (ms) from which a stream with unread records is stale.
+        """Return the age (ms) of the last commit at which a stream with unread records becomes stale.
 
-        At least two commit intervals: one missed commit does not keep an alert active once the next is on time.
+        It is at least two commit intervals, so that one missed commit does not keep an alert active once the next is on
+        time.
         """
         return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """Maximum snapshots and manifests (None: unlimited), and the interval of maintenance."""
+        """The maximum numbers of snapshots and of manifests (None: unlimited), and the interval of maintenance."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,
             self.manifests.most if self.manifests.enabled else None,
@@ -164,7 +167,7 @@ class Maintenance(Model):
     @model_validator(mode="before")
     @classmethod
     def _expand_switch(cls, value: object) -> object:
-        """`maintenance: off` switches off every action except alerts."""
+        """Convert the short form `maintenance: off`, which switches off every action except alerts."""
         on = _SWITCH.get(str(value).lower())
         if on is None:
             return value

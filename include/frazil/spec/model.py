@@ -84,8 +84,8 @@ class Commit(Model):
     )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
-        description="If metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` also commits "
-        "less often.",
+        description="What happens if metadata grows faster than maintenance shrinks it. `warn`: a warning. "
+        "`stretch`: also longer commit intervals.",
     )
     max_interval: PositiveDuration = Field(
         default=timedelta(minutes=10), description="The longest commit interval with `throttle: stretch`."
@@ -104,7 +104,7 @@ class Commit(Model):
 
     @property
     def longest_interval(self) -> timedelta:
-        """`max-interval` if throttling may stretch the interval."""
+        """The longest time between commits: `max-interval` if throttling may stretch `interval`, else `interval`."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
@@ -201,7 +201,7 @@ class StreamSpec(Model):
     merge: MergeMode = Field(
         default="auto",
         description="For `mode: upsert`. `copy-on-write` rewrites changed files. `merge-on-read` marks old rows in "
-        "position-delete files. `auto`: `merge-on-read` until many rows of a file are deleted, then "
+        "delete files. `auto`: `merge-on-read` until many rows of a file are deleted, then "
         "`copy-on-write`.",
     )
     route: Route | None = Field(
@@ -218,7 +218,7 @@ class StreamSpec(Model):
     distribution: Literal["none", "hash", "auto"] = Field(
         default="none",
         description="`none`: tasks write the records that they read. `hash`: rows are shuffled by table "
-        "partition, for fewer files. `auto`: as `hash` while that saves many files.",
+        "partition, for fewer files. `auto`: like `hash`, while a shuffle saves many files.",
     )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
@@ -227,8 +227,8 @@ class StreamSpec(Model):
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="The windows to signal. Default: `hour` or `day` if event time partitions the table by it, "
-        "else `none`.",
+        description="The windows to signal. Default: `hour` or `day`, if the table is partitioned by the hour or day "
+        "of event time; else `none`.",
     )
     complete_from: Moment | None = Field(
         default=None, description="The first window to signal; by default the one that is open at the first check."
@@ -329,7 +329,10 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
-        """Keys of newer versions are omitted unless they are used, so that an upgrade does not change the hash."""
+        """Return the keys that the hash omits.
+
+        Keys that a newer version added are omitted while they are unused, so that an upgrade does not change the hash.
+        """
         source: dict[str, Any] = dict.fromkeys(
             (key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)), True
         )
@@ -365,10 +368,10 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str | dict[str, Any]]:
-        """How records encode values, by the column's full name, where its type alone does not determine this.
+        """The encodings that a column's type alone does not determine, by the column's full name.
 
-        A unit of times that arrive as numbers, `json` for strings that store JSON text, `rest` for the column of other
-        fields, or a mapping with more settings: see `frazil.ingest.formats.fields.ColumnSource`.
+        Times that arrive as numbers have a unit, strings that store JSON text have `json`, and the column of other
+        fields has `rest`. A column with more settings has a mapping: see `frazil.ingest.formats.fields.ColumnSource`.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_text_fields}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
@@ -400,7 +403,7 @@ class StreamSpec(Model):
 
     @property
     def key_header_columns(self) -> dict[str, str | None]:
-        """Map each column that the record's value does not fill to its header, or to None for the record's key."""
+        """Map the columns that keys and headers fill: each to its header, or to None for the record's key."""
         key = dict.fromkeys(column.name for column in self.record_columns if column.is_from_key)
         if self.source.key and self.source.key.column:
             key[self.source.key.column] = None
@@ -408,7 +411,7 @@ class StreamSpec(Model):
 
     @property
     def whole_key_column(self) -> str | None:
-        """The column of a whole key that is not text or bytes, but a value of a primitive type."""
+        """The column of the whole key, if the key's format is neither `string` nor `bytes`."""
         key = self.source.key
         return key.column if key and key.format not in {"string", "bytes"} else None
 

@@ -87,7 +87,7 @@ def _format_line(problem: Problem) -> str:
 
 
 def _remove_credentials(text: str) -> str:
-    """Write `…@` instead of each scheme and `user:password@` in front of a host."""
+    """Replace the scheme and `user:password@` in front of each host with `…@`."""
     return _CREDENTIALS.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
@@ -97,7 +97,7 @@ def _format_value(value: object) -> str:
 
 
 def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Translate pydantic's errors. A missing key is omitted if an unknown key probably is its misspelling."""
+    """Translate pydantic's errors into problems. Omits a missing key if an unknown key probably is its misspelling."""
     found = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
     meant = {
         (*details["loc"][:-1], _find_closest_key(details["loc"]))
@@ -122,7 +122,10 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
 
 
 def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Pydantic skips these if a part is invalid, so the declaration is validated again with placeholders."""
+    """Return the problems between parts of the declaration.
+
+    Pydantic skips them if a part is invalid, so this validates again, with placeholders for invalid parts.
+    """
     locations = [_remove_union_members(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
         return []
@@ -137,7 +140,7 @@ def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, 
 
 
 def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
-    """Return the declaration without its invalid parts, with placeholders for required ones."""
+    """Return the declaration without its invalid parts. Placeholders replace required parts."""
     valid: dict[str, Any] = {key: _copy_mappings(value) for key, value in declared.items() if isinstance(key, str)}
     columns = valid.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
@@ -239,7 +242,7 @@ def describe_error(details: ErrorDetails) -> str:
 
 
 def _is_split_name(details: ErrorDetails) -> bool:
-    """Return whether a property's dotted name was written as nested mappings, which must not be secret."""
+    """Return whether the dotted name of a property that is not secret was written as nested mappings."""
     *parts, name = details["loc"]
     return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
 
@@ -291,7 +294,7 @@ def _find_model(location: Sequence[int | str]) -> type[BaseModel]:
 
 
 def _find_union(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path of the first union on the way, except that of formats; empty if there is none."""
+    """Return the path of the first union on the way, except the union of formats; empty if there is none."""
     found = next((n for n in range(len(location)) if len(_union_members(_resolve_path(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 

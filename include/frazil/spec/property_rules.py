@@ -47,6 +47,12 @@ _INTEGER_PROPERTIES = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|n
 PAGE_VERSION_PROPERTY = "write.parquet.page-version"
 _VERSION_PROPERTIES = ("write.parquet.format-version", PAGE_VERSION_PROPERTY)
 
+FORMAT_3_READERS = (
+    "makes a new table that fewer engines read, and that cannot go back to version 2. Spark with Iceberg 1.12, "
+    "PyIceberg 0.12 and DuckDB 1.4 read it, Amazon Athena does not, and Trino was not tried"
+)
+"""What to know before a table of Iceberg format version 3 is made."""
+
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
@@ -68,7 +74,7 @@ def find_consumer_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Addresses with references are not checked."""
+    """Yield the problem of the brokers' addresses, if any. Addresses with references are not checked."""
     text = spec.source.bootstrap_servers
     if "${" not in text and (what := find_servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
@@ -107,7 +113,7 @@ def _sensitive_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
 
 
 def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield each reference that cannot be parsed, and a `table.location` that cannot be used."""
+    """Yield a problem for each reference that cannot be parsed, and for a `table.location` that cannot be used."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
@@ -136,8 +142,8 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
             )
         elif key.startswith("frazil."):
             yield Problem(path, value, "begins with frazil., which is reserved for frazil; remove it")
-        elif key == "format-version" and value != "2":
-            yield Problem(path, value, "is not supported; frazil writes format version 2")
+        elif key == "format-version" and value not in ("2", "3"):
+            yield Problem(path, value, "is not supported; frazil writes format versions 2 and 3")
         elif key == "write.format.default" and value.lower() != "parquet":
             yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
         elif key in _VERSION_PROPERTIES and value not in ("v1", "v2"):
@@ -149,7 +155,7 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Spark's vectorised reader cannot read booleans in pages of version v2 (Iceberg 1.12)."""
+    """Yield a problem for v2 pages with booleans, which Spark's vectorised reader cannot read (Iceberg 1.12)."""
     if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
     path, unread = (

@@ -47,7 +47,7 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str) -> Iterator[Problem]:
-    """Yield a problem for each two columns that are read from the same field of a format."""
+    """Yield a problem for each pair of columns that read the same field, or overlapping fields, of a format."""
     read: defaultdict[str | int, dict[FieldPath, str]] = defaultdict(dict)  # by first step: overlapping paths share it
     by_name = {column.name: column for column in columns}
     for column in columns:

@@ -152,7 +152,10 @@ def _parse_json_connection(text: str) -> dict[str, Any]:
 
 
 def _parse_uri_connection(text: str) -> dict[str, Any]:
-    """Parse like `airflow.models.Connection`: percent-encoded, extras in the query or as JSON in its `__extra__`."""
+    """Parse a URI as `airflow.models.Connection` does.
+
+    Parts are percent-encoded. Extras are in the query, or as JSON in its parameter `__extra__`.
+    """
     parts = urlsplit(text)
     if not parts.scheme:
         raise ValueError("no scheme")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """A feature, and the values of another setting that exclude it."""
+    """A feature, and the values of another setting with which frazil refuses it."""
 
     feature: str
     place: str
@@ -49,8 +49,8 @@ REFUSALS = (
         "route",
         "commit.align",
         ("watermark",),
-        "shows a window with the table's next commit, which a quiet table of the route may never have. Leave it out, "
-        "and read the snapshots that signals name (route.complete)",
+        "shows a window with the table's next commit, but a quiet table of the route may have no further commit. "
+        "Leave it out, and read the snapshots that signals name (route.complete)",
     ),
     Refusal(
         "application",

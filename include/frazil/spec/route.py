@@ -50,7 +50,8 @@ class Route(Model):
     )
     allow: tuple[str, ...] = Field(
         default=("*",),
-        description="Patterns of values for which `template` creates tables. Other values are dead letters.",
+        description="Patterns of values for which `template` creates tables. Records with other values become dead "
+        "letters.",
     )
     limit: Annotated[int, IntegerBounds(1, 10_000)] = Field(
         default=100,
@@ -62,8 +63,8 @@ class Route(Model):
     )
     complete: tuple[str, ...] = Field(
         default=(),
-        description="The routed tables whose windows are signalled, once all rows of the window have landed. The "
-        "text of `template` stands for all tables that it creates.",
+        description="The routed tables whose windows are signalled, once all rows of the window have landed. To name "
+        "all tables that `template` creates, write the text of `template`.",
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),
@@ -98,7 +99,7 @@ class Route(Model):
         return self
 
     def derive_table_name(self, value: str) -> str:
-        """Return the table that the template creates for a routing value. Each value has its own."""
+        """Return the table that the template creates for a routing value. Different values have different tables."""
         if self.template is None:
             raise AssertionError("a route without a template creates no tables")
         return self.template.replace(VALUE, derive_name_part(value))
@@ -124,8 +125,8 @@ def find_refusal(value: str, allow: Iterable[str]) -> str | None:
 def derive_name_part(value: str) -> str:
     """Return the part of a table's name that stands for a routing value.
 
-    A plain value is used unchanged, unless it ends like a hash. Any other becomes its plain characters and a 48-bit
-    hash.
+    A plain value is used unchanged, unless it ends like a hash. Another value is reduced to its plain characters,
+    followed by 48 bits of its hash.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
@@ -204,7 +205,7 @@ def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _find_integer_problems(route: Route, column: str) -> Iterator[Problem]:
-    """Yield each key of `tables` that no value can equal, because it is not a canonical integer."""
+    """Yield a problem for each key of `tables` that no value can equal, because it is not a canonical integer."""
     for value in route.tables:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))

@@ -11,10 +11,11 @@ from frazil.spec.sinks import Sinks
 
 
 class RoutedStream(StreamSpec):
-    """A stream as seen by one table of its route, which replaces the stream's `table`. Never declared.
+    """A stream as seen by one table of its route: its `table` is the routed table. Never declared.
 
-    The table has windows only if the route's `complete` names it. With the template as its identifier, it stands for
-    all tables of the template that `complete` does not name.
+    The table has windows if the route's `complete` lists it. A table that only the template matches also has windows if
+    `complete` lists the template. A view with the template itself as its table stands for all tables of the template
+    that `complete` does not list.
     """
 
     default_table: str
@@ -22,7 +23,7 @@ class RoutedStream(StreamSpec):
 
     @property
     def is_made(self) -> bool:
-        """Whether only the route's template names the table. Its properties show whether that created it."""
+        """Whether only the route's template matches the table. Its properties show whether the template created it."""
         return self.table.identifier not in self.sinks.named
 
     @property
@@ -51,7 +52,8 @@ def is_group(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
 def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
     """Return the stream as seen by a table; None if neither the stream nor its route names the table.
 
-    A template in `complete` names the tables that it may have created and, as an identifier, all of them.
+    If `complete` lists the template, `table` may also match the template, or be the template, which stands for all its
+    tables.
     """
     if spec.table.identifier == table:
         return spec
@@ -70,8 +72,9 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def feeding(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
-    """Return the streams that feed a table by name, as `view_from_table` does: those that name the table, or else those
-    whose template matches its name.
+    """Return the streams that feed a table, sorted by name, each as `view_from_table` returns it.
+
+    A stream whose template merely matches the table's name is included only if no stream names the table.
     """
     views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := view_from_table(spec, table)) is not None]
     return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
@@ -91,7 +94,11 @@ def list_windowed_views(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def partitions_dag_id(table: str) -> str:
-    """Return the id of a table's partition DAG. A template's tables share one, with the stream's dotless name."""
+    """Return the id of a table's partition DAG.
+
+    The tables of a template share a DAG. Its id has the stream's name in place of the table's; only a table's name has
+    a dot.
+    """
     return f"frazil_partitions_{table}"
 
 

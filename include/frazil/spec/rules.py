@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
     """Return all problems between parts of the declaration.
 
-    `wrong` has the dotted keys of invalid parts that were replaced by placeholders: rules that need one are skipped. A
-    column with an invalid type has an empty type.
+    `wrong` lists the dotted keys of invalid parts, which placeholders replace. Rules that need such a part are skipped.
+    A column with an invalid type has an empty type.
     """
     return tuple(
         problem
@@ -39,7 +39,7 @@ def _is_affected(need: str, wrong: str) -> bool:
 
 
 def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
-    """Return problems that are errors only while the stream's table does not exist."""
+    """Return problems that are errors only until the table exists, and choices that some engines cannot read."""
     found = [
         (place, name, reason)
         for column in spec.columns
@@ -52,7 +52,10 @@ def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
         if column.name.lower() in METADATA_COLUMNS
     ]
     still = "Existing tables with the column can still be written to, but no new table is created with it"
-    return tuple(Problem(place, value, f"{reason}. {still}") for place, value, reason in found)
+    warnings = [Problem(place, value, f"{reason}. {still}") for place, value, reason in found]
+    if (version := spec.table.properties.get("format-version")) == "3":
+        warnings.append(Problem("table.properties.format-version", version, property_rules.FORMAT_3_READERS))
+    return tuple(warnings)
 
 
 def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
@@ -116,7 +119,7 @@ def _check_units(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
-    """DuckDB checks the SQL itself."""
+    """Yield the problems of a transform's declaration, except those of its SQL, which DuckDB checks."""
     if spec.transform is None:
         if spec.source.columns:
             yield Problem("source.schema", None, "is only used with a transform; declare one, or leave this out")
@@ -210,7 +213,7 @@ def _check_topics(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
-    """Each key or header needs its own column."""
+    """Yield a problem for each key or header without a suitable column of its own."""
     declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
     if (key := spec.source.key) and key.column:
@@ -276,7 +279,7 @@ def _check_evolution(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_alignment(spec: StreamSpec) -> Iterator[Problem]:
-    """A data file must not span two windows."""
+    """Yield a problem if `commit.align` is set but the stream has no windows, or a file could span two windows."""
     if spec.commit.align == "none":
         return
     column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")

@@ -38,7 +38,10 @@ DEDUPLICATE = Mode("record", "dropped", drops_repeats=True)
 
 @dataclass(frozen=True)  # without slots, for the cached property
 class Sinks:
-    """The tables of a stream by role: one decides, one is fenced, and the tables of a route follow (ADR 26)."""
+    """The tables of a stream by role: the default table decides, dead letters are fenced, routed tables follow.
+
+    See ADR 26.
+    """
 
     stream: str
     decides: str
@@ -59,7 +62,7 @@ class Sinks:
 
     @cached_property
     def named(self) -> Collection[str]:
-        """The tables that the route names, each once. Made only when needed: a route may name thousands."""
+        """The tables that the route names, each once. Computed on first use, because a route may name thousands."""
         return dict.fromkeys(self.by_value.values())
 
     @property
@@ -74,7 +77,7 @@ class Sinks:
 
     @property
     def template(self) -> str | None:
-        """The template of further tables that follow."""
+        """The template for the names of further routed tables; None if the route has no template."""
         return self.route.template if self.route else None
 
     @property
@@ -83,13 +86,13 @@ class Sinks:
         return self.route.name if self.route and self.route.by == "field" else None
 
     def matches_template(self, identifier: str) -> bool:
-        """Return whether a table's name matches the template. Its properties show whether that created it."""
+        """Return whether a table's name matches the template. Its properties show whether the template created it."""
         before, found, after = (self.template or "").partition(VALUE)
         longer = len(identifier) > len(before) + len(after)
         return bool(found) and longer and identifier.startswith(before) and identifier.endswith(after)
 
     def may_include(self, identifier: str) -> bool:
-        """Return whether the table is one of the stream's by its name alone."""
+        """Return whether the table may be one of the stream's. Only the table's name is compared."""
         return identifier in {self.decides, self.fenced, *self.named} or self.matches_template(identifier)
 
     def includes(self, identifier: str, value: str | None) -> bool:

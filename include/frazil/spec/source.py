@@ -33,7 +33,7 @@ class Source(Model):
     columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
         default=(),
         alias="schema",
-        description="With `transform`: the fields of a record, in the syntax of `schema`; by default its columns.",
+        description="With `transform`: the fields of a record, in the syntax of `schema`. Default: as in `schema`.",
     )
     key: Key | None = Field(default=None, description="The column that stores a record's key.")
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(

@@ -93,7 +93,10 @@ MAX_NESTING = 50
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """`arguments` are the precision and scale of a `decimal`, or the length of a `fixed`."""
+    """A type without nested fields.
+
+    `arguments` are the precision and scale of a `decimal`, or the length of a `fixed`.
+    """
 
     name: str
     arguments: tuple[int, ...] = ()
@@ -126,7 +129,7 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """Elements may be null, as in Iceberg by default."""
+    """A list type. Elements may be null, as in Iceberg by default."""
 
     element: Type
 
@@ -136,7 +139,7 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Keys are never null; values may be null."""
+    """A map type. Keys are never null; values may be null."""
 
     key: Type
     value: Type
@@ -149,7 +152,7 @@ Type = Primitive | Struct | List | Map
 
 
 def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
-    """Yield the dotted path of each primitive type `name` in `kind`, which is at `where`."""
+    """Yield the dotted paths at which `kind` contains the primitive type `name`. `where` is the path of `kind`."""
     match kind:
         case Primitive():
             if kind.name == name:
@@ -165,8 +168,9 @@ def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
 
 
 def find_type(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
-    """Return the type of a column or nested field, whose full name in Iceberg is split at dots; None if it does not
-    exist.
+    """Return the type of a column or nested field; None if it does not exist.
+
+    `path` is the field's full name in Iceberg, split at dots.
     """
     found = columns.get(path[0])
     for part in path[1:]:
@@ -190,8 +194,9 @@ _TOKEN = re.compile(
 
 
 def parse_type(text: str) -> Type:
-    """Parse one Iceberg type. Raises ValueError with the part that cannot be parsed and the allowed types, or Iceberg's
-    name of a type of another system (`varchar`, `bigint`).
+    """Parse one Iceberg type. Raises ValueError with the part that cannot be parsed and the allowed types.
+
+    For a type of another system (`varchar`, `bigint`), the error names Iceberg's type instead.
     """
     tokens, position = [], 0
     stripped = text.rstrip()
@@ -248,7 +253,7 @@ class _Parser:
         raise _unknown_type_error(name)
 
     def _check_not_sql(self) -> None:
-        """Explain an SQL type of several words: the error would only be about the second word."""
+        """Raise ValueError for an SQL type of several words: a later error would mention only the second word."""
         rest = " ".join(self._tokens[self._position : self._position + MAX_SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
             if found := pattern.match(rest):
@@ -312,7 +317,10 @@ class _Parser:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
     def _take_name(self, wanted: str, *, any_name: bool = False) -> str:
-        """`any_name` allows any characters before a colon."""
+        """Consume and return the next token if it is a name; otherwise raise ValueError.
+
+        `any_name` also allows other characters in a name that is followed by a colon.
+        """
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):
@@ -351,7 +359,7 @@ def _unknown_type_error(name: str) -> ValueError:
             "for known fields: struct<name: type>, list<type> or map<string, type>"
         )
     if lower in _FORMAT_3_TYPES:
-        return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")
+        return ValueError(f"has {name!r}, a type of Iceberg's format version 3 that frazil cannot write")
     close = get_close_matches(lower, [*PRIMITIVE_NAMES, "decimal", "fixed", "struct", "list", "map"], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return ValueError(f"has {name!r}, which is not an Iceberg type{hint} (allowed: {ALLOWED_TYPES})")

@@ -44,7 +44,7 @@ def shorten_list(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
 
 
 def parse_duration(value: object) -> timedelta:
-    """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`. Raises ValueError, even for another number without a unit."""
+    """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`. Raises ValueError for other texts: only 0 needs no unit."""
     if isinstance(value, timedelta):
         duration = value
     else:

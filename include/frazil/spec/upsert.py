@@ -83,7 +83,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 def find_key_problems(
     spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]
 ) -> Iterator[Problem]:
-    """Yield each column that cannot be part of a key, which is at `where` in the YAML."""
+    """Yield a problem for each column that cannot be part of the key. `where` is the key's path in the YAML."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -128,21 +128,24 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
                     yield Problem(f"delete.values.{index}", value, what)
     if find_tombstone_fields(spec) and not _keys_have_fields(spec):
         what = (
-            "needs the keys of records: declare source.key, and only its column in key. Or use json, or avro or "
-            "protobuf with a registry: then the fields of record keys fill the key columns"
+            "needs the keys of records: declare source.key, with its column as the only column of key. With json, or "
+            "with avro or protobuf and a registry, source.key can be left out: fields of the keys fill the columns"
         )
         yield Problem("delete.tombstones", True, what)
 
 
 def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that the fields of a tombstone's key fill, if `source.key` does not."""
+    """Return the key columns that fields of a tombstone's Kafka key must fill, because `source.key` does not.
+
+    Empty if tombstones do not delete rows.
+    """
     if spec.delete is None or not spec.delete.tombstones:
         return ()
     return tuple(name for name in spec.key if name not in spec.key_header_columns)
 
 
 def _keys_have_fields(spec: StreamSpec) -> bool:
-    """Keys are assumed to have the format of the values."""
+    """Return whether records' keys have fields. Keys are assumed to have the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -171,7 +174,10 @@ def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Pr
             what = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
             yield Problem(place, path, what)
         elif name == spec.order_by and path in UNSORTED and column.type in {"string", ""}:
-            what = f"has numbers that do not sort as text, so it cannot be order-by; use {POSITION} or a numeric field"
+            what = (
+                "has numbers, which sort wrongly in a string column, so it cannot be order-by; use a numeric column or "
+                f"{POSITION}"
+            )
             yield Problem(place, path, what)
 
 
@@ -194,7 +200,7 @@ def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
-    """Change files store coordinates even if the table does not."""
+    """Yield a problem for each column named like a coordinate: change files always store coordinates."""
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:
@@ -210,11 +216,10 @@ class Dedupe(Model):
     """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
-        min_length=1, description="The columns in which repeats are equal."
+        min_length=1, description="The columns that have the same values in a row and its repeats."
     )
     within: PositiveDuration = Field(
-        description="A row is dropped if the table or the batch has a row with the same key at most this far "
-        "away in event time."
+        description="How far apart in event time rows with the same key may be and still count as repeats."
     )
 
     @field_validator("key", mode="before")

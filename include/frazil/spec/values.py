@@ -57,7 +57,10 @@ def _parse_start(value: object) -> object:
 
 
 def _parse_moment(value: object, besides: str = "") -> datetime:
-    """A time without a zone is refused: its meaning differs between machines. `besides` has other allowed values."""
+    """Parse a time with a zone: without a zone, its meaning would differ between machines.
+
+    `besides` names the other allowed values, for the error.
+    """
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
@@ -78,7 +81,7 @@ def _convert_to_texts(value: object) -> object:
 
 
 def _refuse_boolean(value: object) -> object:
-    """Pydantic would accept `true` as 1."""
+    """Raise ValueError for booleans: pydantic would accept `true` as 1."""
     if isinstance(value, bool):
         raise ValueError("is not an integer")  # noqa: TRY004
     return value
@@ -88,7 +91,7 @@ def _refuse_boolean(value: object) -> object:
 class IntegerBounds:
     """Restricts an integer. The default maximum is the limit of Spark and Iceberg.
 
-    In pydantic's `Field`, a bound can be lost if a key has two upper bounds, or one and a validator.
+    Replaces pydantic's `Field`, which can lose a bound if a key has two upper bounds, or a bound and a validator.
     """
 
     minimum: int = 1
@@ -214,7 +217,10 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`key` is a dotted path in the YAML. `value` is the declared value; None if it must not be shown."""
+    """One problem of a declaration.
+
+    `key` is a dotted path in the YAML. `value` is the declared value; None if it must not be shown.
+    """
 
     key: str
     value: object
@@ -222,7 +228,7 @@ class Problem:
 
 
 class InconsistentError(ValueError):
-    """Problems found while the model is validated. `frazil.spec.load` converts it to a SpecError."""
+    """Raised with the problems found in a model. `frazil.spec.load` converts it to a SpecError."""
 
     def __init__(self, found: tuple[Problem, ...]) -> None:
         super().__init__("; ".join(f"{p.key} {p.message}" for p in found))

@@ -25,7 +25,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
-    """Has no booleans of YAML 1.1, timestamps, octal or sexagesimal numbers. Keys are strings without duplicates."""
+    """A YAML loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers. Keys are unique strings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -179,7 +179,7 @@ Signature = tuple[int, int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class _Entry(Generic[T]):
-    """The value, or the text of the reader's SpecError."""
+    """A cached value, or the text of the reader's SpecError."""
 
     signatures: tuple[Signature, ...]
     value: T | None
@@ -187,7 +187,7 @@ class _Entry(Generic[T]):
 
 
 class FileCache(Generic[T]):
-    """Caches a reader's results by path, also a SpecError, unless a (perhaps temporary) OSError caused it."""
+    """Caches a reader's results and SpecErrors by path, except errors that a (perhaps temporary) OSError caused."""
 
     def __init__(self, read: Callable[[Path], T], *, other_files: tuple[str, ...] = ()) -> None:
         """`other_files` are names of files in the folder that the reader also reads, if they exist."""
@@ -211,7 +211,7 @@ class FileCache(Generic[T]):
         return entry.value  # type: ignore[return-value]  # set if there is no problem
 
     def _read_entry(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
-        """Raises a SpecError that an OSError caused."""
+        """Read a file, and keep the text of a SpecError. Raises a SpecError that an OSError caused."""
         try:
             return _Entry(seen, self._read(path), None)
         except SpecError as error:
@@ -221,7 +221,10 @@ class FileCache(Generic[T]):
 
 
 def read_signature(path: Path) -> Signature:
-    """Return a value that changes with the file. It has the ctime, which, unlike the mtime, programs cannot set."""
+    """Return a value that changes when the file does; None if the file cannot be read.
+
+    It includes the ctime, which programs cannot set, unlike the mtime.
+    """
     try:
         seen = path.stat()
     except OSError:

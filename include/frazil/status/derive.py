@@ -30,7 +30,10 @@ MAX_REASON_CHARACTERS = 800
 def derive_from_decision(
     known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return the state of the decision, whose error is `problem`, as a copy of `known`."""
+    """Return a copy of `known` with the state that follows from the decision.
+
+    `problem` is the error if the decision could not be carried out.
+    """
     row, heartbeat = (
         consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy()),
         observed.heartbeat,
@@ -190,7 +193,10 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
 
 
 def _last_error_sentence(writer: Observation) -> str:
-    """Return the last writer's error, which the heartbeat has before the exit record does, or an empty text."""
+    """Return a sentence with the last writer's error, or an empty text.
+
+    The heartbeat may have the error before the exit record does.
+    """
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
@@ -199,11 +205,11 @@ def _last_error_sentence(writer: Observation) -> str:
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
-    """Return sentences about problems of the writer's running process, or about the end of its last process."""
+    """Return messages about problems of the writer's running process, or about the end of its last process."""
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = format_elapsed(now_ms - process.heartbeat_at_ms)
-        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old, and so is its report")
+        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old, so its state may be outdated")
     if process.error and not known.reset_since_end:
         # A writer that could not report why it ended left the last lines of its log, which may be long.
         words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
@@ -241,7 +247,7 @@ _StateAndSentence = tuple[State, str]
 
 
 def _decided_state(known: StreamState) -> _StateAndSentence | None:
-    """Return a state that no finding can change: paused, given up or crash-looping."""
+    """Return a state that no finding can change (paused, given up or crash-looping), or None."""
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:

@@ -1,4 +1,4 @@
-"""Computes rates and counts of rejected records from the snapshot summaries of a stream's newest commits. Pure."""
+"""Computes record rates and dead-letter counts from the snapshot summaries of a stream's newest commits. Pure."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Flow:
 
     @property
     def recent_reasons(self) -> Reasons:
-        """The dead letters of the last `recent_minutes` by error class: all classes of `measured`, perhaps 0."""
+        """The dead letters of the last `recent_minutes` by error class. A class of `measured` may have a count of 0."""
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
@@ -95,13 +95,17 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     if since_ms is None:
         return found
     rejected = sum(one.rejected for one in commits if one.at_ms >= since_ms)
+    unknown = max(since_ms - (now_ms - HOUR_MS), 0) * LAST_HOUR_BUCKETS // HOUR_MS
+    if unknown and not is_reset:
+        found = replace(found, last_hour=found.last_hour[min(unknown, LAST_HOUR_BUCKETS - 1) :])
     return replace(found, rejected_last_day=rejected, rejected_since_ms=since_ms, rejected_since_reset=is_reset)
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Return when the count of rejected records starts, and whether a reset is the reason; None for `since_ms`.
+    """Return when the count of rejected records starts (None: at `since_ms`), and whether a reset is the reason.
 
-    Records before a reset do not count, because the stream may read them again, nor do those of expired snapshots.
+    Records before a reset do not count, because the stream may read them again. Records whose snapshots have expired do
+    not count either.
     """
     oldest = None
     for oldest in ancestors(metadata):
@@ -110,7 +114,9 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
         summary = oldest.summary
         if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
             return oldest.timestamp_ms, True
-    return oldest.timestamp_ms if oldest and oldest.parent_snapshot_id is not None else None, False
+    # The parent's id does not show that older snapshots expired: PyIceberg removes it.
+    has_gap = oldest and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)
+    return oldest.timestamp_ms if oldest and has_gap else None, False
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
@@ -185,5 +191,5 @@ def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms:
 
 
 def _parse_number(text: str | None) -> int:
-    """Parse a number in a snapshot summary; 0 for anything else, which other programs may write."""
+    """Parse a number in a snapshot summary. Returns 0 for an invalid value, which another program may have written."""
     return int(text) if text and text.isdecimal() else 0

@@ -76,7 +76,11 @@ def find_target_offsets(
 def _offsets_from_marker(
     seen: StateBeforeReset, now: AvailableOffsets, *, named: Offsets | None = None
 ) -> dict[TopicPartition, int]:
-    """Return the marker's offsets, limited to the offsets in Kafka. Without a marker, `named` must have all."""
+    """Return the marker's offsets, limited to the offsets in Kafka.
+
+    Without a readable marker, returns no offsets if `named` has all topic-partitions. Otherwise raises
+    MarkerUnreadable.
+    """
     if seen.marker is None:
         if named is not None and named.keys() == now.first.keys():
             return {}
@@ -104,21 +108,21 @@ def check_available(offsets: Offsets, now: AvailableOffsets) -> None:
 
 
 _REPEATED_TEXTS: Mapping[str, str] = {
-    "no": "their rows will be in it twice, unless they are deleted first.",
-    "dropped": "they repeat its rows, and are dropped. Only rows without an event time land again.",
-    "by order": "their changes are merged once more, and those that are older than the table's row are dropped.",
-    "by arrival": "until the writer has caught up, the rows that they change have old values.",
+    "no": "the table will have their rows twice, unless you delete the rows first.",
+    "dropped": "their rows are dropped as repeats. Only rows without an event time land again.",
+    "by order": "their changes are merged again, and a change that is older than the table's row is dropped.",
+    "by arrival": "until the writer has caught up, the rows that their changes replace have old values.",
 }
 
 
 def describe_consequences(
     plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets, merged: RepeatHandling = "no"
 ) -> list[str]:
-    """Return sentences about records that the table never gets after a reset, and records that it may get again."""
+    """Return messages about records that the table never gets after a reset, and records that it may get again."""
     sentences = []
     if seen.rolled_back:
         sentences.append(
-            "The table was rolled back to before the marker: its remaining rows show which records it has."
+            "The table was rolled back to before the marker, so its rows, not the marker, show which records it has."
         )
     if seen.unknown:
         sentences.append(

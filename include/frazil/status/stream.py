@@ -44,7 +44,7 @@ def read_stream_state(
     """Read the state of one stream. Parts that cannot be read become problems.
 
     `problem` is the error in its declaration. Without `in_full`, waiting batches are counted instead of Kafka and
-    routed tables. With `out_of_reach`, the catalog is not read. Raises only errors that come from an upgrade of frazil.
+    routed tables. With `out_of_reach`, the catalog is not read. Raises only errors that an upgrade of frazil caused.
     """
     folder = run_folder(spec.name)
     try:
@@ -124,14 +124,14 @@ def _add_writer_report(
 
 
 def _find_caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
-    """Return when this host's last writer had committed every record, unless another has committed since."""
+    """Return when this host's last writer had committed every record; None if another writer has committed since."""
     if heartbeat is None or known.commits_elsewhere or known.writer.fenced:
         return None
     return heartbeat.caught_up_at_ms
 
 
 def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
-    """Whether a writer runs, or None: only commits show a writer on another host."""
+    """Whether a writer runs; None if unknown, because only commits show a writer on another host."""
     if known.writer.pid is not None:
         return True
     if known.writer.has_ended and not known.commits_elsewhere:
@@ -147,7 +147,7 @@ def _fenced_sentence(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
     return (
         f"the writer of epoch {heartbeat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
         "commits nothing more, and exits with 13 (Fenced) within a minute, or after the batch that it stages. After a "
-        f"reset, `frazil resume {stream}` starts the next one once this one has ended; in the foreground, "
+        f"reset, `frazil resume {stream}` starts the next writer once this one has ended; in the foreground, use "
         f"`frazil run {stream}`"
     )
 
@@ -171,7 +171,7 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
     how = (
-        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to apply the new one"
+        "no supervisor restarts a foreground writer: end it (Ctrl-C) and run it again to apply the new declaration"
         if observation.process is ProcessState.FOREGROUND
         else "its supervisor (Airflow) restarts it after the current batch"
     )

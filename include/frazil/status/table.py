@@ -152,7 +152,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
 
 
 def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
-    """Return sentences about routed tables that are missing rows or were dropped, and short ones by table."""
+    """Return messages about routed tables that are missing rows or were dropped, and a short message by table."""
     try:
         tables = open_read_only(spec).tables
         behind, dropped = find_lagging_and_dropped_tables(spec, tables, marker)
@@ -198,7 +198,7 @@ def _describe_open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int
 
 
 def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
-    """Return why the stream's own table is missing, or was replaced by `table` of the same name, or None.
+    """Return why the stream's own table is missing, or that `table` is another table with its name; None otherwise.
 
     `committed` says whether a writer of this host has committed. Raises the errors of `explain_lost_table`.
     """

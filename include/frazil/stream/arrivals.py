@@ -10,7 +10,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import PlannerReport
 
 MAX_REPORTS = 120
-"""Beyond it, every second report is dropped, so the result may be too early, never too late."""
+"""If more reports are kept, every second one is dropped, so the result may be too early, never too late."""
 
 
 class CaughtUpTracker:
@@ -21,7 +21,7 @@ class CaughtUpTracker:
         self._reports: list[PlannerReport] = []
 
     def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
-        """Add a report, and return the time of the newest one whose records are all before the offsets."""
+        """Add a report. Return the time of the newest report whose records all come before the committed `offsets`."""
         if report is not None and not (self._reports and report.observed_at_ms <= self._reports[-1].observed_at_ms):
             if self._reports and _has_same_records(self._reports[-1], report):
                 self._reports.pop()

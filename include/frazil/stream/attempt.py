@@ -1,5 +1,5 @@
-"""Lets a task attempt notice that Spark has abandoned it, because the executor closes its connection or its daemon
-sends SIGHUP. It would otherwise read on, and leave files that no journal names. Imports little: see
+"""Lets a task attempt notice that Spark has abandoned it: the executor closes its connection, or its daemon sends
+SIGHUP. Otherwise the attempt would go on reading, and leave files that no journal names. Imports little: see
 `frazil.stream.worker_daemon`.
 """
 
@@ -18,7 +18,7 @@ _connection: int | None = None
 
 
 class AttemptAbandoned(BaseException):
-    """Ends an abandoned task attempt at any point, so that its files are removed. No error of the task."""
+    """Ends an abandoned task attempt at any point, so that its files are removed. It is not an error of the task."""
 
 
 def check_not_abandoned() -> None:

@@ -80,7 +80,7 @@ Answers = tuple[TaskAnswer, ...]
 MAX_RESTAGES = 10
 """How often one batch is restaged because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
-"""An epoch reports no more ignored fields. Records may have any number."""
+"""Number of ignored fields after which an epoch stops reporting them: records may have any number."""
 MAX_RECENT_COMMITS = 4
 """Commit records from which a new writer computes its averages; each may take megabytes."""
 
@@ -147,6 +147,8 @@ class BatchRunner:
         self.report(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
         self._record_rates(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
+        if self.tables.main.expiry is not None:
+            self.tables.main.expiry.continue_after(self.tables.main.current())
         self._delete_obsolete_files(journal)
         self.sweep_stragglers()
         self.last_journal = journal
@@ -159,7 +161,7 @@ class BatchRunner:
         self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete the last batch's files of failed attempts again: on a cluster, one may have written some late."""
+        """Delete the last batch's files of failed attempts again. On a cluster, an attempt may write files late."""
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._delete_obsolete_files(self.last_journal)
 
@@ -199,7 +201,7 @@ class BatchRunner:
         return dict(total)
 
     def _publish_drift_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the epoch's counts of drift; of normal drift, only if they more than double."""
+        """Publish the epoch's drift counts. Known casts and unplaced changes are published again only when doubled."""
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = join_drift([self.counted, *found])
         before, table = self.reported, self.tables.main.identifier
@@ -241,7 +243,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _raise_if_fenced(self, error: Exception) -> None:
-        """Raise `Fenced` from `error` if another writer took over, whose deletion of files may have caused it."""
+        """Raise `Fenced` from `error` if another writer took over: its deletion of files may have caused the error."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -267,9 +269,9 @@ class BatchRunner:
         self.emit(OutageReported(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        """Stage the batch, again if a table evolved or records need new tables. Returns the tasks' answers and the
-        journal to write. Drift that remains is left to the next batch. Raises StaleBatch if records still need new
-        tables.
+        """Stage the batch. Stages it again if a table evolved or records need new tables. Returns the tasks' answers
+        and the journal to write. Drift that remains is left to the next batch. Raises StaleBatch if records still need
+        new tables.
         """
         context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
@@ -295,7 +297,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
-        """Stage the batch once, or again without a shuffle if a task of the shuffle suspects a record."""
+        """Stage the batch once. If a task of a shuffle suspects a record, stage it again without a shuffle."""
         context = self._build_context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)
@@ -323,7 +325,7 @@ class BatchRunner:
         return has_evolved
 
     def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
-        """Report how a table evolved. Returns whether it has other columns than the staged rows."""
+        """Report how a table evolved. Returns whether its schema is no longer the schema of the staged rows."""
         handle = self.tables.handle(target)
         new = [refusal for refusal in result.refused if (handle.identifier, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
@@ -448,7 +450,7 @@ class BatchRunner:
 
 @contextmanager
 def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Log errors of deleting `files`, which the next start deletes, instead of raising them."""
+    """Log errors in deleting `files` instead of raising them. The next start deletes these files."""
     try:
         yield
     except Exception as error:  # catalogs' clients raise anything

@@ -45,7 +45,7 @@ class BatchLoop:
     planner: BatchPlanner | None = field(default=None, init=False)
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
-        """Run batches until `until` returns True. `wait` (seconds) returns early if that may have changed."""
+        """Run batches until `until` returns True. `wait` (seconds) returns early if `until` may have changed."""
         self.planner = planner = self._create_planner()
         position = planner.position
         interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.max_polling_s)
@@ -86,7 +86,7 @@ class BatchLoop:
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _create_planner(self) -> BatchPlanner:
-        """Create the epoch's planner. Resets an earlier epoch's report and stretch of the commit interval."""
+        """Create the epoch's planner. Clears an earlier epoch's report, and ends its stretch of the commit interval."""
         r = self.runner
         exchange = open_exchange(r.run_folder)
         _delete_obsolete_files(r)
@@ -143,7 +143,7 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
 
 @contextmanager
 def poll_during_batch(planner: BatchPlanner) -> Iterator[None]:
-    """Let the planner poll the brokers in a thread, which is not joined, while a batch runs."""
+    """Let the planner poll the brokers in a thread while a batch runs. Does not wait for the thread to end."""
     done = threading.Event()
 
     def poll() -> None:

@@ -10,14 +10,14 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import escape_unsafe
 
 MAX_ENDS = 200_000
-"""Remembered transaction ends. A restarted connector sends recent events again."""
+"""Maximum number of transactions whose ends are remembered. A restarted connector sends recent events again."""
 MAX_OPEN_POSITIONS = 200
 """Source positions at which transactions may be open at once. Comparing them takes quadratic time."""
 
 
 @dataclass(slots=True)
 class _RecordRun:
-    """Consecutive records of one transaction, or of none."""
+    """Consecutive records of one transaction, or consecutive records without a transaction."""
 
     transaction: str
     order: int
@@ -37,7 +37,7 @@ class _OpenTransactions:
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def find_earlier(self, run: _RecordRun) -> list[tuple[str, str]]:
-        """Return the other open transactions that precede this run in the source's log, with positions."""
+        """Return the other open transactions that precede this run in the source's log, as pairs of id and position."""
         positions = [earlier for earlier in self._at if is_after(run.position, earlier)]
         return [(one, earlier) for earlier in positions for one in self._at[earlier] if one != run.transaction]
 
@@ -66,10 +66,10 @@ class _OpenTransactions:
 
 @dataclass(slots=True)
 class Boundaries:
-    """Finds transaction boundaries in a log of events with their transaction's id and number in it. A transaction is
-    open until its last event, which its end record numbers, or until a later one begins. Events that a restarted
-    connector sends again would restore deleted rows, so no offset is a boundary until it reaches the newest transaction
-    again.
+    """Finds transaction boundaries in a log of change events. Each event has its transaction's id, and its number in
+    the transaction. A transaction is open until its last event, whose number its end record has, or until a later
+    transaction begins. A restarted connector sends events again, which would restore deleted rows. Therefore, no offset
+    is a boundary until the connector has sent the newest transaction again.
     """
 
     at: int
@@ -83,7 +83,7 @@ class Boundaries:
     """The number of events of each transaction whose end record was read."""
 
     def add(self, transaction: str, order: int, position: str | None, end: int, *, unreadable: bool = False) -> None:
-        """Add the next record: its number in the transaction, and the offset after it."""
+        """Add the next record. `order` is its number in the transaction, and `end` is the offset after it."""
         last = self._runs[-1] if self._runs else None
         if last is not None and unreadable:
             last.unreadable, last.end = last.unreadable + 1, end
@@ -106,9 +106,9 @@ class Boundaries:
             del self._counts[next(iter(self._counts))]
 
     def settle(self, *, whole: bool) -> str:
-        """Move `at` to the last boundary. Returns the id of the transaction that blocks the next one, or "". Unless
-        `whole`, the last transaction stays open, because more records follow. Raises SpecError if records are not in
-        the order of one log.
+        """Move `at` to the last boundary. Returns the id of the transaction that prevents a later boundary, or "".
+        Unless `whole`, the last transaction stays open, because more records follow. Raises SpecError if records are
+        not in the order of one log.
         """
         open_ones = _OpenTransactions()
         newest, behind, begins, end = self.newest, False, 0, self.at
@@ -136,7 +136,7 @@ class Boundaries:
 
 
 def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction once `transaction` is complete, and whether the latter is older."""
+    """Return the newest transaction after `transaction` is complete, and whether `transaction` is an older one."""
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

@@ -24,7 +24,7 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
 
 
 def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> str | None:
-    """Return why the circuit breaker opens, the share of new dead letters; None if it stays closed."""
+    """Return why the circuit breaker opens, with the share of new dead letters; None if it stays closed."""
     rejected, total = rejects.total, records + rejects.total
     if total < circuit.at_least or rejected * 100 <= circuit.share * total:
         return None
@@ -33,7 +33,7 @@ def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -
 
 
 def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
-    """Return the error message, whose long parts come last. `before` is the last batch with records."""
+    """Return the error message. Its long parts come last. `before` is the last batch with records."""
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
@@ -57,7 +57,7 @@ def _format_first_locations(rejects: Rejects) -> str:
 
 
 def _choose_samples(rejects: Rejects) -> list[Reject]:
-    """Return a few dead letters. The reasons take turns, the most frequent first."""
+    """Return a few dead letters. Alternates between the error classes, beginning with the most frequent one."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:MAX_SAMPLES]
 

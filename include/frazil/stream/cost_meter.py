@@ -13,7 +13,7 @@ from frazil.table.storage_requests import StorageRequests, counted_requests
 
 @dataclass(slots=True)
 class CostMeter:
-    """The part of a process's cost that no batch has taken yet. The first batch takes the start's."""
+    """Measures what a process has cost since its previous batch. The first batch includes the cost of the start."""
 
     jvm_pid: int | None = None
     _taken_s: float = 0.0

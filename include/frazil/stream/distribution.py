@@ -1,5 +1,6 @@
 """Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure. Without a shuffle,
-each task writes a file for each partition in its ranges; with one, a partition has as many files as its bytes need.
+each task writes a file for each table partition of its rows. With a shuffle, a table partition gets only as many files
+as its bytes need.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Literal
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 MIN_RATIO_TO_BEGIN = 1.5
-"""Shuffle if that divides the number of files by at least this factor."""
+"""Shuffling begins if it would divide the number of files by at least this factor."""
 MIN_RATIO_TO_CONTINUE = 1.2
-"""Stop shuffling if that divides it by less."""
+"""Shuffling stops if it divides the number of files by less than this factor."""
 MIN_SAVED_FILES = 16
-"""Fewer files do not slow readers down, and a shuffle costs CPU."""
+"""Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
 """A partition without new rows is forgotten below this fraction of the mean of the others."""
 MAX_ASSIGNED_PARTITIONS = 10_000
-"""The largest partitions that get writers. Each task receives the assignment."""
+"""Maximum number of partitions, largest first, that are assigned to writers. Each task receives the assignment."""
 FILE_COST_BYTES = 24 * 1024
 """Bytes of Parquet that take as much CPU as opening one more file (`python -m bench.distribution`)."""
 MIN_PIECE_SHARE = 0.05
@@ -95,7 +96,7 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     target_file_bytes: int,
     before: Distribution | None,
 ) -> Distribution:
-    """Decide whether to shuffle a batch of `tasks` tasks, after the decision `before`."""
+    """Decide whether to shuffle a batch of `tasks` tasks. If `before` was a shuffle, a smaller saving is enough."""
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
@@ -120,9 +121,9 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
 def assign_writers(
     sizes: Mapping[PartitionKey, float], writers: int
 ) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
-    """Assign writers to partitions of these sizes, as in `Shuffle.shares`, by McNaughton's wrap-around rule: partitions
-    in a line, the largest first, are cut into equal lengths. Without very small pieces, no writer gets more than `1 + 2
-    * MIN_PIECE_SHARE` times the length.
+    """Assign writers to partitions by McNaughton's wrap-around rule, and return `Shuffle.shares`. The partitions form a
+    line, the largest first, which is cut into an equal length for each writer. Very small pieces are left out, so a
+    writer gets at most `1 + 2 * MIN_PIECE_SHARE` times that length.
     """
     ordered = _sort_by_size(sizes)
     length = sum(size for _, size in ordered) / writers

@@ -43,7 +43,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """A routed table that the catalog no longer has or another replaced. `reason` also says what to do."""
+    """A routed table that was dropped, renamed, or replaced by another table. `reason` also says what to do."""
 
     target: Target
     reason: str
@@ -56,7 +56,7 @@ class DroppedTable:
 def find_dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
-    """Return the route's tables that were dropped or renamed, by name; with `loaded`, also the replaced ones."""
+    """Return the route's tables that were dropped or renamed, sorted by name; with `loaded`, also replaced tables."""
     if not (sinks := spec.sinks).can_follow:
         return []
     names = set(filter(sinks.may_include, list_recorded_tables(tables)))
@@ -112,9 +112,8 @@ def find_lagging_and_dropped_tables(
     *,
     only_gone: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return the routed tables that are missing rows, and the dropped tables that miss none.
-
-    With `only_gone`, existing tables are not checked for rows that wait in journals.
+    """Return the routed tables that are missing rows, and the dropped tables that are not missing any. With
+    `only_gone`, existing tables are not checked for rows that wait in journals.
     """
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
@@ -158,12 +157,12 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
 
 
 def belongs_to_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Return whether a table of the name for `value` was created for something else and is not declared. Pure."""
+    """Return whether a table with the name for `value` was not created for it; False if `value` is None. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Return whether the declared route includes this table, or may: its value may be unknown."""
+    """Return whether the declared route includes this table, or may include it because its route value is unknown."""
     return _may_include(spec, RoutedTableRecord(target, _find_route_value(spec, tables, target), ""))
 
 
@@ -175,7 +174,7 @@ def _may_include(spec: StreamSpec, member: RoutedTableRecord) -> bool:
 def describe_dropped_table(
     spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord, replacement: Table | None = None
 ) -> str:
-    """Return what happened to a table of the route, and what to do. `replacement` now has its name."""
+    """Return what happened to a table of the route, and what to do. `replacement` is the table that has its name."""
     target, catalog, has = member.target, tables.main.catalog_name, _may_include(spec, member)
     of = f" (created for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
@@ -188,7 +187,7 @@ def describe_dropped_table(
         )
         first, on = "register the former table again", "continue with the new table"
         if belongs_to_others(spec, replacement, member.value):
-            on = f"keep the new table as it is, so that records of {member.value!r} become dead letters"
+            on = f"keep the new table as it is, and let records of {member.value!r} become dead letters"
     else:
         what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
         first, on = "register it again", "continue with an empty table" if has else "discard the rows that wait for it"
@@ -244,7 +243,7 @@ def shorten_dropped_tables(dropped: Sequence[DroppedTable]) -> list[str]:
 
 
 def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Create a missing table of the route, empty and without a marker. Raises SpecError if it is not the route's."""
+    """Create a missing table of the route, empty and without a marker. Raises SpecError if its value is unknown."""
     value = dropped_table_value(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), declare_routed_table(spec, identifier, value)
     found = find_remains(catalog, declared)
@@ -254,13 +253,13 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value for which a table was created, if any. Raises SpecError if it is unknown."""
+    """Return the route value for which a table was created; None for a named table. Raises SpecError if unknown."""
     if identifier in spec.sinks.named:
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value
     raise SpecError(
-        f"table {identifier} was dropped, and the route value for which it was created is unknown: add it to "
+        f"table {identifier} was dropped, and the route value for which it was created is unknown. Add the table to "
         "route.tables until it exists again"
     )
 

@@ -24,7 +24,7 @@ class TaskAnswer:
 
 
 class RecordSuspected(Exception):
-    """A shuffled task failed, perhaps because of one record. Staging without a shuffle finds it."""
+    """A shuffled task failed, perhaps because of one record. Staging without a shuffle finds that record."""
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -38,7 +38,7 @@ class Engine(Protocol):
     def parallelism(self) -> int: ...
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Wait until a cluster can run the tasks, before the take-over; False if `until` returns True first."""
+        """Wait, before the take-over, until a cluster can run the tasks. Return False if `until` returns True first."""
 
     def warm_up(self) -> None:
         """Start workers for the first batch in the background."""
@@ -73,9 +73,9 @@ def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of a shuffled batch, and join the answers of reader and writer i. Raises a task's error,
-    RecordSuspected, and StaleBatch unless each writer received exactly the rows sent: a reader that Spark ran again may
-    have sent others.
+    """Parse the answers of a shuffled batch. Joins the answers of each reader and the writer with the same number.
+    Raises a task's error, or RecordSuspected. Raises StaleBatch unless each writer received exactly the rows that were
+    sent: Spark may have run a reader again, which may have sent other rows.
     """
     found = [parse_answer(answer) for answer in answers]
     if suspect := next((answer["suspect"] for answer in found if "suspect" in answer), None):

@@ -44,11 +44,14 @@ class FenceWatch:
         self.postpone()
 
     def postpone(self) -> None:
-        """Postpone the next check after a commit, which checks the epoch."""
+        """Postpone the next check. Call this after a commit, which checks the epoch itself."""
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Check the last loaded marker's epoch, and start to load it again if due, without waiting. Raises `Fenced`."""
+        """Check the epoch in the last marker that the thread loaded, or start the next load if it is due.
+
+        Never waits. Raises `Fenced`.
+        """
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:

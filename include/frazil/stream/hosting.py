@@ -1,5 +1,5 @@
-"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots: a hundred
-of each would use a whole core without new records.
+"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots. A hundred
+writers with their own threads and clients would use a whole core even without new records.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from pyiceberg.catalog import Catalog
+
+from frazil.commit.expiry import Pins
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, StreamEvent
@@ -50,7 +53,7 @@ class Slots:
 
     @contextmanager
     def slot(self, *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> Iterator[bool]:
-        """Hold a slot; False if `cancelled` returns True first. Calls `on_wait` every second while waiting."""
+        """Wait for a slot and hold it. Yields False if `cancelled` returns True first. Calls `on_wait` every second."""
         if not self._acquire(cancelled, on_wait):
             yield False
             return
@@ -64,7 +67,7 @@ class Slots:
                 self._release()
 
     def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
-        """Release this thread's slot, call `wait`, and queue again. Returns True if `cancelled` does meanwhile."""
+        """Release this thread's slot, call `wait`, and queue again. Return True if `cancelled` returns True by then."""
         thread_id = threading.get_ident()
         lent = thread_id in self._holders
         if lent:
@@ -98,7 +101,7 @@ class Slots:
         return True
 
     def _leave_queue(self, event: threading.Event) -> bool:
-        """Return False if a slot was already assigned."""
+        """Remove a request from the queue. Returns False if it already has a slot."""
         with self._lock:
             if event.is_set():
                 return False
@@ -147,7 +150,7 @@ class Heartbeats:
             self._sent_s[one] = float("-inf")
 
     def remove(self, one: HeartbeatSender) -> None:
-        """Stop sending a writer's heartbeat, after any heartbeat that is being sent."""
+        """Stop sending a writer's heartbeat. If one is being sent, waits for it."""
         with self._lock:
             self._sent_s.pop(one, None)
 
@@ -196,6 +199,11 @@ class FoldingThread:
                 fold()
 
 
+class ReadPins(Protocol):
+    def __call__(self, catalog: Catalog, table: str, *, since_ms: int) -> Pins:
+        """Return what expiry of a table must keep for its signals. Raises any error of the catalog."""
+
+
 class KafkaClients:
     """Shares one Kafka admin client among writers with the same brokers and credentials, until the last one ends."""
 
@@ -214,13 +222,15 @@ class KafkaClients:
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """The resources that a process gives a writer; None and the defaults if it has one writer."""
+    """The resources that a process gives each of its writers. The defaults suit a process with one writer."""
 
     kafka_client: Callable[[Mapping[str, str]], AdminClient] = AdminClient
     heartbeats: Heartbeats | None = None
     foldings: FoldingThread | None = None
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    read_pins: ReadPins | None = None
+    """Reads which snapshots signals need. Without it, writers expire no snapshots."""
     slots: Slots = field(default_factory=lambda: Slots(1))
     max_polling_s: float = 1.0
     """Beyond the default, batches start earlier by the polling interval."""

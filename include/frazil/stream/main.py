@@ -17,24 +17,25 @@ from frazil.spec.model import StreamSpec
 
 if TYPE_CHECKING:
     from frazil.events import Sink
+    from frazil.stream.hosting import ReadPins
 
 log = logging.getLogger("frazil")
 
 
-def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
+def run_writer(spec: StreamSpec, *, until_caught_up: bool = False, read_pins: ReadPins | None = None) -> int:
     """Run the writer, and return its exit code (see `frazil.errors`)."""
     try:
-        write(spec, until_caught_up=until_caught_up)
+        write(spec, until_caught_up=until_caught_up, read_pins=read_pins)
     except FrazilError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
         return error.exit_code
     return 0
 
 
-def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
-    """Run the writer until it has caught up (with `until_caught_up`), or until SIGTERM or SIGINT, after which it
-    commits the current batch. Returns whether a signal ended it. `sinks` receive its events. Raises the errors of
-    `Writer.run`.
+def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False, read_pins: ReadPins | None = None) -> bool:
+    """Run the writer until SIGTERM or SIGINT or, with `until_caught_up`, until it has caught up. After a signal, it
+    still commits the current batch. Returns whether a signal ended it. `sinks` receive its events. See `Hosting` for
+    `read_pins`. Raises the errors of `Writer.run`.
     """
     log_to_stderr()
     # Checked before the take-over, so that a host without Java or PySpark fences no other writer.
@@ -50,7 +51,7 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     from frazil.telemetry.telemetry import Telemetry
 
     telemetry = Telemetry.from_environment(spec.name)
-    hosting = Hosting(telemetry=telemetry)
+    hosting = Hosting(telemetry=telemetry, read_pins=read_pins)
     writer = Writer(spec, until_caught_up=until_caught_up, engine=engine, sinks=sinks, hosting=hosting)
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001

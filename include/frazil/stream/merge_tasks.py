@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a merge, both as JSON."""
+"""The function that an engine runs on each task of a merge. Tasks and their results are exchanged as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """Sent to executors. Like `StageRows`, it returns a FrazilError instead of raising it."""
+    """The function of merge tasks, sent to executors. Like `StageRows`, returns a FrazilError instead of raising it."""
 
     contexts: tuple[MergeContext, ...]
     """The contexts of one job and stream. Each plan has the index of its own."""
@@ -83,7 +83,7 @@ class _Request:
 
 @dataclass(slots=True)
 class MergeRun:
-    """Runs merges on an engine, one job at a time; each job has all requests that arrived during the last."""
+    """Runs merges on an engine, one job at a time. A job has all requests that arrived while the last one ran."""
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     progress: ProgressFolder

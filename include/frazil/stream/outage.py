@@ -28,10 +28,10 @@ def retry_during_outage(
     report: Callable[[str, int], None],
     prepare_retry: Callable[[], None] = lambda: None,
 ) -> T:
-    """Call `operation`, retry while a service that it needs is unavailable, and return its result. After expired
-    credentials, the retry is immediate. `what` says what cannot be done meanwhile. `report` receives a sentence and an
-    exit code for each failure. `wait` takes seconds, and returns true if the writer is asked to end. Raises the last
-    error then, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
+    """Call `operation`, retry while a service that it needs is unavailable, and return its result. Retries immediately
+    after expired credentials. `what` is the part of messages that says what cannot be done meanwhile. `report` receives
+    a message and an exit code for each failure. `wait` takes seconds, and returns true if the writer is asked to end.
+    Raises the last error if the writer is asked to end, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:

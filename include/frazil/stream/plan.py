@@ -54,7 +54,7 @@ class PlannerReport:
     """The first poll since then that got no answer, if any."""
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the number of records after these offsets, by partition that has any."""
+        """Return the number of records from these offsets on, by partition. Leaves out partitions without records."""
         starts = {**self.began, **offsets}
         lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
         return {tp: lag for tp, lag in lags.items() if lag > 0}
@@ -62,7 +62,7 @@ class PlannerReport:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured in earlier batches. The defaults are for small JSON records on a slow core."""
+    """Rates that earlier batches measured. The defaults are for small JSON records on a slow core."""
 
     bytes_per_record: float = 40.0
     """Bytes of Parquet per record."""
@@ -108,9 +108,9 @@ class BatchDecision:
 
 
 def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
-    """Decide whether to start a batch: it is large enough, or would otherwise commit its oldest record after the commit
-    interval. `oldest_age_s` is the time since that was first seen; None if records were unread when the writer started,
-    so that it starts immediately.
+    """Decide whether to start a batch. It starts if it is large enough, or if waiting longer would commit its oldest
+    record later than the commit interval. `oldest_age_s` is the time since that record was first seen. None means that
+    records were unread when the writer started. The batch then starts immediately.
     """
     if unread <= 0:
         return BatchDecision(False, "no records are unread")
@@ -128,7 +128,7 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
     deadline_s = max(interval_s - stage_s, 0.0)
     oldest = f"the oldest record is {oldest_age_s:.1f} s old"
     if oldest_age_s >= deadline_s:
-        return BatchDecision(True, f"{oldest}, the batch will take about {stage_s:.1f} s")
+        return BatchDecision(True, f"{oldest}, and the batch will take about {stage_s:.1f} s")
     return BatchDecision(False, f"{oldest}, due at {deadline_s:.1f} s")
 
 
@@ -170,7 +170,7 @@ def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTas
 
 
 def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
-    """Yield the part `[low, high)` of the ranges, end to end."""
+    """Lay the ranges end to end, and yield the part `[low, high)`."""
     at = 0
     for r in ranges:
         length = r.end - r.start
@@ -209,7 +209,7 @@ def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], 
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
-    """Join the ranges that several tasks read into one per partition. Raises `StaleBatch` for a gap."""
+    """Join the ranges that several tasks have read, to one range for each partition. Raises `StaleBatch` for a gap."""
     whole = []
     in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))
     for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):

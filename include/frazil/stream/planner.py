@@ -111,7 +111,7 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return where the next batch must end, or the unchanged position. Raises the errors of polling Kafka."""
+        """Return where the next batch must end, or the unchanged position if none is due. Raises Kafka's errors."""
         with self.poll_lock:
             if self.poll_error is not None:
                 raise self.poll_error
@@ -242,7 +242,7 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count consecutive polls that missed a topic of the position, which only a pattern's may."""
+        """Count the consecutive polls in which a topic was missing. Only topics of a pattern may be missing."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -258,7 +258,7 @@ class BatchPlanner:
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
     def _unread_sentence(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
-        """Return a sentence with the number of records before `ends` that were not read, or ""."""
+        """Return the part of a message that counts the unread records before `ends`, or ""."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {format_count(unread, 'record')} that Kafka had before were not read" if unread else ""
 
@@ -279,7 +279,7 @@ class BatchPlanner:
             raise error
 
     def _choose_position(self, now: float) -> Position:
-        """Return where the next batch ends, and move the planner's position there, if one is due."""
+        """Move the planner's position to the end of the next batch, if one is due. Return the position."""
         policy = self.settings.policy
         offsets = self.position.offsets
         unread = sum(max(self.ends.get(tp, start) - start, 0) for tp, start in offsets.items())
@@ -308,15 +308,16 @@ class BatchPlanner:
         return self.position
 
     def _oldest_age_s(self, now: float) -> float | None:
-        """Return the age (s) of the oldest unread record; None if there is none, or some existed at the start."""
+        """Return the age (s) of the oldest unread record; None if all are read, or if some were unread at the start."""
         seen = list(self.first_seen.values())
         known = [s for s in seen if s is not None]
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
-        """Return the partitions without unread records for the idle timeout. Those idle in the marker stay so. Records
-        in open transactions count as unread: they may be older than all others. So do missing topics, which a response
-        may have omitted by mistake.
+        """Return the partitions that have had no unread records for the idle timeout. Partitions that are idle in the
+        marker stay idle until they have some. Records in open transactions count as unread, because they may be older
+        than all others. Partitions of a missing topic are not idle at first: a response may have omitted the topic by
+        mistake.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, start in read.items() if self.watch.has_no_more_records(tp, start)}

@@ -17,7 +17,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
 from frazil.ingest.readers import create_kafka_reader
 from frazil.ingest.sensitive import Protector, to_safe_error
-from frazil.ingest.shaper import Shaper
+from frazil.ingest.shaper import RecordDecoder, Shaper
 from frazil.ingest.stage import UNWRITABLE
 from frazil.ingest.stage_components import open_decoder
 from frazil.spec import iceberg
@@ -39,13 +39,14 @@ class PreviewedRecord:
 
 
 def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
-    """Preview the newest `limit` records, sorted by topic, partition and offset. Raises SpecError and Kafka's."""
+    """Preview the newest `limit` records, sorted by topic, partition and offset. Raises SpecError and Kafka errors."""
     context, schema = _build_context(spec)
     ranges = _newest_ranges(spec, limit)
     if not ranges:
         return []
     protect = Protector(context) if context.sensitive else None
-    shape = Shaper(context, schema, ranges, decode=open_decoder(context, schema), protect=protect)
+    decode = RecordDecoder(context, schema, open_decoder(context, schema))
+    shape = Shaper(context, schema, ranges, decode=decode, protect=protect)
     found: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:

@@ -47,8 +47,8 @@ class ProgressFolder:
     """The batch's attempt, to tell files of late tasks apart; for a merge, its start (ms since 1970)."""
 
     def write(self, task: str, *, epoch: int, batch: int, records: int, delay_s: float = 0.0) -> None:
-        """Write how many records a task has read or, if `writer_task_name` names it, written. A quota of Kafka's
-        brokers delays each of its fetches by `delay_s` seconds.
+        """Write how many records a task has read or, if its name comes from `writer_task_name`, has written. `delay_s`
+        is how long a quota of Kafka's brokers delays each of its fetches.
         """
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
         self._put(task, {**value, "delay-s": delay_s})
@@ -65,7 +65,7 @@ class ProgressFolder:
         store.delete(file.path for file in store.list_files(self.location))
 
     def count_merged_rows(self, *, since: int) -> int:
-        """Return the rows that the newest merge has read; 0 if none began at `since` or later."""
+        """Return how many rows the newest merge has read; 0 if no merge began at `since` or later."""
         values = [value for _, value in self._read_files(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)

@@ -198,7 +198,7 @@ class Reporter:
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count in a daemon thread: requests to unavailable storage time out late."""
+        """Count the batch's records in a daemon thread, because requests to unavailable storage take long to fail."""
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():
@@ -237,7 +237,7 @@ class Reporter:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """Update the backpressure while a batch runs, which may hang."""
+        """Update the backpressure while a batch still runs, because the batch may hang."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)

@@ -1,4 +1,4 @@
-"""The tables of a stream's route: which each route value has, how tasks write to them, and how they are created."""
+"""The tables of a stream's route: which table each route value has, how tasks write to them, how they are created."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
             table = ensure_declared(catalog, declared, spec.name)
         if belongs_to_others(spec, table, value):
             raise RouteBehind(
-                f"table {target} exists, but was not created for these rows; if it is meant to have them, add it to "
+                f"table {target} exists, but was not created for these rows. To write them there, add the table to "
                 "route.tables"
             )
         _check_not_replaced(spec, tables, read_table_record(tables, target), table)
@@ -120,7 +120,7 @@ def _check_no_files_in_dropped_table(tables: StreamTables, target: Target, journ
 
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
-    """Raise TableLost if the route once had this missing table, whose rows a new one would miss."""
+    """Raise TableLost if the route once had this missing table: a new table would not have its rows."""
     if (member := read_table_record(tables, target)) is not None:
         raise TableLost(describe_dropped_table(spec, tables, member))
 
@@ -172,9 +172,10 @@ class RoutedTables:
         self.sinks = self.spec.sinks
 
     def open(self, default_marker: Marker) -> None:
-        """Load the existing tables, and create the declared ones, each on its own. Raises AdoptionRequired for a table
-        with batches that the default table does not have. Tables that commit atomically with it also raise the errors
-        of `ensure_declared`, and RouteBehind if rows wait for a table that was replaced.
+        """Load the route's existing tables, and create the declared ones. An error concerns only its own table. Raises
+        AdoptionRequired for a table with batches that the default table does not have. Tables that commit atomically
+        with the default table also raise the errors of `ensure_declared`, and RouteBehind if rows wait for a table that
+        was replaced.
         """
         self._members |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
@@ -190,7 +191,7 @@ class RoutedTables:
 
     @property
     def made_count(self) -> int:
-        """The tables that the template has created, or may have."""
+        """Number of tables that the template has created, or may have created."""
         return len(self.targets.keys() - self.sinks.by_value.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
@@ -199,14 +200,14 @@ class RoutedTables:
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
-        """Keep the template's tables that cannot be loaded, even for a value no longer allowed: their rows wait."""
+        """Load the template's unread tables again, even for values no longer allowed. If it fails, their rows wait."""
         names = sorted(self._unread & self._members)
         members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.derive_table_name(m.value) == m.target]
         _run_many(lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
-        """Return the route values whose tables the catalog no longer has, for an operator to decide."""
+        """Return the values of dropped tables that the route still includes. An operator decides about these tables."""
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if self.sinks.matches_template(n)]
         found = (read_table_record(self.tables, name) for name in names)
@@ -304,7 +305,7 @@ class RoutedTables:
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
             self.refused[value] = (
-                f"{identifier} exists, but was not created for it; if it is meant to have these rows, add it to "
+                f"{identifier} exists, but was not created for this value. To write the rows there, add the table to "
                 "route.tables"
             )
             return
@@ -352,7 +353,7 @@ class RoutedTables:
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> dict[Target, EvolutionResult | None]:
-        """Evolve routed tables by a batch's drift. None for a table that failed, which is now `absent`."""
+        """Evolve routed tables by a batch's drift. A table that failed has the result None, and is now `absent`."""
         found = dict[Target, EvolutionResult | None].fromkeys(drift)
         values = self._made_values()
 
@@ -366,7 +367,7 @@ class RoutedTables:
         return found
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the context with the routed tables; rows of absent ones are written next to the default table."""
+        """Return the context with the routed tables. Rows of absent tables are written next to the default table."""
         limit = self.route.limit
         full = (
             f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table "

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Set by the submission of a driver to a cluster."""
+"""Spark properties that the submission of a driver to a cluster sets."""
 MAX_TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory of one Python worker and the records that it stages."""
@@ -56,7 +56,8 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         # Arrow has already compressed the rows that are shuffled.
         "spark.shuffle.compress": "false",
         # Data that a batch's tasks share may exceed 1 MiB: a wide schema, routes of thousands of partitions. By default
-        # Spark writes that to a file, which it removes only when it ends. With this setting each task carries it.
+        # Spark writes that to a file, which it removes only when it ends. With this setting, each task carries the
+        # data instead.
         "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
         **(_cluster_properties(resources) if resources.on_cluster else local),
@@ -121,7 +122,7 @@ def _cluster_properties(resources: Resources) -> dict[str, str]:
 
 
 def _pod_properties(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a driver in a pod that frazil created, with which executors end."""
+    """Return the Spark properties of a driver in a pod that frazil created. They let executors end with the pod."""
     if POD_NAME not in environment:
         return {}
     return {
@@ -146,7 +147,7 @@ PYTHON_PROBLEMS = {
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor's Python or frazil does not fit."""
+    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor's Python or frazil is unsuitable."""
     try:
         slots = spec.resources.cores
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
@@ -159,7 +160,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def find_executor_problem(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return why an executor cannot stage records for this driver, or None."""
+    """Return why an executor cannot stage records for this driver; None if all executors can."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"

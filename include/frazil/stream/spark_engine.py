@@ -1,5 +1,5 @@
 """The engine that runs the tasks of batches on Spark, and replaces Spark's long errors with short ones. Imports only
-what starts a JVM: see `frazil.stream.main`.
+what is needed to start the JVM: see `frazil.stream.main`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ KILLED_EXIT_CODE = 137
 
 
 class SparkEngine:
-    """Starts and ends a Spark context for a stream, or uses a given session's. A batch is one Spark job of plain tasks:
-    Spark sends the function, retries tasks whose worker died, and moves records only as opaque bytes between two
-    stages.
+    """Starts and ends a Spark context for a stream, or uses the context of a given session. A batch is one Spark job of
+    plain tasks: Spark sends the function, retries tasks whose worker died, and moves records only as opaque bytes
+    between two stages.
     """
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
@@ -201,7 +201,7 @@ class SparkEngine:
 
 @contextmanager
 def translate_spark_errors(stream: str) -> Iterator[None]:
-    """Replace a Spark error of known cause, a page of Java stack frames, with a short one."""
+    """Replace a Spark error whose cause is known with a short error. Spark's text is a page of Java stack frames."""
     try:
         yield
     except Exception as error:

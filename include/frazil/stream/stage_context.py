@@ -1,4 +1,4 @@
-"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' state."""
+"""Builds the staging context from the tables' state. All tasks of a batch, or of a backfill's chunk, share it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def build_declared_context(
     targets: Mapping[Target, TargetTable],
     units: Mapping[str, Unit],
 ) -> StageContext:
-    """Build a context for a table of this schema, without batch, Kafka properties and topic ids."""
+    """Build a context for a table of this schema, without a batch, Kafka properties or topic ids."""
     changes = change_rules(spec, schema, other_names)
     return StageContext(
         stream=spec.name,
@@ -95,7 +95,7 @@ def build_declared_context(
 
 
 def key_columns(spec: StreamSpec) -> KeyColumns | None:
-    """Return the columns that decoded keys fill; None if there are none."""
+    """Return the columns that decoded keys fill; None if no columns are filled."""
     if not spec.key_columns:
         return None
     return KeyColumns(

@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a batch, from plan to answer, both as JSON."""
+"""The function that an engine runs on each task of a batch. Tasks' plans and answers are exchanged as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ShuffleItem = tuple[int, str | tuple[int, int, bytes]]
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces the function of another version's driver. Each answer is an error, which ends the writer."""
+    """Takes the place of a function that another version's driver sent. Answers with an error that ends the writer."""
 
     sentence: str
 
@@ -60,7 +60,7 @@ def parse_answer(answer: str) -> dict[str, Any]:
 
 
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
-    """Rebuild or refuse a driver's function. Earlier versions use this name, `version` and `context.stream`."""
+    """Rebuild or refuse a driver's function. Other versions rely on this name, `version` and `context.stream`."""
     return rebuild(work, lambda: StageRows(StageContext.from_dict(work["context"]), ProgressFolder(**work["progress"])))
 
 
@@ -79,12 +79,12 @@ def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefus
 
 
 def warm_up_worker(_: Iterable[int]) -> None:
-    """Do nothing, in a Python worker that imports this module."""
+    """Do nothing. Called in a Python worker to make it import this module."""
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """Sent to executors. Returns a FrazilError instead of raising it, so that Spark does not retry the task."""
+    """The function of staging tasks, sent to executors. Returns FrazilErrors: Spark would retry a task that raises."""
 
     context: StageContext
     progress: ProgressFolder
@@ -93,7 +93,7 @@ class StageRows:
         return map(self.answer, plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only a function's name and argument: a worker may import the version installed since."""
+        """Pickle only a function's name and argument, as a worker may import a version that was installed since."""
         return shipped, (
             {"version": __version__, "context": self.context.to_dict(), "progress": asdict(self.progress)},
         )
@@ -197,7 +197,7 @@ def _cpu_since(began_s: float) -> dict[str, Any]:
 
 
 def process_name() -> str:
-    """Return host and id of this process: processes of two containers may have the same id."""
+    """Return this process's host and id, because processes of two containers may have the same id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

@@ -1,6 +1,6 @@
 """Finds stalls of a healthy writer, which is not restarted, and the topic-partition that causes them. Pure. A stall is
-reported after three commit intervals without progress, or 20 s if these are shorter, by the first rule of `find_stall`
-that matches.
+reported after three commit intervals without progress, but not before 20 s. The first rule of `find_stall` that matches
+reports it.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sam
 
 
 def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
-    """Return the stall at `sample`, the last one in `history`: of Kafka, the planner, offsets or the watermark."""
+    """Return a stall at `sample`, the last in `history`: of Kafka, planner, offsets, a transaction or the watermark."""
     if sample.phase not in WORKING_PHASES:
         return None
     return (
@@ -201,7 +201,7 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
 def _find_silent_planner(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find a planner without an answer while the writer waits, so the unread records are unknown."""
+    """Find a planner that has had no answer from Kafka while the writer waits. The unread records are then unknown."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -229,7 +229,7 @@ def _find_silent_planner(
 def _find_offset_stall(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find unread records without progress; a first batch over them may take as long as it advances."""
+    """Find unread records without progress. The first batch that reads them counts as progress while it advances."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.stall_timeout_ms:
         return None
@@ -256,15 +256,16 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
         why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
         if sample.phase is Phase.STAGING and sample.delay_s >= MIN_NAMED_DELAY_S:
             why += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
-            return why, "Raise the quota. A batch of a producer must fit into 10 s of it, or it never arrives"
+            return why, "Raise the quota. A producer's batch that is larger than 10 s of the quota never arrives"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
         return why, f"Check that {parts} answer; {restart}"
     if wait.first_batch is not None:
         return (
-            f"batch {wait.first_batch} ended without them, and no other starts",
+            f"batch {wait.first_batch} ended without these records, and no other batch starts",
             f"See writer.log for the reason; {restart}",
         )
-    return "the planner sees them, but no batch starts", f"See writer.log for the planner's messages; {restart}"
+    do = f"See writer.log for the planner's messages; {restart}"
+    return "the planner sees these records, but no batch starts", do
 
 
 def _restart_remedy(stream: str) -> str:
@@ -322,13 +323,12 @@ def _explain_watermark_stall(
     )
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
-        do = "Check the event times that its producers set, and the dead letters, which have none"
+        do = "Check the event times that its producers set. Also check its dead letters: they have no event time"
         return f"its records arrive, and {newest}", do
-    idle = (
-        f"after watermark.idle-timeout ({format_elapsed(limits.idle_timeout_ms)}) without unread records it is left out"
-    )
+    timeout = format_elapsed(limits.idle_timeout_ms)
     silent = "the partition is empty: no records arrive" if is_empty else "no records arrive"
-    return f"{silent}, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
+    do = f"after watermark.idle-timeout ({timeout}) without unread records, the partition no longer counts"
+    return f"{silent}, and {newest}", f"Check its producers; {do}. To wait less, shorten the timeout"
 
 
 def _since_text(since_ms: int, sample: WriterSample) -> str:
@@ -352,7 +352,7 @@ class StallWatch:
         self._limits = dataclasses.replace(self._declared, interval_ms=interval_ms)
 
     def evaluate(self, sample: WriterSample) -> Stall | None:
-        """Return the stall at the sample's time, if any; while the writer takes over or stops, the last result."""
+        """Return the current stall, if any. While the writer takes over or stops, this is the last result."""
         self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING_PHASES:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)

@@ -1,6 +1,6 @@
 """Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commit
-interval. Pure. The *pressure* is the fewest snapshots or manifests of about two maintenance periods (the *low*),
-divided by their declared number.
+interval. Pure. The lowest numbers of snapshots and of manifests in about two maintenance periods are the *low*. The
+*pressure* compares the low with the numbers that maintenance is declared to keep: it is the larger of the two ratios.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MetadataBounds:
         )
 
     def pressure(self, low: SliceLow) -> float:
-        """Return the larger of two ratios of the low to these bounds: for snapshots and for manifests."""
+        """Return the ratio of a low to these bounds: the larger of the ratios for snapshots and for manifests."""
         snapshots = low.snapshots / self.snapshots if self.snapshots else 0.0
         manifests = low.manifests / self.manifests if self.manifests else 0.0
         return max(snapshots, manifests)
@@ -90,7 +90,7 @@ class Throttle:
 
 
 def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
-    """Return the state after one more commit; the first after a long pause only starts the history."""
+    """Return the state after one more commit. The first commit after a long pause only begins a new history."""
     now = SliceLow(timedelta(milliseconds=measure.at_ms) * 2 // bounds.every, measure.snapshots, measure.manifests)
     known_lows = before.lows if before else ()
     earlier = (low for low in known_lows if now.slice - MAX_SLICES < low.slice < now.slice)
@@ -113,7 +113,7 @@ def _find_lowest(lows: Sequence[SliceLow]) -> SliceLow:
 
 
 def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
-    """Return whether the pressure grows, and its maximum if so; otherwise its minimum."""
+    """Return whether the pressure grows, and its extreme since the last turn: a maximum if it grows, else a minimum."""
     if before is None:
         return False, pressure
     if before.grows:
@@ -125,7 +125,7 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
 
 def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: timedelta) -> str:
     parts = [
-        f"{count} {what} where maintenance leaves {kept}"
+        f"{count} {what} (maintenance should leave {kept})"
         for count, what, kept in (
             (low.snapshots, "snapshots", bounds.snapshots),
             (low.manifests, "manifests", bounds.manifests),
@@ -136,7 +136,7 @@ def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: ti
     done = (
         f"the commit interval is stretched from {format_duration(bounds.interval)} to {format_duration(whole)}"
         if bounds.longest > bounds.interval
-        else "commit.throttle: stretch would commit less often until it is in shape"
+        else "commit.throttle: stretch would commit less often until the metadata shrinks"
     )
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "

@@ -1,6 +1,6 @@
-"""Lets a stream of captured changes read only whole source transactions. Another topic has their numbers of events.
-The
-driver reads both topics, so that the planner knows where a batch may end. Events that are held back stay in Kafka.
+"""Lets a stream of captured changes read only whole source transactions. A second topic contains the number of events
+in each transaction. The driver reads both topics, so that the planner knows where a batch may end. Events that are held
+back stay in Kafka.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 MAX_EVENTS_PER_READ = 100_000
-"""Offsets in one step. After each step, the events of complete transactions are forgotten."""
+"""Maximum number of offsets in one step. After each step, the events of complete transactions are forgotten."""
 MAX_ENDS_PER_READ = 20_000
-"""Ends that are not needed yet take memory."""
+"""Maximum number of offsets per partition in one read: ends of transactions that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
 """Maximum step back of the connector's clock: the search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
@@ -78,7 +78,7 @@ class WholeTransactions:
         return self._log.at if self._log else 0
 
     def read_transaction_ends(self) -> None:
-        """Read transaction ends if records wait for one. Call this before fetching the logs' ends."""
+        """Read the ends of transactions if records wait for one. Call this before fetching the logs' ends."""
         more = self._waits
         while more:
             more = self._read_ends()
@@ -116,7 +116,7 @@ class WholeTransactions:
         return self._log.at if all_read else end
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
-        """Move the last boundary forward, reading missing ends. Returns the unfinished transaction's id, or ""."""
+        """Move the last boundary. Reads more transactions' ends if needed. Returns the open transaction's id, or ""."""
         open_one = log.settle(whole=all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
         more = not (all_read and self._waits)
@@ -146,7 +146,7 @@ class WholeTransactions:
         self._scanned = end
 
     def _find_last_before(self, tp: TopicPartition, start: int) -> LastTransaction:
-        """Return the last transaction before `start`, if the marker does not have it."""
+        """Return the last transaction of the records before `start`. Used if the marker does not have it."""
         found = NO_TRANSACTION
         for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
             for one in events:
@@ -154,7 +154,7 @@ class WholeTransactions:
         return found
 
     def _add_event(self, tp: TopicPartition, one: EventTransaction, written_ms: int) -> None:
-        """Remember the events' table. Raises SpecError for events of several tables."""
+        """Remember the first event's time and tables. Raises SpecError if a later event is of other tables."""
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:
@@ -168,7 +168,7 @@ class WholeTransactions:
             )
 
     def _read_ends(self) -> bool:
-        """Read the next transaction ends. Returns whether more may follow."""
+        """Read the next ends of transactions. Returns whether more may follow."""
         assert self._log is not None
         if self._since_ms is None:
             return False
@@ -183,9 +183,9 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
-                "that the connector runs. The source's log may have begun again (another or a restored server) within "
-                "an hour, or with a clock that is behind. Then remove envelope.transactions until the stream has "
-                "caught up"
+                "that the connector runs. If the source was replaced or restored, and its new log began within an hour "
+                "of the old log's end, or with a clock that is behind, remove envelope.transactions until the stream "
+                "has caught up"
             )
         return (
             f"topic {self.topic} does not have the end of the source's transaction {open_one}. Check that the "
@@ -211,7 +211,7 @@ class KafkaTopics:
             yield chunk, self.decoder.read_transactions(chunk)
 
     def ends(self, since_ms: int) -> tuple[list[TransactionEnd], bool]:
-        """Return the next transaction ends since `since_ms`, and whether more may follow."""
+        """Return the next ends of transactions, beginning at `since_ms`, and whether more may follow."""
         try:
             topic = self.kafka.describe()
         except TopicMissing:  # the first transaction creates the topic

@@ -1,6 +1,6 @@
-"""Forks Spark's Python workers from a process that has imported what staging needs, in place of `pyspark.daemon`: Spark
-ends idle workers after a minute. Before a fork, no other thread may run, and no connection or Kafka client may be open.
-OpenBLAS and jemalloc start threads unless told not to.
+"""Replaces `pyspark.daemon`: forks Spark's Python workers from a process that has already imported what staging needs.
+Spark ends idle workers after a minute, so it starts new ones often. When the process forks, it must have no other
+thread, no open connection and no Kafka client. OpenBLAS and jemalloc start threads unless told not to.
 """
 
 from __future__ import annotations

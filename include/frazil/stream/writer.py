@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.commit_checks import check_fence
 from frazil.commit.committer import Committer
 from frazil.commit.compare_and_swap import RetryPolicy
+from frazil.commit.expiry import Pins
 from frazil.commit.followers import Followers
 from frazil.commit.marker import Marker, keep_topics, property_name, read_marker
 from frazil.commit.marker_changes import reset
@@ -29,6 +31,7 @@ from frazil.commit.own_table_check import check_own_table
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.writer_expiry import WriterExpiry
 from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch, TopicMissing
 from frazil.events import (
     ChangesMerged,
@@ -64,7 +67,7 @@ from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import create_missing_table
 from frazil.stream.stall import StallLimits
-from frazil.table.catalogs import load_catalog, translate_catalog_errors
+from frazil.table.catalogs import load_catalog, open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import check_own_folder, missing_table_error
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
@@ -150,7 +153,11 @@ class Writer:
             report = reporter.set_planner_report
             parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, afterwards)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
-                return self._run_epochs(parts)
+                try:
+                    return self._run_epochs(parts)
+                finally:
+                    if tables.main.expiry is not None:
+                        tables.main.expiry.end()
 
     def _wait_for_topics(self, kafka: KafkaAdmin, emit: Callable[[StreamEvent], None]) -> bool:
         """Wait until Kafka has a topic of the pattern. Returns False if the writer is asked to end first."""
@@ -172,7 +179,7 @@ class Writer:
         return False
 
     def _run_epochs(self, parts: EpochParts) -> Marker | None:
-        """Run one epoch after the other until one is not stale."""
+        """Run an epoch. Begin another one if the epoch turns out stale, or after a gap that `on-gap: skip` accepts."""
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
         stale, last = 0, None
         while True:
@@ -232,8 +239,16 @@ class Writer:
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_own_folder(catalog, tables.main.current())
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
+        if self.hosting.read_pins is not None and self.spec.maintenance.expiry.enabled:
+            tables.main.expiry = WriterExpiry(self.spec.maintenance.expiry, self._read_pins, clock.now_ms)
         reporter.set_table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
+
+    def _read_pins(self) -> Pins:
+        """Read which snapshots the table's signals need, with a client of its own thread."""
+        catalog, table = open_existing_catalog(self.spec.table.catalog), self.spec.table.identifier
+        since_ms = clock.now_ms() - self.spec.maintenance.expiry.keep // timedelta(milliseconds=1)
+        return self.hosting.read_pins(catalog, table, since_ms=since_ms) if self.hosting.read_pins else Pins()
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, lending this writer's slot. Returns whether the writer must end."""
@@ -324,7 +339,7 @@ class Epoch:
         return all(runner.marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
-        """Take over the stream, and commit or discard earlier batches. Returns the runner of new ones."""
+        """Take over the stream, and commit or discard earlier batches. Returns the runner of new batches."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()

@@ -123,7 +123,7 @@ def _stop_or_restart(
                 WriterAction.RESTART, Cause.REQUESTED, _request_text("restart requested", desired, now_ms=now_ms)
             )
     if isinstance(declared, ValidDeclaration) and declared.fingerprint != launch.spec_fingerprint:
-        reason = f"the spec changed (the writer has {launch.spec_fingerprint}, the declaration {declared.fingerprint})"
+        reason = f"the declaration changed (the writer has {launch.spec_fingerprint}, the file {declared.fingerprint})"
         return Decision(WriterAction.RESTART, Cause.SPEC_CHANGED, reason)
     return None
 
@@ -144,10 +144,10 @@ def _hold_or_end(observed: DecisionInput, *, now_ms: int, policy: SupervisionPol
         reason = _request_text("paused", desired, now_ms=now_ms) + "; start the writer with `frazil resume`"
         return Decision(WriterAction.HOLD, Cause.PAUSED, reason)
     if isinstance(declared, UnreadableState):
-        reason = f"0 writers are running, and none can start until the spec is fixed: {declared.problem}"
+        reason = f"no writer runs, and none can start until the declaration is fixed: {declared.problem}"
         return _give_up_or_hold(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
     if isinstance(desired, UnreadableState):
-        reason = f"0 writers are running, and none can start while the desired state is unreadable: {desired.problem}"
+        reason = f"no writer runs, and none can start while the desired state is unreadable: {desired.problem}"
         return Decision(WriterAction.HOLD, Cause.STATE_UNREADABLE, reason)
     return None
 
@@ -156,8 +156,8 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
     """Decide after a writer has ended, or before the first launch."""
     exit_ = observed.exit
     if exit_ is None:
-        last = "the foreground writer ended" if observed.launch else "none was launched before"
-        return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers are running; {last}")
+        last = "the foreground writer ended" if observed.launch else "none has been launched before"
+        return Decision(WriterAction.START, Cause.FIRST_START, f"no writer runs; {last}")
     if (change := _describe_change_since(observed, exit_, now_ms=now_ms)) is not None:
         return Decision(
             WriterAction.START, Cause.REQUESTED, f"{change}; the last writer ended with {_code_text(exit_)}"
@@ -256,7 +256,10 @@ def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest consecutive launches that ended unasked, without a commit or a change, newest first."""
+    """Return the latest consecutive exits of writers that were not asked to end and had not committed, newest first.
+
+    Ends at an exit with another declaration or desired state, or more than `window_ms` before the last exit.
+    """
     last = exits[-1]
     same = _has_same_declaration(last)
 
@@ -274,10 +277,10 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
 def consecutive_crashes(
     observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
 ) -> list[ExitRecord]:
-    """Return the latest consecutive exits without a commit, newest first, while they still indicate a problem.
+    """Return the latest consecutive exits without a commit, newest first, while they indicate a problem.
 
-    They no longer do if the running writer has committed or outlived the others without lag, or if the failed service
-    responds again. The crash window, and another cause of the supervisor's decision, end them too.
+    Empty if the running writer has committed, if it has no lag and outlived the earlier writers, or if the failed
+    service responds again. Also empty after the crash window, and if the supervisor's decision has another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
@@ -294,7 +297,10 @@ def consecutive_crashes(
 
 
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
-    """Whether the service that made these writers end responds: Kafka or, without lag, the catalog."""
+    """Whether the service that made these writers end responds again.
+
+    The service is Kafka or the catalog. The catalog's response shows only while the writer has no lag.
+    """
     if heartbeat.epoch is None or heartbeat.lag is None:
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.error:
@@ -306,13 +312,13 @@ def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
 
 
 def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """Return a user's change after this exit, which may have fixed the cause, or None."""
+    """Describe what a user changed after this exit, which may have fixed the cause; None if there is no such change."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, DesiredState) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
         return _request_text("restart requested" if is_restart else "resumed", desired, now_ms=now_ms)
     if isinstance(declared, ValidDeclaration) and declared.fingerprint != exit_.spec_fingerprint:
-        return f"the spec changed (from {exit_.spec_fingerprint} to {declared.fingerprint})"
+        return f"the declaration changed (from {exit_.spec_fingerprint} to {declared.fingerprint})"
     if observed.notes.cleared == exit_.launch_id:
         return "a user requested a fresh start"
     if exit_.code not in FIXED_BY_TABLE_CHANGE or given_up is None or given_up.subject != exit_.launch_id:

@@ -1,7 +1,7 @@
 """Stores the desired state of a stream, running or paused, in a small object next to its journals.
 
-Commands and Airflow see the same state on every host. Without a table, it is stored in the run folder of one host.
-Without an object, it is running.
+Commands and Airflow see the same state on every host. As long as the stream has no table, the state is in the run
+folder, and applies to one host only. If no state is stored, the stream is to run.
 """
 
 from __future__ import annotations
@@ -51,21 +51,24 @@ class DesiredStore:
         return _newest_state(folder.read() for folder in self._folders)
 
     def pause(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Stop the writer after its batch. Return the new state. Raises DesiredMoved unless `after` is current."""
+        """Store a pause: the writer stops after its current batch. Return the new state.
+
+        Raises DesiredMoved if the state has changed since the generation `after`.
+        """
         return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Let the writer run, even if the supervisor gave up on it. Return the new state."""
+        """Store that the writer runs, even if the supervisor gave up on it. Return the new state."""
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after)
 
     def restart(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Replace a running writer after its current batch, or resume."""
+        """Store a restart: a new writer replaces a running one after its current batch. Also ends a pause."""
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
     def _set(
         self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False
     ) -> DesiredState:
-        """Write and return a state that follows the newest one. Raises DesiredMoved if others keep changing it."""
+        """Write and return a state that follows the newest one. Raises DesiredMoved if others changed it meanwhile."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 own, *others = [folder.read() for folder in self._folders]
@@ -152,7 +155,10 @@ def _newest_state(found: Iterable[DesiredState | None]) -> DesiredState:
 
 
 def _later_state(one: DesiredState, other: DesiredState) -> DesiredState:
-    """Return the state that was written last, with a generation above the other's, which its user may not have seen."""
+    """Return the state that was written last. Its generation becomes higher than the other's.
+
+    The user who wrote it may not have seen the other state.
+    """
     older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer

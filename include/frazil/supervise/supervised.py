@@ -115,7 +115,7 @@ class SupervisedProgram(ABC):
         """Build the request to launch the writer. Raises SpecError."""
 
     def on_launch(self) -> None:  # noqa: B027 - only a stream has a table
-        """Called after a launch: the writer may create a missing table."""
+        """React to a launch: the writer may create a missing table."""
 
     def history(self) -> HistoryStore | None:
         """Open the history, which is stored with the table; None if none exists. Raises the catalog's errors."""
@@ -138,7 +138,7 @@ class SupervisedStream(SupervisedProgram):
         self._table = TableReader(clock=clock)
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
-        """Read the declaration. A stream of a shared application, which supervises it, counts as removed."""
+        """Read the declaration. A stream that a shared application supervises counts as removed."""
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, RemovedDeclaration):
             self._removed_since_ms = None
@@ -272,7 +272,7 @@ class TableReader:
     def desired(self, spec: StreamSpec | None) -> DesiredState | UnreadableState:
         """Return the desired state. Never raises an error."""
         if spec is None:
-            return UnreadableState("the stream's table is unknown, because the stream has no valid spec")
+            return UnreadableState("the stream's table is unknown, because the stream has no valid declaration")
         try:
             store = self._open(spec)
             problem = self._problem or "the table is not loaded yet; frazil will retry"
@@ -284,7 +284,7 @@ class TableReader:
             return UnreadableState(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        """Return the fingerprint of the stream's table, cached for a while, or None."""
+        """Return the fingerprint of the stream's table, cached for `RELOAD_INTERVAL_MS`; None if unknown."""
         read_at_ms, known = self._fingerprint
         if self._clock() - read_at_ms < RELOAD_INTERVAL_MS:
             return known
@@ -320,7 +320,7 @@ class TableReader:
 
 
 class DeclarationReader(Protocol):
-    """What a supervised stream needs of `Declaration`."""
+    """The part of `Declaration` that a supervised stream needs."""
 
     @property
     def spec(self) -> StreamSpec | None: ...

@@ -1,7 +1,7 @@
 """Supervises one writer application. Each call of `step` observes, decides, acts and reports.
 
 Its state is in the run folder and the table, so Airflow may replace a supervisor at any time. Two concurrent
-supervisors do no harm: the lock allows only one launch, and the other actions may be repeated.
+supervisors do no harm: the lock allows only one launch, and the other actions may safely be repeated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SupervisionStep:
 
 
 class Program(Protocol):
-    """What a supervisor needs of a program."""
+    """The interface of a program that a supervisor needs."""
 
     def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram: ...
 
@@ -85,7 +85,7 @@ class Supervisor:
         return self._step(act=True)
 
     def preview(self) -> SupervisionStep:
-        """Observe and decide without acting."""
+        """Observe and decide without acting. Return the step."""
         return self._step(act=False)
 
     def pause_for_user(self, *, by: str, reason: str) -> SupervisionStep:

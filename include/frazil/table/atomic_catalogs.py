@@ -1,5 +1,6 @@
 """Decides which catalogs can commit to several tables in one step: SQL catalogs, whose pointers are rows of one
-database, and the REST servers listed here. Others may change tables one by one, or not keep the snapshot history.
+database, and the REST servers listed here. Other catalogs may change tables one by one, or not keep the snapshot
+history.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from frazil.table.atomic_commit import CommitTables
 from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type
 
 ATOMIC_SERVERS = ("lakekeeper", "polaris")
-"""Known to commit atomically: valid values of `frazil.atomic`."""
+"""REST catalog servers that are known to commit atomically: the valid values of `frazil.atomic`."""
 TESTED_DATABASES = ("postgresql", "sqlite")
 """Databases by their SQLAlchemy name."""
 COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
@@ -23,7 +24,7 @@ COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function that commits to several tables in one step. Raises SpecError if the catalog has none."""
+    """Return the function that commits to several tables in one step. Raises SpecError if the catalog cannot."""
     if reason := atomic_commit_problem(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":
@@ -42,8 +43,9 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
 
 def atomic_commit_problem(name: str, properties: Mapping[str, str]) -> str | None:
-    """Return why such a catalog cannot commit to several tables in one step, if so. Sends no request."""
-    kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
+    """Return why such a catalog cannot commit to several tables in one step; None if it can. Sends no request."""
+    kind = catalog_type(properties)
+    instead = "Use a catalog with atomic commits to several tables, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()
         if database in TESTED_DATABASES:

@@ -55,7 +55,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
 
 
 def _move_pointer(connection: Connection, catalog: str, current: Table, made: StagedTable) -> None:
-    """Update a pointer. Raises CommitFailedException if another commit has changed it."""
+    """Update a table's metadata pointer. Raises CommitFailedException if another commit has changed it."""
     *namespace, name = current.name()
     moved = connection.execute(
         _MOVE_POINTER,

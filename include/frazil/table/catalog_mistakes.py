@@ -85,7 +85,7 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of opening a catalog that its configuration caused. Raises MissingExtra."""
+    """Translate an error in opening a catalog, if its configuration caused the error. Raises MissingExtra."""
     if isinstance(error, NotInstalledError):
         for module, extra in (_PACKAGES[name] for name in _EXTRA_PATTERN.findall(str(error)) if name in _PACKAGES):
             require_module(module, extra=extra)
@@ -142,7 +142,7 @@ def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
 
 
 def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
-    """Translate an error of Glue's client other than AWS's response."""
+    """Translate an error of Glue's client that is not a response from AWS."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):

@@ -1,6 +1,6 @@
 """Opens catalogs from PyIceberg's configuration: `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current
-folder), or variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Without any, opens the embedded catalog. Spark's properties
-are derived from the same configuration.
+folder), or variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>. If no catalog is configured, opens the embedded catalog.
+Spark's properties are derived from the same configuration.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class CatalogConfig:
 
 
 def catalog_config(name: str | None) -> CatalogConfig:
-    """Read a catalog's configuration, by default the default catalog's. Raises SpecError if that is impossible."""
+    """Return a catalog's configuration; None means the default catalog. Raises SpecError if missing or invalid."""
     check_configuration()
     config = Config()
     try:
@@ -157,7 +157,7 @@ def open_existing_catalog(name: str | None) -> Catalog:
 
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
-    """Open each catalog at most once per `CATALOG_CACHE_S` seconds in this context and thread, to save time."""
+    """Keep opened catalogs for `CATALOG_CACHE_S` seconds in this context and thread, to save time."""
     token = _kept_catalogs.set({})
     try:
         yield
@@ -194,7 +194,7 @@ def configured_catalogs() -> tuple[str | None, ...]:
 
 
 def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
-    """Return the identifiers of all tables in a namespace, if it exists."""
+    """Return the identifiers of all tables in a namespace; empty if the namespace does not exist."""
     try:
         return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
     except NoSuchNamespaceError:
@@ -223,7 +223,8 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
             "again"
         ) from error
     except BadRequestError as error:
-        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct what it names") from error
+        remedy = "Correct what the error names, in the declaration or the catalog's configuration"
+        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}. {remedy}") from error
     except _UNREACHABLE_ERRORS as error:
         raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:
@@ -284,7 +285,7 @@ def _add_busy_timeout(uri: str) -> str:
 
 
 def _open(config: CatalogConfig) -> Catalog:
-    """Open a catalog, again if another process creates the SQL catalog's tables at the same time."""
+    """Open a catalog. Retries if another process creates the SQL catalog's tables at the same time."""
     for _ in range(MAX_OPEN_ATTEMPTS - 1):
         try:
             return _open_once(config)
@@ -319,7 +320,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
 
 
 def share_connections() -> None:
-    """Let all SQL catalogs of one database share connections from now on: a hundred writers would use them up."""
+    """Let all SQL catalogs of one database share connections from now on. Otherwise, many writers exhaust them."""
     global _engines  # noqa: PLW0603 - one per process, never undone
     _engines = WeakValueDictionary() if _engines is None else _engines
 

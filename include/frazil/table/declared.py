@@ -13,6 +13,8 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 
 FORMAT_VERSION = 2
+"""Iceberg format version of new tables, unless declared."""
+WRITTEN_VERSIONS = (2, 3)
 
 DEFAULT_PROPERTIES = {
     "format-version": str(FORMAT_VERSION),

@@ -115,9 +115,9 @@ Difference = Addition | Promotion | Conflict
 def find_differences(
     declared: Schema, existing: Schema, former: Iterable[Schema] = (), *, declarable: Collection[str] = ()
 ) -> tuple[Difference, ...]:
-    """Return all differences; empty if rows of the declared schema fit the table. Undeclared optional columns and
-    wider ones do not count. `former` has the table's schemas, oldest first. Messages suggest changing the declaration
-    only for columns in `declarable`.
+    """Return the differences that prevent rows of the declared schema from fitting the table. The table may have other
+    optional columns, and wider types. `former` has the table's schemas, oldest first. Messages suggest changing the
+    declaration only for columns in `declarable`.
     """
     history = ColumnHistory.from_schemas((*former, existing))
     comparison = SchemaComparison(existing, history, frozenset(declarable))
@@ -188,7 +188,7 @@ class SchemaComparison:
         return Addition(path, declared.field_type, declared.doc)
 
     def _find_reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
-        """Return a conflict if the column was renamed, and another one has its name."""
+        """Return a conflict if the declared column was renamed in the table, and another column has its name."""
         had_others = self.history.names[existing.field_id] != {existing.name}
         now = self._find_current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
@@ -255,7 +255,7 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column, with each field optional that is so in the table."""
+    """Return the declared column. The column and its nested fields become optional where the table's are optional."""
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         fields = {field.name: field for field in existing.field_type.fields}

@@ -19,7 +19,7 @@ COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 class FileBounds:
-    """Decides whether a data file may contain a row in the given ranges; it never skips one that does."""
+    """Decides whether a data file may contain a row in the given ranges. Never excludes a file that contains one."""
 
     def __init__(self, schema: Schema, within: OffsetRanges) -> None:
         fields = [schema.find_field(name) for name in COORDINATES]
@@ -43,7 +43,7 @@ def topics_filter(topics: Collection[str]) -> str:
 
 
 def ranges_filter(within: OffsetRanges) -> str:
-    """Return one row filter that covers all ranges, and possibly more."""
+    """Return one row filter that covers all ranges, and possibly other rows."""
     ranges = [r for of in within.values() for r in of]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
     return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"

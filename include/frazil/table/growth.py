@@ -81,7 +81,7 @@ class _ColumnNames:
         return field.field_type if field is not None and isinstance(field.field_type, StructType) else None
 
     def add(self, change: Addition, max_columns: int) -> str | None:
-        """Reserve a new column's name. Returns why it cannot be added, if so."""
+        """Reserve a new column's name, or return why the column cannot be added."""
         path, name = change.path, (change.path[:-1], change.path[-1].lower())
         within = index_name_by_id(Schema(NestedField(-1, path[-1], change.type))).values()
         full_names = {".".join((*path[:-1], inside)) for inside in within}

@@ -31,7 +31,7 @@ MAX_PARALLEL_FILES = 2
 """A file is fetched while another is sorted, which takes 25 bytes per row."""
 
 DISCARDED_COLUMN = "discarded_at"
-"""When an operator discarded a dead letter."""
+"""The column with the time at which an operator discarded a dead letter."""
 
 OffsetArray = NDArray[np.int64]
 _PartitionOffsets = tuple[TopicPartition, OffsetArray, bool]
@@ -44,7 +44,7 @@ class RowSelection:
 
     topics: Collection[str]
     within: OffsetRanges | None = None
-    """All offsets if None."""
+    """The offset ranges to select; None selects all offsets."""
     topic_ids: Mapping[str, str] | None = None
     """If set, dead letters count only if their topic had this id."""
     stream: str | None = None
@@ -52,10 +52,10 @@ class RowSelection:
     discarded: bool = True
     """Whether discarded dead letters count."""
     branch: str | None = None
-    """The current snapshot if None."""
+    """The branch to read; None reads the current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the table's other columns that the selection needs."""
+        """Return the table's columns that the selection needs in addition to the coordinates."""
         names = {field.name for field in table.schema().fields}
         requested = {
             "topic_id": self.topic_ids is not None,
@@ -72,7 +72,7 @@ def has_coordinates(schema: Schema) -> bool:
 def tally_rows(
     table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return the offsets of the selected rows. Adds the rows that only `topic_ids` excludes to `former`."""
+    """Return the offsets of the selected rows. Counts in `former` the rows that only `topic_ids` excludes."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
         if is_selected:

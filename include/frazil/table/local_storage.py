@@ -134,7 +134,7 @@ def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """Create a file, again if another process deletes the empty folder. Returns its descriptor."""
+    """Create a file. Retries if another process deletes the empty folder. Returns the file's descriptor."""
     for _ in range(_MAX_CREATE_ATTEMPTS):
         _make_folder(path.parent)
         try:

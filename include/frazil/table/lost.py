@@ -44,7 +44,7 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
 
 
 def find_other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """Return another name under which the catalog has this folder or UUID, in the folder's or table's namespaces."""
+    """Return another name of the table with this folder or UUID. Searches the namespaces of `identifier` and folder."""
     folder = _strip_file_scheme(location)
     above = folder.split("/")[-2:-1]
     namespaces = {identifier.rpartition(".")[0], *(name.removesuffix(".db") for name in above if name)}
@@ -66,7 +66,7 @@ def _strip_file_scheme(location: str) -> str:
 
 
 def missing_table_error(spec: StreamSpec) -> TableLost | None:
-    """Return the error for a stream's table that no longer exists, if so."""
+    """Return the error for the stream's table if it no longer exists; None if it exists."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -93,7 +93,7 @@ def registration_command(catalog: str, identifier: str, metadata: str) -> str:
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:
-    """Return the error text if the catalog has lost the stream's table, which must not be created again."""
+    """Return the error text if the catalog has lost the stream's table. The table must then not be created again."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -124,7 +124,7 @@ def open_stream_catalog(spec: StreamSpec) -> Catalog:
 
 
 def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
-    """Return the error for a missing table: TableLost if the catalog has lost one of these streams' tables too."""
+    """Return the error for a missing table: TableLost if the catalog lost a table of these streams, else SpecError."""
     for spec in specs:
         if lost := find_lost_table(spec):
             return TableLost(lost)

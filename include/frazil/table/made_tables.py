@@ -22,7 +22,7 @@ OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object
 
 
 def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Return a table of a stream's route as frazil would create it; `value` for a template's."""
+    """Return the declaration of a table of the route. `value` is the route value if the template creates the table."""
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:

@@ -31,7 +31,7 @@ def next_ms(metadata: TableMetadata, now_ms: int) -> int:
 
 
 def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """Return the metadata `after` with its times, and both logs, in order."""
+    """Return `after`, with a time later than that of `before`, and with the entries of both logs in order of time."""
     if after == before:
         return after
     return after.model_copy(
@@ -56,10 +56,10 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
                 if ahead_ms > MAX_CLOCK_LEAD_MS and current.name() not in warned:
                     warned.add(current.name())
                     log.warning(
-                        "table %s was changed by a host whose clock is %d s ahead of this host's clock. New changes "
-                        "get still later times than its changes. Until this host's clock catches up, Spark, Trino and "
-                        "other JVM engines cannot commit to the table (compaction and expiry fail). Synchronise the "
-                        "hosts' clocks",
+                        "table %s was changed by a host whose clock is %d s ahead of this host's clock. To keep the "
+                        "order, frazil gives newer changes even later times. Until this host's clock catches up, "
+                        "Spark, Trino and other JVM engines cannot commit to the table (compaction and expiry fail). "
+                        "Synchronise the hosts' clocks",
                         *(".".join(current.name()), ahead_ms // 1000),
                     )
             return made

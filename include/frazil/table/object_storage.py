@@ -54,7 +54,7 @@ class FsspecStore(ObjectStore):
 
     @property
     def _file_system(self) -> Any:
-        """The file system of the current thread, which must not share fsspec's clients."""
+        """The current thread's file system. Threads must not share fsspec's clients."""
         opened = self._opened
         # Renewable credentials are used until they expire, because a new client takes half a second of CPU.
         if opened is None or (self._renew is None and opened[0] != self._current_properties()):
@@ -70,7 +70,7 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._get_properties()).items())
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
-        """Call `action`, again with newer credentials if these have expired or are refused."""
+        """Call `action`. Calls it again with newer credentials if the first ones have expired or are refused."""
         try:
             with _translate_errors(path):
                 return action(self._file_system)
@@ -144,7 +144,7 @@ class FsspecStore(ObjectStore):
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files: up to 1,000 keys per request to S3, unless it refuses this, and otherwise one."""
+        """Delete files: in S3, up to 1,000 keys per request; elsewhere, or if S3 refuses this, one key per request."""
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, MAX_KEYS_PER_REQUEST)):
@@ -202,7 +202,7 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-    """Delete objects with one request per bucket, and return S3's errors by path, which s3fs ignores."""
+    """Delete objects with one request per bucket. Returns S3's errors by path, because s3fs ignores them."""
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
@@ -225,7 +225,7 @@ def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
 
 
 def _error_code(error: OSError) -> str | None:
-    """Return S3's error code, if any. s3fs only recognises the texts that AWS sends."""
+    """Return S3's error code, if any. s3fs itself only recognises the error texts that AWS sends."""
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None
@@ -234,7 +234,7 @@ def _error_code(error: OSError) -> str | None:
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:
-    """Return the modification time (ms), which each fsspec file system has under its own key."""
+    """Return the modification time (ms). Each fsspec file system has its own key for it."""
     for key in ("LastModified", "mtime", "last_modified", "updated"):
         modified = info.get(key)
         if isinstance(modified, str):

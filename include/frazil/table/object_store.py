@@ -34,7 +34,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a durable object if none exists. False may also mean that this call, repeated, wrote it."""
+        """Write a durable object if none exists. Returns False if one exists, perhaps written by a repeated request."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:

@@ -172,7 +172,7 @@ def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str
 
 
 def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """Return the properties with `${VARIABLE}` for each secret, or only the password of a database URL."""
+    """Replace each secret with `${VARIABLE}`. With `database_password`, keep a database URL except for its password."""
     shown = {
         key: value if _is_harmless(key, value) else _variable_reference(catalog, key)
         for key, value in properties.items()
@@ -196,7 +196,10 @@ def _is_harmless(key: str, value: str) -> bool:
 
 
 def _variable_reference(catalog: str, key: str) -> str:
-    """Return a reference to PyIceberg's environment variable: `__` stands for a dot, `_` for a hyphen."""
+    """Return `${VARIABLE}` for the environment variable from which PyIceberg reads the catalog's property `key`.
+
+    In the variable's name, `__` stands for a dot, and `_` for a hyphen.
+    """
     name = f"PYICEBERG_CATALOG__{catalog}__{key.replace('.', '__')}".upper()
     return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"
 

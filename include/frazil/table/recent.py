@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """A thread-safe cache of `limit` values, or of their weight with `weigh`, that evicts the value stored first."""
+    """A thread-safe cache that evicts the values stored first. `limit` is their number, or weight (`weigh`)."""
 
     def __init__(self, limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
         self._limit, self._weigh, self._weight = limit, weigh, 0

@@ -20,7 +20,7 @@ MAX_ERROR_CHARACTERS = 200
 
 
 def read_metadata(catalog: Catalog, path: str) -> TableMetadata | None:
-    """Read a metadata file; None if only a REST catalog's server can. Raises SpecError for other files."""
+    """Read a metadata file; None if only a REST catalog's server can read it. Raises SpecError for other files."""
     open_store(path, catalog.properties)  # raises the usual error for an unsupported scheme
     try:
         return FromInputFile.table_metadata(catalog._load_file_io(location=path).new_input(path))

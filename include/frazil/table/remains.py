@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 METADATA_SUFFIX = ".metadata.json"
 STATE_FOLDER = "_frazil"
-"""Keeps the state of streams, below a table's location."""
+"""The folder below a table's location that holds the state of streams."""
 _VERSION = re.compile(r"v?(\d+)")
 
 
@@ -121,7 +121,7 @@ def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
 
 
 def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> MetadataFile | None:
-    """Return the newest metadata file of the table with this UUID; others may have used its folder."""
+    """Return the newest metadata file of the table with this UUID. Other tables may have used the same folder."""
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read_metadata(store, file) for file in sorted(files, key=_version_and_time, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)

@@ -1,6 +1,6 @@
 """Handles columns that `frazil evolve` renamed or dropped while declarations and records use the old names. A table
-property stores these, and changes with the schema in one commit. An old name refers to the renamed column; that of a
-dropped column is ignored.
+property stores the old names. It changes in the same commit as the schema. The old name of a renamed column refers to
+the column; the name of a dropped column is ignored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""PyIceberg's client for REST catalogs, with timeouts and a check that responses are JSON. A read from an overloaded
-server is retried after its `Retry-After`; a commit never is: `frazil.commit.compare_and_swap` first checks whether it
-succeeded.
+"""PyIceberg's client for REST catalogs, with timeouts and a check that responses are JSON. If a server is overloaded, a
+read is retried after the server's `Retry-After`. A commit is never retried here, because
+`frazil.commit.compare_and_swap` must first check whether it succeeded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evolves the schema of an existing table to a declaration, or as a stream's records require."""
+"""Evolves the schema of an existing table to match a declaration, or a stream's records."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas, oldest first, from the one that an operator accepted (`ACCEPTED_SCHEMA`)."""
+    """Return the table's schemas, oldest first, from the one that an operator accepted (`ACCEPTED_SCHEMA`) on."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -74,7 +74,7 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
-    """Return the declaration with the column names since `frazil evolve`."""
+    """Return the declaration with the table's current column names. `frazil evolve` may have renamed columns."""
     if not (former := parse_former_columns(table.properties)):
         return declared
     schema = use_current_names(declared.schema, table.schema(), former)
@@ -84,7 +84,7 @@ def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema with frazil's own and relaxable columns as optional as the table's."""
+    """Return the declared schema. frazil's own columns and relaxable columns become optional if the table's are."""
     existing_fields = {field.name: field for field in existing.fields}
 
     def adapt_field(field: NestedField) -> NestedField:
@@ -112,7 +112,7 @@ def check_readable_schema(added: Schema, table: str) -> None:
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
-    """Return the undeclared top-level columns that a stream fills, as `gate: string`."""
+    """Return the undeclared top-level columns that a stream fills, in the form `gate: string`."""
     names = {column.name for column in spec.columns}
     # Building a schema is slow, and an open page calls this for many streams.
     if parse_former_columns(table.properties):

@@ -12,7 +12,7 @@ from frazil.table.object_store import IoProperties, ObjectStore
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """Return the store for a location, which calls `renew` for expired credentials. Raises SpecError."""
+    """Return the store for a location. It calls `renew` for expired credentials. Raises SpecError for other schemes."""
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:
         return LocalStore()

@@ -1,5 +1,6 @@
-"""Translates errors of object stores to frazil's errors, each with one sentence. Arrow's errors, for data files, only
-have a text; fsspec's include S3's response. A stream may restart after outages and expired credentials.
+"""Translates errors of object stores to frazil's errors, each with one sentence. Errors from Arrow, which accesses data
+files, contain only text; errors from fsspec contain S3's response. A stream may restart after outages and expired
+credentials.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error of Arrow or fsspec in staging; on a local disk only if it is full or read-only."""
+    """Translate an error of Arrow or fsspec in staging; None for a local disk unless it is full or read-only."""
     if urlsplit(folder).scheme not in OBJECT_STORES:
         if error.errno not in FULL_DISK_ERRORS | {errno.EROFS}:
             return None

@@ -20,7 +20,13 @@ from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
 from frazil.spec.former_columns import parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, table_identifier
+from frazil.table.declared import (
+    WRITTEN_VERSIONS,
+    DeclaredTable,
+    declared_dead_letters,
+    declared_table,
+    table_identifier,
+)
 from frazil.table.lost import explain_lost_table, find_remains
 from frazil.table.remains import STATE_FOLDER
 from frazil.table.schema_update import check_readable_schema, evolve_to, find_evolutions
@@ -32,14 +38,18 @@ CREATION_TIMEOUT_S = 1.0
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's table, created or safely evolved. Only warns of another partitioning or sort order. Raises
-    SpecError if an engine could not read a new column, TableLost if a new table would share a folder,
-    SchemaIncompatible, AccessDenied, CommitUnavailable.
+    """Return the stream's table, which is created or safely evolved first. Only logs a warning if partitioning or sort
+    order differ from the declaration. Raises SpecError if an engine could not read a new column, and TableLost if a new
+    table would share a folder. Also raises SchemaIncompatible, AccessDenied and CommitUnavailable.
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
     layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
-    for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
+    layout["format version"] = [str(table.metadata.format_version)]
+    terms = _layout_terms(declared.partitioning, declared.order, declared.schema)
+    if "format-version" in spec.table.properties:
+        terms["format version"] = [spec.table.properties["format-version"]]
+    for word, wanted in terms.items():
         if wanted and wanted != layout[word]:
             logger.warning(
                 "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
@@ -73,7 +83,7 @@ def check_existing_tables(spec: StreamSpec) -> None:
 
 
 def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if rows of the declared schema no longer fit both tables."""
+    """Raise SchemaIncompatible if rows of the declaration no longer fit the table or the dead-letter table."""
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
         _check_format_version(table)
         if missing := find_evolutions(table, declared, spec.name):
@@ -99,7 +109,7 @@ def data_location(table: Table) -> str:
 
 
 def state_location(table: Table, stream: str) -> str:
-    """Return `<location>/_frazil/<stream>`. Spark's remove_orphan_files ignores the underscore."""
+    """Return `<location>/_frazil/<stream>`. Spark's remove_orphan_files skips names that begin with an underscore."""
     return f"{table.location().rstrip('/')}/{STATE_FOLDER}/{stream}"
 
 
@@ -134,16 +144,16 @@ def _check_evolvable(table: Table) -> None:
 
 def _check_format_version(table: Table) -> None:
     version = table.metadata.format_version
-    if version != FORMAT_VERSION:
+    if version not in WRITTEN_VERSIONS:
         upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
         raise SchemaIncompatible(
-            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes version "
-            f"{FORMAT_VERSION}: {upgrade if version < FORMAT_VERSION else 'write to a new table'}"
+            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes versions "
+            f"{' and '.join(map(str, WRITTEN_VERSIONS))}: {upgrade if version < 2 else 'write to a new table'}"
         )
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table, and return it, even if another process was faster."""
+    """Create the namespace and the table. Returns the table, even if another process created it first."""
     check_readable_schema(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -159,7 +169,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
             location=declared.location,
             partition_spec=declared.partitioning,
             sort_order=declared.order,
-            properties=declared.properties,
+            properties={**declared.properties},  # PyIceberg removes the format version
         )
     except TableAlreadyExistsError:
         return catalog.load_table(declared.identifier)
@@ -172,7 +182,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
 
 
 def _wait_for_creation(catalog: Catalog, identifier: str) -> Table | None:
-    """Return a table that another process is creating, once the catalog has it, if in time."""
+    """Wait until the catalog has a table that another process is creating, and return it; None if it takes too long."""
     deadline_s = time.monotonic() + CREATION_TIMEOUT_S
     while time.monotonic() < deadline_s:
         time.sleep(0.1)

@@ -64,8 +64,8 @@ WRITER_STARTED = _gauge("writer.started.timestamp", "s", "When the writer starte
 BATCHES = _counter("batches", "{batch}", "Committed batches that had records.")
 RECORDS = _counter("records", "{record}", "Committed records, without dead letters.")
 DEAD_LETTERS = _counter("dead_letters", "{record}", "Records that became dead letters.")
-FILES = _counter("files", "{file}", "Data files that batches staged, before any merge.")
-WRITTEN = _counter("written", "By", "Size of the data files that batches staged, before any merge.")
+FILES = _counter("files", "{file}", "Data files that batches staged. Files that a merge writes are not counted.")
+WRITTEN = _counter("written", "By", "Size of the data files that batches staged, without files that a merge writes.")
 CPU = _counter(
     "cpu", "s", "CPU of batches: their tasks, and the writer's process and JVM, which streams of an application share."
 )
@@ -79,7 +79,9 @@ IN_TRANSACTIONS = _gauge(
     "transactions.offsets", "{offset}", "Offsets that wait for the end of a transaction, of Kafka or of the source."
 )
 FRESHNESS = _gauge(
-    "freshness", "s", "Largest possible age of the oldest waiting record, also in open transactions; 0 if none waits."
+    "freshness",
+    "s",
+    "Largest possible age of the oldest waiting record, including open transactions; 0 if no record waits.",
 )
 BACKPRESSURE = _gauge(
     "backpressure", "s", "Time by which the last batch exceeded the commit interval; 0 if no records wait."

@@ -58,7 +58,7 @@ def test_records_that_frazil_forget_deleted_are_not_missed(made: MadeStream) -> 
     made.begin()
     made.land({0: (10, 20)})
     (found,) = audit_stream(made.tables).findings
-    assert found.sentence == "10 rows are before the first commit record, at offset 10"
+    assert found.sentence == "cannot check 10 rows before offset 10, where the first commit record begins"
 
 
 def test_records_are_searched_past_one_that_a_clock_that_was_behind_dated() -> None:

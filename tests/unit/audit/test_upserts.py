@@ -31,7 +31,7 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
     keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
     inserted, deleted = _report_keys(MergeCounts(inserted=1, deleted=3), keys, spec, "orders")
-    again = "`frazil reset s --to earliest`, then a run, merges Kafka's records again"
+    again = "To merge Kafka's records again, run `frazil reset s --to earliest`, then start the stream"
     assert inserted.sentence == (
         f"1 key (ref a): each is not in the table, although Kafka's newest record of the key is not a delete. {again}"
     )
@@ -40,7 +40,7 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     assert deleted.sentence.startswith(
         "3 keys (ref b; ref c; …): each is in the table, although Kafka's newest record of the key is a delete"
     )
-    assert ("A change that is older than the delete" in deleted.sentence) == bool(order_by)
+    assert ("an older change in a later batch than the delete" in deleted.sentence) == bool(order_by)
 
 
 def test_offsets_that_were_committed_again_are_reported_for_their_topic_partition() -> None:
@@ -53,7 +53,8 @@ def test_offsets_that_were_committed_again_are_reported_for_their_topic_partitio
     (found,) = _report_offsets_read_again(Claims({("t", 0): once, ("t", 1): made_again, ("t", 2): thrice}))
     assert (found.kind, found.where, found.count, found.kind.is_wrong) == (FindingKind.READ_AGAIN, "t-2", 26, False)
     assert found.sentence == (
-        "26 offsets were committed more than once, as after a reset: changes and dead letters count each time"
+        "26 offsets were committed more than once, for example after a reset: "
+        "their changes and dead letters are counted each time"
     )
 
 

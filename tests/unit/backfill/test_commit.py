@@ -22,6 +22,7 @@ from frazil.commit.backfill_marker import (
     read_backfill,
 )
 from frazil.commit.backfill_records import BackfillRecord, published_records
+from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.commit.history import Period
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import late_rows
@@ -31,7 +32,6 @@ from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.objects import ActionLog, HistoryStore
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry

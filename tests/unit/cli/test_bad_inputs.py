@@ -162,7 +162,7 @@ def test_a_writer_in_the_foreground_is_not_said_to_be_stopped(run: Run, streams:
     with WriterLock(run_folder("rides")):
         for command in ("pause rides", "restart rides"):
             code, said = run(command, streams)
-            assert (code, f"in the foreground and continues until it is ended there (Ctrl-C, or `kill {os.getpid()}`"
+            assert (code, f"continues until you end it in its terminal (Ctrl-C, or `kill {os.getpid()}`"
                     in said) == (0, True)  # fmt: skip
         assert "it runs in the foreground" in run("resume rides", streams)[1]
     assert "rides is paused; no writer runs. No supervisor starts one" in run("pause rides", streams)[1]

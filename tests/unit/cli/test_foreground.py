@@ -166,7 +166,7 @@ def test_what_lives_says_what_is_waited_for_and_what_was_read():
     staging = heartbeat(Phase.STAGING, epoch=3, batch=7, batch_records=50_000)
     assert live_text(staging, now_ms=0) == "batch 3-7: 50,000 records read (0.0 s)"
     merging = heartbeat(Phase.COMMITTING, epoch=3, batch=7, merged_rows=900)
-    assert live_text(merging, now_ms=0) == "batch 3-7: 900 rows read to merge it (0.0 s)"
+    assert live_text(merging, now_ms=0) == "batch 3-7: merging, 900 rows read (0.0 s)"
 
 
 def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -24,7 +24,7 @@ from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
 SAID = "the table demo.made is not in the catalog 'default', but its location"
-SAID_OF_ANOTHER = "table demo.made is not the table that the stream wrote to, up to epoch 1"
+SAID_OF_ANOTHER = "table demo.made is not the table that the stream wrote to"
 
 
 @pytest.fixture

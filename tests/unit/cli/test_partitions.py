@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.errors import FrazilError, SpecError
-from frazil.signals.completion import GateOutcome, assess_table, signal_windows
+from frazil.operations.fetch import fetch_windows
+from frazil.signals.completion import MAX_SIGNAL_DELAY_US, GateOutcome, assess_table, signal_windows
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -59,9 +60,22 @@ def found(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_before_the_first_check_it_says_so(made: MadeStream, tmp_path: Path) -> None:  # noqa: ARG001
-    assert (
-        "No window is signalled: the DAG frazil_partitions_demo.made has not run." in call(tmp_path, "demo.made").stdout
-    )
+    said = call(tmp_path, "demo.made").stdout
+    assert "signalled  nothing yet" in said
+    assert "delay      no window is signalled: the DAG frazil_partitions_demo.made has not run" in said
+
+
+def test_a_dag_that_is_behind_is_named_as_on_the_page(made: MadeStream, tmp_path: Path) -> None:
+    signal_all(made)
+    due_us = DAY + 25 * HOUR + MAX_SIGNAL_DELAY_US
+    made.land({0: (25, 26)}, times=EventTimes({0: due_us - 1}))
+    assert "is behind" not in call(tmp_path, "demo.made").stdout, "the DAG checks every minute"
+    made.land({0: (26, 27)}, times=EventTimes({0: due_us}))
+    delay = "signalled to 2013-12-31T00:00:00Z: the DAG frazil_partitions_demo.made is behind"
+    assert f"delay      {delay}" in call(tmp_path, "demo.made").stdout
+    windows = fetch_windows([made.spec])
+    assert windows is not None
+    assert found(tmp_path)["delay"] == windows.unsignalled == delay
 
 
 def test_it_says_what_is_complete_and_what_the_next_window_waits_for(made: MadeStream, tmp_path: Path) -> None:
@@ -86,7 +100,7 @@ def test_a_day_is_sent_again_hour_by_hour(made: MadeStream, tmp_path: Path) -> N
     said = found(tmp_path, "--send-again", "2013-12-30")
     assert [s["number"] for s in said["signals"]] == list(range(25, 49))
     assert {(s["revision"], s["note"].split(" by ")[0]) for s in said["signals"]} == {(1, "sent again")}
-    with pytest.raises(SpecError, match=r"2013-12-31T00, .* of demo.made again, because it was not signalled yet"):
+    with pytest.raises(SpecError, match=r"of demo.made again that were never signalled: 2013-12-31T00, "):
         call(tmp_path, "demo.made", "--send-again", "2013-12-31")
     refused = call(tmp_path, "demo.made", "--send-again", "2013-12-30T05")
     assert (refused.exit_code, "give 2013-12-30" in refused.output) == (2, True)

@@ -409,9 +409,9 @@ def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):
 def test_after_a_reset_a_writer_that_runs_is_waited_for_before_the_next_one_starts(writer: ProcessState, command: str):
     said = describe_next_step("ticks", 4, writer)
     assert "It exits with 13 (Fenced) within a minute" in said
-    assert said.endswith(f"Only after that, `frazil {command} ticks` continues there.")
+    assert said.endswith(f"Only after that, `frazil {command} ticks` continues at the new position.")
     assert describe_next_step("ticks", 4, ProcessState.ENDED).endswith(
-        "`frazil resume ticks`, or `frazil run ticks`, continues there."
+        "`frazil resume ticks`, or `frazil run ticks`, continues at the new position."
     )
 
 

@@ -54,6 +54,13 @@ def test_a_type_that_only_an_existing_table_may_have_is_a_warning(declare: Decla
     assert "schema._File: 'string': has the name of one of Iceberg's metadata columns" in line
 
 
+def test_readers_of_format_version_3_are_named_before_the_table_is_made(declare: Declare, tmp_path: Path) -> None:
+    declare(table={"identifier": "demo.rides", "properties": {"format-version": 3}})
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "table.properties.format-version: '3': makes a new table that fewer engines read" in result.stderr
+
+
 def test_what_the_writer_would_refuse_at_its_start_is_an_error(declare: Declare, tmp_path: Path) -> None:
     maps = {"a": "map<int, string>", "b": "struct<c: list<map<date, map<uuid, int>>>>", "d": "map<string, int>"}
     declare(schema={"departed": "timestamptz not null", **maps})

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that gives the answers of a cluster's API."""
+"""An HTTP server on loopback that responds like a cluster's API."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 class Answer:
     status: int = 200
     body: Any = None
-    """An object is sent as JSON, a text as it is."""
+    """A string is sent as it is; other values are sent as JSON."""
     headers: dict[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
 
 
 @dataclass
 class Api:
-    """`answers` by method and path, without the query; all else is 404, as JSON."""
+    """`answers` has responses by method and path, without the query. All other requests get 404, as JSON."""
 
     address: str
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
@@ -60,12 +60,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: Any) -> None:
-        """A client that does not trust it goes away."""
+        """Ignore clients that disconnect because they do not trust the server."""
 
 
 @pytest.fixture
 def apis() -> Iterator[Any]:
-    """`apis()` starts one more server; with a TLS context, it is secured."""
+    """`apis()` starts another server; with a TLS context, it serves over TLS."""
     servers: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
 
     def start(secure: ssl.SSLContext | None = None) -> Api:

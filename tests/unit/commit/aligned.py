@@ -1,4 +1,4 @@
-"""A stream with `commit.align: watermark`, and what must hold of it after each step."""
+"""A stream with `commit.align: watermark`, and checks of what must hold after each of its steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BRANCH = open_branch_name("events")
 LATENESS = 30
 ALIGN = Alignment("ts", Grain.HOUR, lateness_us=LATENESS * 60_000_000)
 FAR = 3 * 24 * 60
-"""Minutes ahead of all clocks: rows of a clock that no one believes."""
+"""Event times from here on, in minutes, are too far in the future to count for the watermark."""
 
 Row = tuple[int, int]
 
@@ -52,7 +52,7 @@ def micros(minute: int) -> int:
 
 @dataclasses.dataclass
 class Aligned:
-    """A stream of two partitions, whose records have event times in minutes since `BEGAN`, or none."""
+    """A stream of two partitions. Its records have event times in minutes since `BEGAN`, or none."""
 
     world: Any
     log: dict[int, list[int | None]] = dataclasses.field(default_factory=lambda: defaultdict(list))
@@ -69,7 +69,7 @@ class Aligned:
         self.committer = self.world.begin()
 
     def stage(self, minutes: Sequence[Sequence[int | None]], idle: frozenset[tuple[str, int]] = frozenset()) -> Journal:
-        """Produce records to each partition, and stage all that is unread."""
+        """Produce records to each partition, and stage all unread records."""
         marker = self.world.marker()
         ranges, rows, newest = {}, [], {}
         for p, produced in zip((0, 1), [*minutes, [], []], strict=False):
@@ -113,7 +113,7 @@ class Aligned:
         return self.world.rows(snapshot_id=head) if head else []
 
     def check(self) -> None:
-        """Each row of what is committed once; windows that are complete whole in main, and of open ones nothing."""
+        """Check that each committed row exists once: in main if its window is complete, else on the open branch."""
         marker, main, waiting = self.world.marker(), self.main(), self.waiting()
         assert self.head() == marker.open_snapshot_id
         committed = {(p, o) for p in self.log for o in range(marker.offsets[TOPIC, p])}
@@ -122,29 +122,30 @@ class Aligned:
             assert (row in waiting) == self.waits(self.log[row[0]][row[1]], marker), row
 
     def waits(self, minute: int | None, marker: Marker) -> bool:
-        """Whether a row's window is open: by the marker alone, in other words than the code's."""
+        """Return whether a row's window is open, computed from the marker alone, and differently from the real code."""
         if minute is None or (minute >= FAR and marker.max_event_times_us):
             return False
         return marker.watermark_us is None or marker.watermark_us < micros((minute // 60 + 1) * 60 + LATENESS)
 
     def check_storage(self) -> None:
-        """Nothing is missing that a snapshot of either branch needs, and nothing is left over."""
+        """Check that every file that a snapshot of either branch needs exists, and no other."""
         table = self.world.load()
         assert referenced_paths(table) >= self.world.parquet_files()
         assert self.world.used_manifests() == self.world.manifests()
 
 
-def aligned_in(folder: Path) -> Aligned:
-    """A stream by the hour in a catalog and folder of its own."""
+def aligned_in(folder: Path, *, version: int = 2) -> Aligned:
+    """Return a stream whose table is partitioned by hour, in its own catalog and folder."""
     inner = SqlCatalog("lake", uri=f"sqlite:///{folder}/hourly.db", warehouse=(folder / "hourly").as_uri())
     inner.create_namespace("demo")
-    inner.create_table("demo.events", SCHEMA, partition_spec=BY_HOUR)
+    properties = {"format-version": str(version)}
+    inner.create_table("demo.events", SCHEMA, partition_spec=BY_HOUR, properties=properties)
     inner.create_table("demo.events_dead_letters", DEAD_LETTER_SCHEMA)
     return Aligned(World(FaultyCatalog(inner), folder))
 
 
 def expire(stream: Aligned) -> None:
-    """All snapshots but the heads go, with every manifest and file that only they used."""
+    """Expire all snapshots except the heads, and delete the manifests and files that only they used."""
     world = stream.world
     table = world.load()
     heads = {ref.snapshot_id for ref in table.metadata.refs.values()}

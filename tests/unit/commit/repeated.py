@@ -1,4 +1,4 @@
-"""A stream with dedupe on a real catalog: candidates are staged by hand and committed by the real committer."""
+"""A stream with `dedupe` in a real catalog. The test stages candidates by hand; the real committer commits them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Rows = Sequence[tuple[int, int]]
 
 @dataclass
 class RepeatedWorld(World):
-    """Rows have the offsets in which they were staged."""
+    """A stream with `dedupe`. Rows get consecutive offsets in the order in which they are staged."""
 
     table: str = "demo.hits"
     dead_letter_table: str = "demo.hits_dead_letters"
@@ -66,7 +66,7 @@ class RepeatedWorld(World):
         return dataclasses.replace(super().view(), merging=merging)
 
     def arrive(self, committer: Committer, rows: Rows) -> Journal:
-        """Stage rows, several files of them, and write their journal."""
+        """Stage rows in several files, and write their journal."""
         marker = self.marker()
         key = BatchKey(committer.epoch, marker.at.batch + 1)
         start = marker.offsets["events", 0]
@@ -99,7 +99,7 @@ class RepeatedWorld(World):
         return tuple(dataclasses.replace(file, content="candidates") for file in found)
 
     def offsets(self) -> list[int]:
-        """Offsets of the table's rows."""
+        """Return the offsets of the table's rows, sorted."""
         return sorted(self.load().scan().to_arrow()["kafka_offset"].to_pylist())
 
     def summary(self) -> dict[str, str]:
@@ -109,7 +109,7 @@ class RepeatedWorld(World):
         return {"operation": head.summary.operation.value, **head.summary.additional_properties}
 
     def append_hits(self, rows: Rows, *, offset: int) -> None:
-        """Another writer's rows."""
+        """Append rows of another writer."""
         table = self.load()
         made = [
             {"id": number, "at": minute * MINUTE_US, "kafka_topic": "other", "kafka_partition": 0,
@@ -119,7 +119,7 @@ class RepeatedWorld(World):
         table.append(pa.Table.from_pylist(made, schema=table.schema().as_arrow()))
 
     def needed_files(self) -> set[str]:
-        """The data files of all snapshots."""
+        """Return the data files of all snapshots."""
         table = self.load()
         return {
             entry.data_file.file_path.removeprefix("file://")
@@ -130,7 +130,7 @@ class RepeatedWorld(World):
 
 
 def kept_of(rows: Sequence[tuple[int, int, int]], there: Sequence[tuple[int, int]] = ()) -> list[int]:
-    """The rule as a loop: the offsets of rows (offset, key, minute) that are kept next to those that are present."""
+    """Return the offsets of the rows (offset, key, minute) that the rule keeps next to the rows `there`."""
     kept, offsets = list(there), []
     for offset, number, minute in rows:
         if not any(k == number and abs(m - minute) * MINUTE_US <= WITHIN_US for k, m in kept):
@@ -142,7 +142,7 @@ def kept_of(rows: Sequence[tuple[int, int, int]], there: Sequence[tuple[int, int
 def repeated_world(
     catalog: FaultyCatalog, folder: Path, spec: PartitionSpec = BY_HOUR, *, parallelism: int = 1
 ) -> RepeatedWorld:
-    """A stream whose tables are there and empty."""
+    """Return a stream whose tables are empty."""
     catalog.inner.create_table("demo.hits", SCHEMA, partition_spec=spec)
     catalog.inner.create_table("demo.hits_dead_letters", DEAD_LETTER_SCHEMA, partition_spec=DEAD_LETTER_PARTITION_SPEC)
     return RepeatedWorld(catalog, folder, parallelism=parallelism)

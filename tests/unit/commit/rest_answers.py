@@ -1,4 +1,4 @@
-"""A REST catalog in front of another one, which answers some commits as real ones do when they will not, or cannot."""
+"""A REST catalog in front of another catalog. It can refuse commits, or report an error after a commit succeeded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyiceberg.table import CommitTableRequest
 
 
 class RestAnswers:
-    """`commits` are the next commits' answers: a status before anything is done, or one below 0 after it was done."""
+    """`commits` has the next commits' status codes. A negative one is returned after the commit was done."""
 
     def __init__(self, inner: SqlCatalog) -> None:
         self.inner = inner
@@ -54,7 +54,7 @@ def _answer(metadata: Any, location: str) -> dict[str, Any]:
 
 @contextmanager
 def rest_catalog(answers: RestAnswers) -> Iterator[RestCatalog]:
-    """PyIceberg's own client of it."""
+    """Serve the catalog. Yields PyIceberg's REST client for it."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

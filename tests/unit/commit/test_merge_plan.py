@@ -35,7 +35,7 @@ from pyiceberg.types import (
 
 from frazil.commit import merge_plan
 from frazil.commit.manifest_writing import ManifestLayout, write_added
-from frazil.commit.merge_plan import PATH_FIELD_ID, plan_merge
+from frazil.commit.merge_plan import plan_merge
 from frazil.commit.merging_modes import UPSERT_MODE
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.staging_targets import target_table
@@ -44,6 +44,7 @@ from frazil.ingest.changes import CHANGE
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
+from frazil.merge.deletion_vectors import PATH_ID
 from tests.unit.commit.upserts import BY_REGION, WHOLE, upsert_world
 
 KEY = MergeRules(("id",))
@@ -209,8 +210,8 @@ def _delete_file(number, *, of=None, content=DataFileContent.POSITION_DELETES, k
         partition=Record(),
         record_count=3,
         file_size_in_bytes=100,
-        lower_bounds={PATH_FIELD_ID: path} if of else {},
-        upper_bounds={PATH_FIELD_ID: path} if of else {},
+        lower_bounds={PATH_ID: path} if of else {},
+        upper_bounds={PATH_ID: path} if of else {},
         equality_ids=[1] if content is DataFileContent.EQUALITY_DELETES else None,
     )
     file.spec_id = 0

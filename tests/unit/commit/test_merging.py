@@ -14,7 +14,6 @@ from frazil.commit.merging import MergeConfig
 from frazil.commit.merging_modes import UPSERT_MODE
 from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
-from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE, UPSERT
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
@@ -195,15 +194,6 @@ def test_changes_go_once_they_are_merged_and_what_a_dead_attempt_merged_goes_too
 
     assert bucketed.accounts() == {**{k: v for k, v in FIRST if k > 1}, 0: ("us", 100)}
     assert bucketed.parquet_files() == bucketed.needed_files()
-
-
-def test_a_table_of_another_format_version_is_refused(bucketed, monkeypatch):
-    committer = bucketed.begin()
-    journal = bucketed.change(committer, FIRST)
-    monkeypatch.setattr("frazil.commit.merge_plan.FORMAT_VERSION", 3)
-
-    with pytest.raises(SchemaIncompatible, match="has format version 2"):
-        committer.commit(journal)
 
 
 def test_a_renamed_column_between_plan_and_swap_is_met(bucketed, catalog):

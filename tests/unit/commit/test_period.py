@@ -22,11 +22,11 @@ from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, merge_ranges
 from frazil.audit.stream_audit import audit_stream
+from frazil.commit.expiry import Pins, plan_expiry
 from frazil.commit.history import HOUR_MS, Period, complete_hours, last_period, period_between
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance.expiry import Pins, plan_expiry
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Expiry

@@ -1,4 +1,4 @@
-"""An upsert stream on a real catalog: changes are staged by hand, merged and committed by the real committer."""
+"""An upsert stream in a real catalog. The test stages changes by hand; the real code merges and commits them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SPEC = StreamSpec.model_validate(
         "key": "id",
     }
 )
-"""The declaration of such a stream, where something asks for one."""
+"""A declaration of an upsert stream, for functions that need one."""
 
 Row = tuple[str, int | None]
 Changes = Sequence[tuple[int, Row | None]]
@@ -61,7 +61,7 @@ Changes = Sequence[tuple[int, Row | None]]
 
 @dataclass
 class UpsertWorld(World):
-    """`rows_by_id` is what the table must have after every batch."""
+    """An upsert stream whose merges run in this process."""
 
     table: str = "demo.accounts"
     dead_letter_table: str = "demo.accounts_dead_letters"
@@ -81,7 +81,7 @@ class UpsertWorld(World):
         return dataclasses.replace(super().view(), merging=merging)
 
     def change(self, committer: Committer, changes: Changes) -> Journal:
-        """Stage changes, several files of them, and write their journal."""
+        """Stage changes in several files, and write their journal."""
         marker = self.marker()
         key = BatchKey(committer.epoch, marker.at.batch + 1)
         start = marker.offsets["events", 0]
@@ -127,14 +127,14 @@ class UpsertWorld(World):
         }
 
     def accounts(self, **scan: Any) -> dict[int, Row]:
-        """The table's rows; fails if a key has two."""
+        """Return the table's rows by key. Fails if a key has two rows."""
         rows = self.load().scan(**scan).to_arrow().to_pylist()
         found = {row["id"]: (row["region"], row["amount"]) for row in rows}
         assert len(found) == len(rows)
         return found
 
     def append_accounts(self, rows: Mapping[int, Row]) -> None:
-        """Another writer's rows."""
+        """Append rows of another writer."""
         table = self.load()
         made = [{"id": number, "region": region, "amount": amount} for number, (region, amount) in rows.items()]
         table.append(pa.Table.from_pylist(made, schema=table.schema().as_arrow()))
@@ -152,7 +152,7 @@ class UpsertWorld(World):
         return sum(len(m.fetch_manifest_entry(self.load().io)) for m in manifests)
 
     def needed_files(self) -> set[str]:
-        """The data and delete files of all snapshots."""
+        """Return the data and delete files of all snapshots."""
         table = self.load()
         return {
             entry.data_file.file_path.removeprefix("file://")
@@ -163,13 +163,21 @@ class UpsertWorld(World):
 
 
 def maintained() -> MaintainedTable:
-    """The table, as its maintenance sees it."""
+    """Return the table as maintenance sees it."""
     return find_maintained([SPEC], SPEC.table.identifier)
 
 
-def upsert_world(catalog: FaultyCatalog, folder: Path, spec: PartitionSpec = BY_BUCKET, **settings: Any) -> UpsertWorld:
-    """A stream whose tables are there and empty."""
-    catalog.inner.create_table("demo.accounts", SCHEMA, partition_spec=spec)
+def upsert_world(
+    catalog: FaultyCatalog,
+    folder: Path,
+    spec: PartitionSpec = BY_BUCKET,
+    *,
+    version: int = 2,
+    **settings: Any,
+) -> UpsertWorld:
+    """Return a stream whose tables are empty."""
+    properties = {"format-version": str(version)}
+    catalog.inner.create_table("demo.accounts", SCHEMA, partition_spec=spec, properties=properties)
     catalog.inner.create_table(
         "demo.accounts_dead_letters", DEAD_LETTER_SCHEMA, partition_spec=DEAD_LETTER_PARTITION_SPEC
     )

@@ -1,6 +1,7 @@
-"""A table with a column of every type in every nesting, and rows with the extremes of each, on a real catalog.
+"""A table in a real catalog with a column of every type in every nesting, and rows with the extremes of each type.
 
-Rows below `CHANGED` are never changed. What is right is what DuckDB reads of them in a file that PyArrow alone wrote.
+Rows below `CHANGED` are never changed. The expected values are those that DuckDB reads from a file that PyArrow wrote
+without frazil.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from frazil.table.branches import head_of
 from tests.unit.commit.conftest import FaultyCatalog, World
 
 CHANGED = 100
-"""Keys from here on are those that changes touch."""
+"""Changes affect only keys from here on."""
 FIRST_OFFSET = 1_000_000
 DAY = datetime(2024, 5, 1, tzinfo=UTC)
 
@@ -100,7 +101,7 @@ NESTINGS = ("plain", "struct", "list", "map", "key", "list_struct", "map_struct"
 
 
 def column(nesting: str, name: str, ids: Iterator[int]) -> tuple[IcebergType, list[Any]]:
-    """A type in a nesting, and values of it: null, empty ones, ones of nulls, and one of each extreme."""
+    """Return a type in a nesting, and its values: null, empty ones, ones with nulls, and one for each extreme."""
     kind, extremes = EXTREMES[name]
 
     def of(inner: IcebergType) -> StructType:
@@ -134,7 +135,7 @@ def column(nesting: str, name: str, ids: Iterator[int]) -> tuple[IcebergType, li
 
 
 def schema_of(place: str, key: str, types: Collection[str]) -> tuple[Schema, dict[str, list[Any]]]:
-    """The schema with a partition source of a type and a key of another, and the values of each column."""
+    """Return a schema with a partition source and a key of the given types, and the values of each column."""
     ids = count(1)
     fields = [
         NestedField(1000 + next(ids), "id", LongType(), required=True),
@@ -166,9 +167,9 @@ class ValuedWorld(World):
     live: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """What the table must have, by `id`."""
     listed: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    """What manifests said first of each file."""
+    """The first manifest entry of each file, and the first list entry of each manifest."""
     texts: dict[str, list[tuple[Any, ...]]] = dataclasses.field(default_factory=dict)
-    """What DuckDB read of each file."""
+    """The rows that DuckDB has read from each file."""
 
     def __post_init__(self) -> None:
         self.starts = {("events", 0): FIRST_OFFSET}
@@ -176,7 +177,7 @@ class ValuedWorld(World):
 
     @property
     def rows_of_each(self) -> int:
-        """The number of rows that have every value of every column."""
+        """The number of rows after which every value of every column has occurred."""
         return max(map(len, self.values.values()))
 
     def row(self, number: int, shift: int = 0) -> dict[str, Any]:
@@ -194,7 +195,7 @@ class ValuedWorld(World):
         return MergeConfig(lambda _: rules)
 
     def batch(self, rows: Sequence[dict[str, Any]], content: Content, *, align: Alignment | None = None) -> None:
-        """Begin an epoch, stage, journal, commit and sweep one batch."""
+        """Begin an epoch; then stage, journal, commit and sweep one batch."""
         self.drops_repeats = content == "candidates"
         self.tables = dataclasses.replace(self.view(), merging=self._merging(), align=align)
         committer = self.begin()
@@ -244,7 +245,7 @@ class ValuedWorld(World):
         self._put([row for row in rows if row["id"] not in self.live])
 
     def wait_and_publish(self, rows: Sequence[dict[str, Any]]) -> None:
-        """The rows wait on the open branch until a writer without alignment moves them."""
+        """Let the rows wait on the open branch until a writer without alignment moves them to main."""
         self.batch(rows, "data", align=Alignment("at", Grain.DAY, lateness_us=86_400_000_000))
         assert open_branch_name(self.stream) in self.load().metadata.refs
         self.batch([], "data")
@@ -291,7 +292,7 @@ class ValuedWorld(World):
     # What the table has
 
     def check(self) -> None:
-        """Each row is in the table once, and as it was sent; each file's partition values are those of its rows."""
+        """Check that each row is in the table once, as it was sent, and in a file with the row's partition values."""
         expected = self._expected()
         found: dict[int, tuple[Any, ...]] = {}
         for entry in self.entries("data"):
@@ -311,7 +312,7 @@ class ValuedWorld(World):
         self.check_entries()
 
     def check_entries(self) -> None:
-        """Each file is listed as it was at first, with each field that its writer gave it."""
+        """Check that each file's manifest entry is the same as at first, with every field that its writer set."""
         for content in ("data", "deletes"):
             for entry in self.entries(content):
                 said = {name: value for name, value in sorted(entry.items()) if value is not None}
@@ -345,7 +346,7 @@ class ValuedWorld(World):
         return [row for place, row in enumerate(self._texts(bare_path(path))) if place not in gone]
 
     def _texts(self, path: str) -> list[tuple[Any, ...]]:
-        """`id`, and the other columns as DuckDB's texts, in the order of the file."""
+        """Return `id`, and the other columns as text from DuckDB, in the order of the file."""
         if path not in self.texts:
             columns = ", ".join(f"CAST({name} AS VARCHAR)" for name in self.values)
             with duckdb.connect(config={"threads": 1}) as connection:
@@ -355,7 +356,7 @@ class ValuedWorld(World):
         return self.texts[path]
 
     def entries(self, content: str) -> list[dict[str, Any]]:
-        """The live files of one content, read by another Avro reader than PyIceberg's."""
+        """Return the live files of one content, read with another Avro reader than PyIceberg's."""
         head = head_of(self.load().metadata)
         assert head is not None
         wanted = 0 if content == "data" else 1
@@ -367,7 +368,7 @@ class ValuedWorld(World):
 
 
 def wider_than(kind: IcebergType) -> IcebergType | None:
-    """What a column is widened to. DuckDB prints a float as a double otherwise."""
+    """Return the type to which a column is widened, or None. Floats stay: DuckDB prints doubles differently."""
     if isinstance(kind, IntegerType):
         return LongType()
     return (
@@ -376,13 +377,13 @@ def wider_than(kind: IcebergType) -> IcebergType | None:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Built without casts of nested values."""
+    """Build an Arrow table without casts of nested values."""
     columns = [pa.array([row.get(f.name) for row in rows], stored(f.type)) for f in schema]
     return pa.table([as_declared(array, f.type) for array, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 def stored(kind: pa.DataType) -> pa.DataType:
-    """The type without UUIDs, which Arrow does not build in nested values."""
+    """Return the type with UUIDs as their storage type, because Arrow cannot build UUIDs in nested values."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     if not pa.types.is_nested(kind):
@@ -424,7 +425,7 @@ def records(path: str) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A value that equals another only if both have the same bits."""
+    """Return a value that equals another value only if both have the same bits."""
     if isinstance(value, float):
         return struct.pack("<d", value)
     if isinstance(value, UUID):
@@ -443,7 +444,7 @@ def valued_world(  # noqa: PLR0913 - what a table is made of
     types: Collection[str] = EXTREMES.keys(),
     location: str | None = None,
 ) -> ValuedWorld:
-    """A stream whose tables are empty, partitioned by the day and by a transform of `p` or of the key's `k`."""
+    """Return a stream with empty tables, partitioned by day and by a transform of `p`, or of the key `k`."""
     schema, values = schema_of(place, key, types)
     by_id = {field.name: field.field_id for field in schema.fields}
     parts = [PartitionField(by_id["at"], 1000, DayTransform(), "at_day")]

@@ -1,4 +1,4 @@
-"""A launcher whose writer is a real process, and is ended with the test."""
+"""A launcher that starts a real process as the writer. The process ends with the test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ event-time: ts
 
 
 class WriterAtHand:
-    """A launcher of the fake writer, and what its run folder shows."""
+    """A launcher of the fake writer, and the contents of its run folder."""
 
     def __init__(self, home: Path, streams: Path) -> None:
         self.home, self.streams = home, streams

@@ -1,10 +1,14 @@
-"""A writer that reads no Kafka, but keeps every promise that a writer makes to its supervisor.
+"""A writer that does not read Kafka, but keeps every promise that a writer makes to its supervisor.
 
-It takes its declaration's fingerprint from its launch: reading the file takes longer than all else at its start.
-It beats into its run folder, commits a batch every 0.2 s, ends with 0 on SIGTERM once the current batch is committed,
-and does what `<FRAZIL_HOME>/orders-<name>.json` says: `{"exit": 11, "error": "..."}` ends it, `{"hang": true}` stops
-all advance, `{"crash-at-start": true}` ends it before its first batch, `{"batch-seconds": 5}` makes its batches long,
-`{"stall": "t-0"}` makes it say that this topic-partition holds it back.
+It takes its declaration's fingerprint from its launch, because reading the file would take most of its start time. It
+writes heartbeats to its run folder, and commits a batch every 0.2 s. After SIGTERM, it ends with 0 when the current
+batch is committed. It obeys `<FRAZIL_HOME>/orders-<name>.json`:
+
+- `{"exit": 11, "error": "..."}` ends it.
+- `{"crash-at-start": true}` ends it before its first batch.
+- `{"hang": true}` stops all progress.
+- `{"batch-seconds": 5}` makes its batches long.
+- `{"stall": "t-0"}` makes it report that this topic-partition holds it back.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_avro_columns_are_those_of_the_newest_version_and_of_the_ids_that_were_s
     assert (spec.units, spec.event_time.column) == ({"ended_ms": "ms"}, "at")
     assert "# either: no column type can store all values that the schemas allow" in text
     assert "tip: float    # in 1 of 2 schemas" in text
-    assert "columns come from 2 schemas (AVRO): those of t-value and of the sample's ids" in text
+    assert "columns come from 2 schemas (AVRO) in the registry: the subject t-value, and" in text
     assert "The registry does not have these schema ids of the sample: 9" in text
     assert "1 of these 11 would be dead letters: UnknownSchema 1" in text
 
@@ -151,7 +151,7 @@ def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest
     assert isinstance(away, RegistryUnavailable)
     assert str(away).startswith("the schema registry http://127.0.0.1:1 does not respond: ")
     assert str(away).endswith(
-        ". Nothing was inferred: fix that, or give another registry with --registry; see source.format.registry"
+        ". Nothing was inferred: fix this error, or give another registry with --registry; see source.format.registry"
     )
 
 
@@ -179,7 +179,7 @@ def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeR
     server.answers = {}
     _, spec = proposed(server, sample(*[b'{"a": 1}'] * 100))
     assert types(spec) == {"a": "int not null"}
-    with pytest.raises(SpecError, match=r"schema id \(7\).*Set it with --registry"):
+    with pytest.raises(SpecError, match=r"schema id \(7\).*the registry with --registry"):
         proposed(server, sample(*[framed(7, b"\x02\x04")] * 10))
 
 

@@ -1,4 +1,4 @@
-"""Real tables for staged files: a SQLite catalog, and the commit that a manifest entry needs."""
+"""Real tables for staged files: a SQLite catalog, and commits that turn staged files into manifest entries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlCatalog]:
 
 @pytest.fixture
 def make_table(catalog: SqlCatalog) -> MakeTable:
-    """`make_table(schema, spec, order, properties)` is a table of this test alone."""
+    """`make_table(schema, spec, order, properties)` creates a table for this test only."""
 
     def make(
         schema: Schema,
@@ -64,7 +64,7 @@ def target_of(table: Table, folder: str, target_file_bytes: int = 128 * 2**20) -
 
 @pytest.fixture
 def make_writer() -> MakeWriter:
-    """`make_writer(table)` writes the main rows of the first attempt of task 3."""
+    """`make_writer(table)` returns a writer of main rows, as in the first attempt of task 3."""
 
     def make(
         table: Table, target: Target = "main", *, target_file_bytes: int = 128 * 2**20, **options: Any
@@ -77,7 +77,7 @@ def make_writer() -> MakeWriter:
 
 @pytest.fixture
 def commit() -> Callable[[Table, Sequence[StagedFile]], Table]:
-    """`commit(table, files)` appends staged files through JSON, as a committer finds them in the journal."""
+    """`commit(table, files)` appends staged files, after converting them to JSON and back like a journal."""
 
     def append_all(table: Table, files: Sequence[StagedFile]) -> Table:
         with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:

@@ -50,8 +50,8 @@ def test_what_was_cast_is_counted_by_column() -> None:
     }  # fmt: skip
     assert decoded.drift.cast == {"a": 2, "c": 1}
     assert {r.index: r.error for r in decoded.rejections} == {
-        3: "b: true or false (boolean) is needed, this is the string 'true'",
-        2: "a: a whole number (int) is needed, this is the string 'x'",
+        3: "b: expected true or false (boolean), got the string 'true'",
+        2: "a: expected a whole number (int), got the string 'x'",
     }
 
 
@@ -156,7 +156,7 @@ def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
     values = [b"{}", b'{"a": {"b": [1, {"c": "4"}]}}', b'{"a": {"b": [1, {"c": "x"}]}}']
     decoded = decode(values, declared(columns))
     assert decoded.rows["x"].to_pylist() == [3, 4]
-    assert [r.error for r in decoded.rejections] == ["x: a whole number (int) is needed, this is the string 'x'"]
+    assert [r.error for r in decoded.rejections] == ["x: expected a whole number (int), got the string 'x'"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
     [
         ({"type": "timestamptz", "unit": "ms"}, '"007"', "1970-01-01 00:00:00.007000+00:00", 1),
         ({"type": "timestamptz", "unit": "us"}, '" +5 "', "1970-01-01 00:00:00.000005+00:00", 1),
-        ({"type": "timestamptz", "unit": "ms"}, '"1.5"', "x: a whole number (time in ms) is needed, this is the string '1.5'", 0),
+        ({"type": "timestamptz", "unit": "ms"}, '"1.5"', "x: expected a whole number (time in ms), got the string '1.5'", 0),
         ({"type": "timestamptz", "unit": "s"}, '"5.25"', "1970-01-01 00:00:05.250000+00:00", 0),
         ({"type": "timestamptz", "unit": "s"}, "5.0", "1970-01-01 00:00:05+00:00", 0),
         ({"type": "timestamptz", "unit": "s"}, '"007.5"', "1970-01-01 00:00:07.500000+00:00", 1),
@@ -175,7 +175,7 @@ def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
         ({"type": "decimal(5, 2)", "rounding": "half-up"}, "1e400", "x: 1e400 does not fit decimal(5, 2)", 0),
         ({"type": "long"}, "9007199254740993.0", "9007199254740993", 1),
         ({"type": "long"}, '"9223372036854775808"', "x: the number 9223372036854775808 is too big for long", 0),
-        ({"type": "long"}, '"0x10"', "x: a whole number (long) is needed, this is the string '0x10'", 0),
+        ({"type": "long"}, '"0x10"', "x: expected a whole number (long), got the string '0x10'", 0),
         ({"type": "double"}, '"1e400"', "x: the number 1e400 is too big for double", 0),
     ],
 )  # fmt: skip
@@ -224,7 +224,7 @@ def test_protobufs_numbers_are_numbers_although_its_json_mapping_writes_some_as_
         assert (decoded.rows.to_pylist(), decoded.drift.cast) == ([usual], {})
     columns = {"w": {"type": "boolean", "cast": "lenient"}, "n": {"type": "long", "null-if": [2**60], "default": 5}}
     decoded = decode([value], declared(columns, form))
-    assert [r.error for r in decoded.rejections] == ["w: true or false (boolean) is needed, this is the number 3"]
+    assert [r.error for r in decoded.rejections] == ["w: expected true or false (boolean), got the number 3"]
     message.w.value = 1
     decoded = decode([message.SerializeToString()], declared(columns, form))
     assert decoded.rows.select(["w", "n"]).to_pylist() == [{"w": True, "n": 5}]

@@ -208,7 +208,7 @@ def test_a_tombstone_is_a_dead_letter() -> None:
 
 def test_a_wrong_type_is_named_with_its_path() -> None:
     decoded = create_decoder("json", SCHEMA, {})(Chunk.of_values([b'{"id":1,"inner":{"a":"one"}}']))
-    assert decoded.rejections[0].error == "inner.a: a whole number (int) is needed, this is the string 'one'"
+    assert decoded.rejections[0].error == "inner.a: expected a whole number (int), got the string 'one'"
 
 
 @pytest.mark.parametrize(
@@ -508,9 +508,9 @@ MAPPED = Schema(
         (b'{"m":{"a":{"l":[1]},"b":{"d":1e400},"c":{"d":"x"}}}', "m.value.d: the number 1e400 is too big for double"),
         (
             b'{"m":{"a":{"l":[1]},"b":null,"c":{"l":[1,2.5]}}}',
-            "m.value.l.element: a whole number (long) is needed, this is the number 2.5",
+            "m.value.l.element: expected a whole number (long), got the number 2.5",
         ),
-        (b'{"m":{"a":{"d":NaN},"b":7}}', "m.value: an object is needed, this is the number 7"),
+        (b'{"m":{"a":{"d":NaN},"b":7}}', "m.value: expected an object, got the number 7"),
         (b'{"m":{"a":{"d":NaN,"l":["x"]}},"i":1,"i":2}', "i: given twice"),
         (b'{"i":NaN,"i":1}', "i: given twice"),
     ],
@@ -523,4 +523,4 @@ def test_the_text_quotes_the_value_inside_a_map_too(value: bytes, error: str) ->
 @pytest.mark.parametrize("value", [b"\x00", b"\x00\x00\x00\x00\x07", b"\x1f", b"\xff", b"}", b'"{"'])
 def test_bytes_that_are_like_nothing_known_are_no_object(value: bytes) -> None:
     (rejection,) = create_decoder("json", SCHEMA, {})(Chunk.of_values([value])).rejections
-    assert rejection.error.startswith("a JSON object is needed")
+    assert rejection.error.startswith("expected a JSON object")

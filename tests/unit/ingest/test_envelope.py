@@ -166,7 +166,7 @@ def test_an_update_that_changes_its_key_needs_each_value() -> None:
     [
         (event("t"), "Truncated", "op: t: the source's table was truncated"),
         (ROW, "NotAnEnvelope", "op: missing"),
-        (event("x", after=ROW), "NotAnEnvelope", "op: 'x': c, u, r, d, t or m is needed"),
+        (event("x", after=ROW), "NotAnEnvelope", "op: expected c, u, r, d, t or m, got 'x'"),
         (event("c"), "MissingRequired", "after: required, and missing or null"),
         (event("d"), "MissingRequired", "before: required, and missing or null; give the source's table a replica"),
         (event("u", after={**ROW, "id": None}), "MissingRequired", "after.id: required, and missing or null"),

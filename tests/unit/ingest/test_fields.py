@@ -66,17 +66,17 @@ def test_a_column_takes_the_field_at_its_path() -> None:
     [
         ({}, ("MissingRequired", "payload: required, and missing or null")),
         ({"payload": {"user": {}}}, ("MissingRequired", "id: required, and missing or null")),
-        ({"payload": {"user": 1}}, ("TypeMismatch", "payload.user: an object is needed, this is the number 1")),
+        ({"payload": {"user": 1}}, ("TypeMismatch", "payload.user: expected an object, got the number 1")),
         (
             {"payload": {"user": {"id": "x"}}},
-            ("TypeMismatch", "id: a whole number (long) is needed, this is the string 'x'"),
+            ("TypeMismatch", "id: expected a whole number (long), got the string 'x'"),
         ),
         (
             {"payload": {"user": {"id": 1}}, "row": [0, 5]},
-            ("TypeMismatch", "side: a string is needed, this is the number 5"),
+            ("TypeMismatch", "side: expected a string, got the number 5"),
         ),
-        ({"payload": {"user": {"id": 1}}, "items": [{"sku": 5}]}, ("TypeMismatch", "sku: a string is needed, this is the number 5")),
-        ({"payload": {"user": {"id": 1}}, "items": {"sku": "x"}}, ("TypeMismatch", "items: an array is needed, this is an object")),
+        ({"payload": {"user": {"id": 1}}, "items": [{"sku": 5}]}, ("TypeMismatch", "sku: expected a string, got the number 5")),
+        ({"payload": {"user": {"id": 1}}, "items": {"sku": "x"}}, ("TypeMismatch", "items: expected an array, got an object")),
         ({"payload": {"user": {"id": 1}}, "row": [0, "b", "1.234"]}, ("TypeMismatch", "price: 1.234 does not fit decimal(9, 2)")),
     ],
 )  # fmt: skip
@@ -239,8 +239,8 @@ def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
     }  # fmt: skip
     assert decoded.drift.cast == {"n": 1}
     assert [(r.index, r.error) for r in decoded.rejections] == [
-        (2, "payload: an object is needed, this is the string 'text'"),
-        (3, "id: a whole number (long) is needed, this is the string 'x'"),
+        (2, "payload: expected an object, got the string 'text'"),
+        (3, "id: expected a whole number (long), got the string 'x'"),
         (5, "id: given twice"),
     ]
     assert "is also read by the column payload" in problem({**columns, "r": {"type": "string", "from": "payload"}})

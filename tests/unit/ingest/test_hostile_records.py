@@ -225,4 +225,4 @@ def test_a_record_with_too_many_new_fields_adds_none_and_hides_none_of_the_other
     requested, (refused,) = requested_changes(drift)
     assert [change.path for change in requested] == [("zone",)]
     assert (refused.path, drift.records) == (("*",), 2)
-    assert f"more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns" in refused.reason
+    assert f"more than {MAX_OBJECT_FIELDS:,} undeclared fields of one object" in refused.reason

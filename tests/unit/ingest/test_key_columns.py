@@ -11,14 +11,15 @@ from typing import Any
 
 import fastavro
 import pytest
+from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.contract import OffsetRange
+from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.decode import DecodedChunk
-from frazil.ingest.shaper import Shaper
+from frazil.ingest.shaper import RecordDecoder, Shaper
 from frazil.ingest.stage_components import open_decoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
@@ -36,18 +37,25 @@ def stream(columns: Any, source: Any = None, folder: Path = Path(), **other: Any
     return validate_stream({**declared, **other}, folder / "s.yaml")
 
 
+def stage_context(spec: StreamSpec) -> StageContext:
+    schema, context = iceberg.table_schema(spec), context_of(spec)
+    if changes := change_rules(spec, schema, {}):
+        text = change_schema(schema, changes.key).model_dump_json()
+        main = dataclasses.replace(context.main, schema_json=text)
+        context = dataclasses.replace(context, changes=changes, targets={**context.targets, "main": main})
+    return dataclasses.replace(context, key_columns=key_columns(spec))
+
+
 def shaped(spec: StreamSpec, records: Sequence[tuple[Any, Any]]) -> DecodedChunk:
-    schema = iceberg.table_schema(spec)
-    changes = change_rules(spec, schema, {})
-    if changes:
-        schema = change_schema(schema, changes.key)
-    context = dataclasses.replace(context_of(spec), key_columns=key_columns(spec), changes=changes)
+    context = stage_context(spec)
+    schema = Schema.model_validate_json(context.main.schema_json)
     keys, values = (
         [v if isinstance(v, bytes | None) else json.dumps(v).encode() for v in c] for c in zip(*records, strict=True)
     )
     chunk = dataclasses.replace(Chunk.of_values(values), keys=BinaryColumn.of(keys))
     ranges = [OffsetRange("t", 0, 0, len(records))]
-    return Shaper(context, schema, ranges, decode=open_decoder(context, schema))(chunk)
+    decode = RecordDecoder(context, schema, open_decoder(context, schema))
+    return Shaper(context, schema, ranges, decode=decode)(chunk)
 
 
 def rows(found: DecodedChunk) -> dict[int, dict[str, Any]]:

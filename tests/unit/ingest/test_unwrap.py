@@ -40,7 +40,7 @@ def test_the_columns_are_taken_from_the_payload_and_each_error_names_its_column(
         {"id": 2, "s": None, "j": None, "r": None, "at": None},
     ]
     assert [(r.index, r.error_class, r.error) for r in decoded.rejections] == [
-        (2, "TypeMismatch", "id: a whole number (long) is needed, this is the string 'x'"),
+        (2, "TypeMismatch", "id: expected a whole number (long), got the string 'x'"),
         (3, "MissingRequired", "id: required, and missing or null"),
         (4, "MissingRequired", "payload: required, and missing or null"),
         (5, "MissingRequired", "payload: required, and missing or null"),

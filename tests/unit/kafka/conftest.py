@@ -1,4 +1,4 @@
-"""Tests of the client keep its own timeouts."""
+"""Turns off the short broker timeout of the other unit tests: tests of the client need its own timeouts."""
 
 from __future__ import annotations
 

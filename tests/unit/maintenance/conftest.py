@@ -1,4 +1,4 @@
-"""A home of its own for each test, with one stream, and no catalog but the embedded one."""
+"""A FRAZIL_HOME for each test, with one stream, and only the embedded catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream in a table by day, whose batches hold rows of the 30th, the 31st, and so on: a file of each."""
+"""A stream in a table partitioned by day. Each batch has one row for each day from the 30th on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY_US = 86_400_000_000
 FIRST_DAY_US = 16_069 * DAY_US
 """30 December 2013."""
 BEGIN_MS = 2_000_000_000_000
-"""Later than this machine's clock: no commit is older than its table."""
+"""Later than this machine's clock, so that no commit is older than its table."""
 YAML = """
 name: made
 source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
@@ -27,7 +27,7 @@ partition-by: [day(at)]
 
 
 def made_stream(folder: Path) -> MadeStream:
-    """Declared in the folder."""
+    """Declare the stream in the folder, and return it."""
     (folder / "made.yaml").write_text(YAML)
     stream = MadeStream(load_stream(folder / "made.yaml"), BEGIN_MS, partitions=1)
     stream.columns = day_by_day
@@ -42,7 +42,7 @@ def day_by_day(rows: int) -> Mapping[str, pa.Array]:
 
 
 def land(stream: MadeStream, batches: int, *, rows: int = 2) -> None:
-    """Land batches, a minute apart."""
+    """Land some batches, one minute apart."""
     if stream.committer is None:
         stream.begin()  # a commit of its own, with a time of its own
     marker = stream.tables.marker()

@@ -271,7 +271,7 @@ def test_shared_delete_files_are_worth_a_rewrite_from_one_for_ten_files_on():
     (one,) = plan(of(small=9, deletes=2, end_us=None)).rewrites
     assert one.applies_deletes
     assert (one.files, one.bytes) == (11, 2_090)
-    assert one.reason == "2 delete files are applied to 11 files by every reader"
+    assert one.reason == "every reader applies 2 delete files to 11 files"
     assert not plan(of(small=9, deletes=1)).rewrites[0].applies_deletes
 
 

@@ -17,9 +17,10 @@ from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import LongType, NestedField
 
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState
+from frazil.commit.expiry import ExpiryPlan, Pins, expirable_by_writers, plan_expiry
 from frazil.commit.marker import first_marker
 from frazil.kafka.identity import SourceIdentity
-from frazil.maintenance.expiry import ExpiryPlan, Pins, find_missing_defaults, plan_expiry
+from frazil.maintenance.expiry import find_missing_defaults
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
@@ -305,3 +306,31 @@ def test_what_nobody_has_set_of_the_metadata_files_is_set():
     }
     mine = {"write.metadata.delete-after-commit.enabled": "false"}
     assert find_missing_defaults(metadata([], properties=mine)) == {"write.metadata.previous-versions-max": "100"}
+
+
+@given(
+    st.lists(st.sampled_from(["append", "merge", "delete", "replace", "foreign"]), min_size=1, max_size=40),
+    st.sets(st.integers(1, 40)),
+    st.sets(st.integers(1, 40)),
+    st.integers(0, 40),
+)
+def test_writers_expire_only_what_is_planned_and_lose_track_of_no_data_file(kinds, tags, streams, unread_after):
+    """Each snapshot adds a file. Some also remove the oldest one, which Iceberg then finds only by a snapshot."""
+    said: dict[int, dict[str, str]] = {}
+    live: list[set[int]] = [set()]
+    for number, kind in enumerate(kinds, 1):
+        removes = kind in {"delete", "replace"} and live[-1]
+        live.append((live[-1] - {min(live[-1])} if removes else live[-1]) | {number})
+        operation = {"append": "append", "replace": "replace"}.get(kind, "overwrite")
+        said[number] = {"operation": operation, "frazil_windows": '{"0":1}'}
+        said[number] |= {"deleted_data_files": "1"} if removes else {}
+        said[number] |= {} if kind == "foreign" else {"frazil_stream": "s"}
+    total = len(kinds)
+    tags, streams = {t for t in tags if t <= total}, {s for s in streams if s <= total}
+    properties = {key: text for n in streams for key, text in marker(f"s{n}", n).items()}
+    found = metadata(line(total, said=said), refs={f"t{n}": n for n in tags}, properties=properties)
+    made = plan(found, unread_after=unread_after)
+    expired = {s.sequence_number for s in expirable_by_writers(made, found)}
+    assert expired <= set(gone(made))
+    left = [number for number in range(1, total + 1) if number not in expired]
+    assert set().union(*live) == set().union(*(live[number] for number in left))

@@ -27,4 +27,4 @@ def test_manifests_are_rewritten_where_there_are_many_and_half_of_them_would_do(
 def test_a_smaller_target_needs_more_of_them():
     plan = plan_manifests({0: (10, 1_000)}, Manifests(most=10), target_bytes=100)
     assert not plan.spec_ids
-    assert plan.sentence == "10 manifests would not be halved: their bytes need 10"
+    assert plan.sentence == "a rewrite would not halve 10 manifests: 10 would remain"

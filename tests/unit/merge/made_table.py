@@ -1,4 +1,4 @@
-"""A table as files on disk, merged into by the tasks of a batch, next to a dictionary that says what it must have."""
+"""A table as files on disk, without a catalog, into which tests merge batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class MadeTable:
-    """Files, with position deletes, of one Iceberg schema."""
+    """Data files with position deletes, of one Iceberg schema."""
 
     folder: Path
     schema: Schema
@@ -53,7 +53,7 @@ class MadeTable:
         )
 
     def land(self, rows: Sequence[Row]) -> None:
-        """Rows as another writer would bring them, in a file for each partition."""
+        """Add rows of another writer, in one file per partition."""
         self.files += [_table_file(file) for file in self._write(self.target, rows)]
 
     def stage(self, changes: Sequence[Row]) -> list[StagedFile]:
@@ -67,9 +67,9 @@ class MadeTable:
         return writer.finish()
 
     def merge(self, staged: Sequence[StagedFile], tasks: int = 1, *, alone: bool = False) -> MergeCounts:
-        """Merge with that many tasks that have all changes and a share of the files, and one more that inserts.
+        """Merge with `tasks` tasks, each with all changes and a share of the files, and one more task that inserts.
 
-        With `alone`, each partition has a task that inserts too.
+        With `alone`, each partition has one task that also inserts.
         """
         self.batches += 1
         context = MergeContext("s", self.rules, self.changes, self.target)
@@ -119,7 +119,7 @@ class MadeTable:
         self.files[at] = dataclasses.replace(self.files[at], deletes=(delete,))
 
     def rows(self) -> list[Row]:
-        """What a reader sees."""
+        """Return the rows that a reader sees."""
         found = []
         for file in self.files:
             gone = {p for d in file.deletes for p in pq.read_table(d.path)["pos"].to_pylist()}

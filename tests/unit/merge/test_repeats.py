@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 
 from frazil.merge.contract import DeleteFile, MergeContext, MergeRules, MergeTask
 from frazil.merge.repeats import _rank_rows, find_repeats_in_batch, find_repeats_of_table
-from frazil.merge.table_files import write_position_deletes
+from frazil.merge.table_files import write_deletes
 from frazil.merge.task import run_merge_task
 from tests.unit.merge.made_table import MadeTable
 from tests.unit.merge.test_dead_letters import COORDINATES
@@ -92,7 +92,9 @@ def test_a_record_repeats_no_row_that_a_delete_file_names(tmp_path: Path) -> Non
     table.land(rows)
     (file,) = table.files
     pq.write_table(pq.read_table(file.path), file.path, row_group_size=2)
-    deletes = write_position_deletes(load_file_io({}), file, np.array([2, 4]), folder=str(tmp_path))
+    deletes = write_deletes(
+        load_file_io({}), file, np.array([2, 4]), target=dataclasses.replace(table.target, folder=str(tmp_path))
+    )
     file = dataclasses.replace(file, deletes=(DeleteFile(deletes.path, 2, alone=True),))
     table.land([{**row, "kafka_topic": "t", "kafka_partition": 0, "kafka_offset": row["id"]} for row in rows])
     context = MergeContext("s", table.rules, dataclasses.replace(table.target, content="candidates"), table.target)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.operations.calendar import (
-    MAX_SIGNAL_DELAY_US,
     DelayReason,
-    describe_signal_delay,
     find_complete_end_us,
     find_delay_reasons,
 )
@@ -52,17 +50,6 @@ def test_a_gate_holds_the_windows_that_it_did_not_let_pass():
 def test_nothing_delays_a_window_that_is_not_over():
     behind = Feed("a", END_US - 9, holding_back=("ticks", 3))
     assert find_delay_reasons([behind], HOUR, [], now_us=END_US - 1) == (DelayReason("time", "the hour is not over"),)
-
-
-def test_complete_windows_that_are_not_signalled_name_the_dag_unless_its_next_check_may_signal_them():
-    def delay(watermark_us: int, *, first: bool = False) -> str:
-        return describe_signal_delay([HOUR], watermark_us, None if first else HOUR.start_us, dag="frazil_partitions_a")
-
-    assert delay(END_US) == delay(END_US + MAX_SIGNAL_DELAY_US - 1) == ""
-    late_us = END_US + MAX_SIGNAL_DELAY_US
-    assert delay(late_us) == "signalled to 2023-11-14T15:00:00Z: the DAG frazil_partitions_a is behind"
-    assert delay(late_us, first=True) == "no window is signalled: the DAG frazil_partitions_a has not run"
-    assert describe_signal_delay([], late_us, HOUR.start_us, dag="frazil_partitions_a") == ""
 
 
 def test_a_held_window_is_a_hole_behind_which_nothing_counts_as_complete():

@@ -1,4 +1,4 @@
-"""Requests for gates."""
+"""Gate requests for these tests."""
 
 from __future__ import annotations
 

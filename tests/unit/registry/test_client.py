@@ -159,7 +159,7 @@ def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegist
         server.answers[path] = [(200, {"schema": str(i), "references": [reference] if i < 5 else []})]
     clock = iter(float(i) for i in itertools.count())  # a second passes with each look at it
     found = opened(server.url, timeout_s=2)
-    said = "did not return all references of a schema within 10 s; the next attempt fetches only the others"
+    said = "did not return all references of a schema within 10 s; the next attempt fetches only the missing ones"
     with mock.patch.object(client, "time", mock.Mock(monotonic=lambda: next(clock), sleep=time.sleep)):
         with pytest.raises(RegistryUnavailable, match=said):
             found.get(1)

@@ -1,4 +1,4 @@
-"""A stream of a record a minute, whose hours complete."""
+"""A stream with one record per minute, whose hours become complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW_MS = 2_000_000_000_000
 
 
 class Minutes:
-    """A stream of one record a minute, from noon on, over two partitions; a table by day whose hours complete."""
+    """A stream of two partitions with one record per minute from noon on. Its table is partitioned by day."""
 
     def __init__(self, folder: Path, name: str = "minutes", extra: str = "", by: str = "day") -> None:
         path = folder / f"{name}.yaml"
@@ -40,7 +40,7 @@ class Minutes:
         """Whether its commits say how many rows of each window they bring."""
 
     def send(self, first: int, last: int, *, rejected: int = 0) -> None:
-        """Commit the records of the minutes `[first, last)`, in both partitions' ranges as one batch."""
+        """Commit the records of the minutes `[first, last)` as one batch."""
         times = [NOON + m * MINUTE for m in range(first, last)]
         windows = Counter(us // HOUR * HOUR for us in times) if self.counts else None
         self.made.columns = lambda _: {"at": pa.array(times)}
@@ -61,7 +61,7 @@ class Minutes:
         return seen
 
     def signal(self, gates: Any = None) -> list[tuple[str, int, int, int]]:
-        """Assess and signal: the windows' keys, revisions, rows and late rows."""
+        """Assess and signal. Return (key, revision, rows, late rows) of each signalled window."""
         return [facts(s) for s in signal_windows(self.catalog, self.assess(), clock_ms=NOW_MS, gates=gates)]
 
     def signal_with(self, other: Minutes) -> list[tuple[str, int, int, int]]:

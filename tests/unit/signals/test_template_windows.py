@@ -280,7 +280,7 @@ def test_a_made_table_is_found_by_its_name_and_a_stream_that_names_it_comes_firs
 def test_two_streams_do_not_signal_the_same_template() -> None:
     specs = {Path(name): declared(name=name, table=f"shop.{name}") for name in ("one", "two")}
     (said,) = [text for text in find_conflicts(specs) if "route.complete" in text]
-    assert said.endswith("is the template of the stream in one too; rename one")
+    assert said.endswith("is also the template of the stream in one; rename one")
 
 
 def test_a_template_that_is_too_long_for_partition_keys_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""A folder to declare streams in, and the smallest valid stream."""
+"""A folder for declarations, and the smallest valid stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALLEST: dict[str, Any] = {
 
 @pytest.fixture
 def declare(tmp_path: Path) -> Callable[..., Path]:
-    """Write a stream's file: the smallest stream with some keys (in snake case) replaced, or removed by None."""
+    """Write a stream's file: the smallest stream, with some keys (in snake case) replaced, or removed if None."""
 
     def write(file: str = "flights.yaml", **changes: Any) -> Path:
         declared = copy.deepcopy(SMALLEST)

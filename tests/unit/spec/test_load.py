@@ -315,7 +315,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"source": {"bootstrap-servers": "${FOO}", "topics": "x"}},
         ["source.bootstrap-servers", "${env:NAME}"],
     ),
-    ("format version", {"table": {"identifier": "a.b", "properties": {"format-version": 3}}}, ["format version 2"]),
+    (
+        "format version",
+        {"table": {"identifier": "a.b", "properties": {"format-version": 4}}},
+        ["format versions 2 and 3"],
+    ),
     ("pages", {"table": {"identifier": "a.b", "properties": {"write.parquet.page-version": 2}}}, ["v1 or v2"]),
     (
         "pages with a boolean",
@@ -682,7 +686,7 @@ def test_a_folder_is_loaded_by_name_and_sorted(declare: Declare, tmp_path: Path)
 def test_streams_that_get_in_each_others_way_are_refused(declare: Declare, tmp_path: Path) -> None:
     declare("1.yaml")
     declare("2.yaml")
-    with pytest.raises(SpecError, match=r"2\.yaml: name: 'flights' is the name of .*1\.yaml too"):
+    with pytest.raises(SpecError, match=r"2\.yaml: name: 'flights' is also the name of .*1\.yaml"):
         load_streams(tmp_path)
     declare("2.yaml", name="other", table="demo.flights_dead_letters")
     with pytest.raises(SpecError, match=r"1\.yaml: dead-letters\.table: 'demo\.flights_dead_letters' is the table"):

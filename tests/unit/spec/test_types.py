@@ -76,7 +76,7 @@ def test_the_name_of_another_system_is_answered_with_icebergs(foreign: str, iceb
         ("decimal(4,5)", "scale"),
         ("decimal(10", "quote a type that contains a comma"),
         ("fixed[0]", "1 or more"),
-        ("timestamp_ns", "format version 3"),
+        ("timestamp_ns", "format version 3 that frazil cannot write"),
         ("struct<a: int, A: long>", "twice"),
         ("struct<>", "name"),
         ("int long", "after the type's end"),

@@ -150,7 +150,7 @@ def test_a_text_with_numbers_does_not_order_changes(path: str) -> None:
     """`…:10` sorts before `…:9`, so that a newer change would be stale."""
     ordered = {"key": "id", "envelope": {"metadata": {"note": path}}}
     (message,) = enveloped(**ordered, **{"order-by": "note"}).values()
-    assert message.endswith("do not sort as text, so it cannot be order-by; use position or a numeric field")
+    assert message.endswith("so it cannot be order-by; use a numeric column or position")
     assert enveloped(**ordered, **{"order-by": "at"}) == {}
 
 

@@ -46,7 +46,7 @@ def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState
 @pytest.mark.parametrize(
     ("state", "observed", "words"),
     [
-        (State.STARTING, never(), "none was launched before"),
+        (State.STARTING, never(), "none has been launched before"),
         (State.STARTING, alive(None, launch=launch(launched_at_ms=NOW - 1_000)), "no heartbeat yet"),
         (State.RUNNING, alive(well()), "lag 10 records"),
         (State.RUNNING, alive(well(), state=ProcessState.FOREGROUND, desired=PAUSED), "in the foreground"),
@@ -62,7 +62,7 @@ def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState
         (State.REGISTRY_UNREACHABLE, alive(well(outage="no schema", outage_code=28)), "no schema"),
         (State.TOPIC_MISSING, alive(well(outage="no topic matches", outage_code=24)), "no topic matches"),
         (State.STOPPING, alive(well(), desired=PAUSED), "paused by ana"),
-        (State.STOPPING, alive(well(), declared=ValidDeclaration("f2")), "the spec changed"),
+        (State.STOPPING, alive(well(), declared=ValidDeclaration("f2")), "the declaration changed"),
         (State.PAUSED, ended(exit_(0), desired=PAUSED), "frazil resume"),
         (State.STOPPED, ended(exit_(1), desired=UnreadableState("no catalog")), "no catalog"),
         (State.STOPPED, ended(*crashes(2)), "2 times in a row"),

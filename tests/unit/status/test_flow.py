@@ -58,20 +58,26 @@ def test_the_hour_and_the_day_hold_exactly_what_was_committed_within_them(made: 
 
 
 @pytest.mark.parametrize(
-    ("ages_minutes", "parent", "since_minutes"),
+    ("ages_minutes", "parent", "number", "since_minutes"),
     [
-        ((1, 59), None, None),  # a stream that began an hour ago
-        ((1, 59), 7, 59),
-        ((1, 24 * 60), 7, None),
-        ((), None, None),
+        ((1, 59), None, 1, None),  # a stream that began an hour ago
+        ((1, 59), 7, 8, 59),
+        ((1, 59), None, 8, 59),
+        ((1, 24 * 60), 7, 8, None),
+        ((), None, 0, None),
     ],
-    ids=["young", "expired", "a whole day", "empty"],
+    ids=["young", "expired", "expired by PyIceberg", "a whole day", "empty"],
 )
 def test_where_snapshots_of_the_day_expired_it_is_known_since_when_is_counted(
-    monkeypatch: pytest.MonkeyPatch, ages_minutes: tuple[int, ...], parent: int | None, since_minutes: int | None
+    monkeypatch: pytest.MonkeyPatch,
+    ages_minutes: tuple[int, ...],
+    parent: int | None,
+    number: int,
+    since_minutes: int | None,
 ) -> None:
     made = [
-        SimpleNamespace(timestamp_ms=commit(age).at_ms, parent_snapshot_id=parent, summary=None) for age in ages_minutes
+        SimpleNamespace(timestamp_ms=commit(age).at_ms, parent_snapshot_id=parent, sequence_number=number, summary=None)
+        for age in ages_minutes
     ]
     monkeypatch.setattr("frazil.status.flow.ancestors", lambda _: iter(made))
     found, _ = counted_since(None, "s", since_ms=NOW_MS - DAY_MS)  # type: ignore[arg-type]

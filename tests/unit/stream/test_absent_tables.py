@@ -143,7 +143,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     found = audit_stream(made.tables, window=None)
     assert found.clean
     assert [f.sentence for f in found.findings] == [
-        "3 rows wait to be committed to the table. If they stay, run `frazil route`, which shows the reason"
+        "3 rows are not yet committed to the table. If this persists, `frazil route` shows the reason"
     ]
     broken.refused.clear()
     made.land(b=1)
@@ -382,7 +382,7 @@ def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_l
     monkeypatch.setattr("frazil.cli.route.find_stream", lambda *_: made.spec)
     monkeypatch.setattr("frazil.cli.route.open_read_only", lambda _: OpenStream(made.spec, made.tables))
     done = CliRunner().invoke(route_command, ["shop", "--give-up", A, "--yes"], catch_exceptions=False)
-    assert f"{A} was not created for these rows, and stays as it is" in done.output
+    assert f"The route did not create {A}, so the table is not changed" in done.output
     made.start()
     assert (made.route.followers.behind, set(made.routed.refused)) == ({}, {"a"})
     assert load_catalog(None).load_table(A).metadata == theirs.metadata

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import build_stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
+from frazil.table.declared import declared_table
 from frazil.table.object_store import IoProperties
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.unit.stream_with_secret import SPEC
@@ -140,17 +140,14 @@ def test_what_others_do_to_the_columns_is_checked_before_each_batch(
         check()
 
 
-def test_a_table_that_others_upgrade_is_refused_before_the_next_batch(
+def test_a_table_of_format_version_1_is_refused_before_the_next_batch(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
 ) -> None:
-    """See apache/amoro#4375. PyIceberg refuses the commit, with an error that looks like one of the catalog."""
     catalog = load_catalog(None)
-    main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
-    metadata = Path(main.metadata_location.removeprefix("file://"))
-    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"format-version": 3, "next-row-id": 0}))
-    upgraded = load_catalog(None).load_table(main.name())
-    tables = StreamTables.open("flights", {"main": upgraded, "dead-letters": dead}, clock_ms=lambda: 0)
-    with pytest.raises(SchemaIncompatible, match=r"demo\.flights has Iceberg format version 3"):
+    dead = ensure_dead_letters(catalog, SPEC)
+    main = catalog.create_table(SPEC.table.identifier, declared_table(SPEC).schema, properties={"format-version": "1"})
+    tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
+    with pytest.raises(SchemaIncompatible, match=r"demo\.flights has Iceberg format version 1"):
         build_stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
 
 

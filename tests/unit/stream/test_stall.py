@@ -255,7 +255,7 @@ def test_a_batch_that_ended_without_the_records_is_named():
     writer.works(Phase.STAGING, BatchName(3, 1))
     writer.sample()
     writer.works(Phase.WAITING, None)
-    assert "batch 3-1 ended without them" in writer.passes(STILL + PERIOD)[-1].reason
+    assert "batch 3-1 ended without these records" in writer.passes(STILL + PERIOD)[-1].reason
 
 
 def test_a_partition_that_no_marker_knows_yet_is_reported_as_any_other():
@@ -381,7 +381,7 @@ def test_an_empty_partition_whose_first_commit_is_at_0_is_called_empty():
     writer.commits(tp0=105, tp1=0)
     reason = commits_of_one_partition(writer, 4)[0].reason
     assert "the partition is empty: no records arrive, and it has no known event time" in reason
-    assert "after watermark.idle-timeout (5 min 0 s) without unread records it is left out" in reason
+    assert "after watermark.idle-timeout (5 min 0 s) without unread records, the partition no longer counts" in reason
 
 
 def test_a_partition_whose_records_had_no_event_time_is_not_called_empty():

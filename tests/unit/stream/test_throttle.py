@@ -120,8 +120,8 @@ def test_a_table_that_outgrows_its_maintenance_is_stretched_and_says_why():
     assert [round(t.stretch, 2) for t in grown] == [1, 1, 1, 1, 1, 1.47, 2.0, 4.0]
     assert grown[-1].reason == (
         "the metadata of table demo.t grows faster than maintenance shrinks it: for 1h30m it never had fewer than 3000 "
-        "snapshots where maintenance leaves 500, 10 manifests where maintenance leaves 100, and a commit takes 0.5 s; "
-        "the commit interval is stretched from 1m to 4m. Check that the table's maintenance runs, "
+        "snapshots (maintenance should leave 500), 10 manifests (maintenance should leave 100), and a commit takes "
+        "0.5 s; the commit interval is stretched from 1m to 4m. Check that the table's maintenance runs, "
         "and often enough (maintenance.every)"
     )
 

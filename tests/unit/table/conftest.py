@@ -1,4 +1,4 @@
-"""A catalog of this test's own, with nothing configured outside it."""
+"""A catalog for each test, without any configuration from outside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frazil.table.catalogs import load_catalog
 
 @pytest.fixture
 def unconfigured(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """FRAZIL_HOME is the test's, and PyIceberg finds no configuration anywhere."""
+    """Set FRAZIL_HOME for this test, and hide all PyIceberg configuration."""
     for variable in [name for name in os.environ if name.upper().startswith("PYICEBERG")]:
         monkeypatch.delenv(variable)
     empty = tmp_path / "empty"
@@ -34,7 +34,7 @@ def catalog(unconfigured: Path) -> Catalog:  # noqa: ARG001 - it sets the enviro
 
 @pytest.fixture
 def stream() -> Callable[..., StreamSpec]:
-    """A stream's spec: a small one with some keys replaced (kebab as snake)."""
+    """Return the spec of a small stream with some keys replaced (in snake case)."""
 
     def make(**changes: Any) -> StreamSpec:
         declared: dict[str, Any] = {

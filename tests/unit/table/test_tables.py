@@ -217,12 +217,34 @@ def test_a_table_of_format_version_1_is_refused_with_the_way_out(catalog: Catalo
         ensure_table(catalog, stream())
 
 
-def test_a_table_of_format_version_3_is_refused(catalog: Catalog, stream: Stream) -> None:
-    # PyIceberg writes no version 3: another engine's metadata is put in the place of what it wrote.
+def test_a_table_gets_the_declared_format_version(catalog: Catalog, stream: Stream) -> None:
+    table = {"identifier": "demo.flights", "properties": {"format-version": 3}}
+    metadata = ensure_table(catalog, stream(table=table)).metadata
+    assert (metadata.format_version, metadata.next_row_id) == (3, 0)  # type: ignore[union-attr]
+    assert "format-version" not in metadata.properties
+    assert ensure_dead_letters(catalog, stream(table=table)).metadata.format_version == 2
+
+
+def test_an_existing_table_is_never_upgraded(
+    catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    ensure_table(catalog, stream())
+    with caplog.at_level(logging.WARNING):
+        table = ensure_table(catalog, stream(table={"identifier": "demo.flights", "properties": {"format-version": 3}}))
+    assert table.metadata.format_version == 2
+    assert "declares the format version [3], but table demo.flights has [2], which is not changed" in caplog.text
+
+
+def test_a_table_that_another_program_upgraded_is_written_on(
+    catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
     metadata = Path(ensure_table(catalog, stream()).metadata_location.removeprefix("file://"))
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"format-version": 3, "next-row-id": 0}))
-    with pytest.raises(SchemaIncompatible, match=r"format version 3.*new table"):
-        ensure_table(load_catalog(None), stream())
+    with caplog.at_level(logging.WARNING):
+        table = ensure_table(load_catalog(None), stream(schema=COLUMNS | {"gate": "string"}))
+    assert table.metadata.format_version == 3
+    assert "gate" in table.schema().column_names
+    assert not caplog.text
 
 
 def test_the_tables_own_layout_wins_with_a_warning(

@@ -1,6 +1,6 @@
 """Builds three DAGs per declared aggregation. The first aggregates a day whose windows are complete. The second
-requests a day again after a window has reopened: Airflow's roll-up would wait for the day's other windows. The third,
-every ten minutes (FRAZIL_RECONCILE_EVERY), requests complete days that were not aggregated.
+requests a day again after one of its windows has reopened, because Airflow's roll-up would wait for the day's other
+windows. The third, every ten minutes (FRAZIL_RECONCILE_EVERY), requests complete days that were not aggregated.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def daily_dags(
     application: str | Path = AGGREGATE_DAILY,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
-    """Return the aggregations' three DAGs each, by DAG id. A declaration that cannot be used gets only its daily DAG,
-    which shows the problem.
+    """Return three DAGs for each aggregation, by DAG id.
 
-    :param aggregations: folder of the declared aggregations.
-    :param streams: folder of the declared streams, which have the grain of the source's windows.
-    :param application: the PySpark file, by default the package's own.
-    :param on_failure: notifiers, called when a day could not be aggregated after all retries.
+    A declaration that cannot be used gets only its daily DAG, which shows the problem.
+
+    :param aggregations: folder of the declared aggregations. :param streams: folder of the declared streams, which
+    define whether a source's windows are hours or days. :param application: the PySpark file, by default the package's
+    own. :param on_failure: notifiers, called when a day could not be aggregated after all retries.
     """
     dags = []
     folder = Path(aggregations)
@@ -110,8 +110,8 @@ def _read_aggregation(
     if source.window is None:
         return replace(found, problem=f"{file.path}: source: {never_complete_message(source)}")
     if source.signal_name != spec.source:
-        what = f"the windows of {spec.source} are signalled together with those of other tables"
-        declare = f"name it in route.complete of stream {source.name!r}"
+        what = f"{spec.source} has no signals of its own: its windows are signalled together with other tables' windows"
+        declare = f"add {spec.source} to route.complete of stream {source.name!r}"
         return replace(found, problem=f"{file.path}: source: {what}; {declare}")
     return replace(found, spec=spec, grain=Grain(source.window))
 
@@ -215,20 +215,26 @@ def _check_needed(day: _SignalledDay) -> None:
         return
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(
-            f"the signals of {day.day} are not complete: frazil did not send the events that started this run"
+            f"not every window of {day.day} is signalled: the events that started this run are not from frazil"
         )
     if is_aggregated(day.catalog, day.spec, day.day, day.signals):
         raise AirflowSkipException(f"{day.spec.target} already has {day.day} at these revisions")
 
 
 def again(name: str, aggregations: str) -> None:
-    """Send an event for the run's day by succeeding; skip the task if the day's first run is still to come."""
+    """Check that the run's day is complete. The task's success sends the event that aggregates the day again.
+
+    Skips the task if the day is incomplete or held by a gate: its first run is still to come, and will read all rows.
+    """
     from frazil.aggregate.day_input import is_complete
 
     with fail_on_user_errors():
         day = _load_signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
-        raise AirflowSkipException(f"{day.day} is not complete, or is held by a gate: its first run will read all rows")
+        raise AirflowSkipException(
+            f"the first run of {day.day} is still to come and will read all rows: some window of the day is not "
+            "complete, or a gate holds it"
+        )
 
 
 def ask_for_late_days(name: str, aggregations: str) -> None:
@@ -273,6 +279,6 @@ From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:
 ```
 
 A day runs when its {found.grain} windows are complete, and again when one reopens (`{reopened_dag_id(found.name)}`). To
-run any past day: *Trigger* with the day, such as `2013-12-30`, as the partition key. The target's snapshots
-contain the snapshot and revisions of the source.
+run any past day: *Trigger* with the day, such as `2013-12-30`, as the partition key. Each snapshot of the target
+names the source's snapshot and revisions that it was computed from.
 """

@@ -1,4 +1,4 @@
-"""Requests complete days that were never aggregated, from a comparison of runs with the signals table.
+"""Finds complete days that were never aggregated, by comparing DAG runs with the signals table, and requests them.
 
 Airflow loses events of a paused DAG, and partial roll-ups when a partition mapper changes or a DAG disappears.
 """
@@ -35,11 +35,11 @@ Runs = Mapping[str, Sequence[tuple[str, int]]]
 """The runs of each day: pairs of state (or REQUESTED) and start time in milliseconds."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 REQUESTED_DAYS_KEY = "frazil.requested-days"
-"""The store's key of each day's last request, in milliseconds. Read only if Airflow cannot list events."""
+"""The store's key for the time of each day's last request, in ms. Read only if Airflow cannot list events."""
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
-    """Send an event for each late day that has no run. Raises AirflowSkipException if no day needs an event."""
+    """Send an event for each overdue day that has no run. Raises AirflowSkipException if no day needs an event."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = open_existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = read_first_day(store)
@@ -52,21 +52,21 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
     # Half of the declared time, so that the run has the other half before an alert fires.
     found = select_late_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
     if not found:
-        raise AirflowSkipException(f"no day of {name} has been complete for {spec.within / 2} without being aggregated")
+        raise AirflowSkipException(f"all days of {name} that were complete {spec.within / 2} ago are aggregated")
     since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
     runs = _list_runs(dag_id, [asset, partition_asset(spec.source)], since, context)
     requested_before = _read_earlier_requests(store, found)
     if runs is None:
         if unfinished := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
             raise AirflowSkipException(
-                f"{dag_id} has unfinished runs ({unfinished}) whose days are unknown, because Airflow cannot list "
-                "events while a run that they started is queued"
+                f"cannot determine the days of {unfinished} unfinished runs of {dag_id}: Airflow cannot list an "
+                "asset's events while a run started by one of them is queued"
             )
         # The queued run may belong to another, paused DAG. A day whose run failed is then requested again.
         runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
     requested = find_days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not requested:
-        raise AirflowSkipException(f"all {len(found)} late days were already requested, or have a run of {dag_id}")
+        raise AirflowSkipException(f"all {len(found)} overdue days were already requested, or have a run of {dag_id}")
     for one in requested:
         log.warning("%s: %s is complete (revisions %s) but not aggregated: requesting it", name, one.day, one.revisions)
     store.set(REQUESTED_DAYS_KEY, {**requested_before, **{str(one.day): now_ms for one in requested}})
@@ -76,7 +76,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """Return the waiting days that no run, and no request since `requested_after_ms`, covers."""
+    """Return the waiting days that neither a run nor a request since `requested_after_ms` covers."""
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
         """Whether a run or request covers the day. A successful run does not: it read older revisions."""
@@ -104,7 +104,7 @@ def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> 
 
 
 def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """Return the DAG's runs that events of these assets started, and the days that they requested; None if unknown."""
+    """Return the DAG's runs that events of these assets started, and earlier requests, by day; None if unknown."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

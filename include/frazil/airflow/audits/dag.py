@@ -1,6 +1,7 @@
 """The DAG `frazil_audits`, which audits the commits of all streams, by complete hours. `audit` audits all streams in
-one task. For each stream with findings, `confirm` audits again and sends an event, then `report` fails, which calls the
-notifiers: Airflow notifies per task, and a failed task cannot send events.
+one task. For each stream with findings, `confirm` audits again and sends an event; then `report` fails, so that Airflow
+calls the notifiers. Two tasks are needed, because a failed task cannot send events. There is one `report` per stream,
+because Airflow notifies per task.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ INTERVAL_VARIABLE = "FRAZIL_AUDIT_EVERY"
 PERMITTED_INTERVALS_H = (1, 2, 3, 4, 6, 8, 12, 24)
 """Permitted intervals in hours. Each divides 24, so that every hour of a day is audited."""
 MAX_ACTIVE_RUNS = 6
-"""Several, so that an audit does not wait for retries of the previous audit."""
+"""Maximum number of concurrent runs: several, so that an audit does not wait for retries of the previous audit."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
@@ -90,9 +91,8 @@ def _to_hours(every: timedelta) -> int:
     hours, rest = divmod(every, timedelta(hours=1))
     if rest or hours not in PERMITTED_INTERVALS_H:
         raise SpecError(
-            f"audits cannot run every {format_duration(every)}; use one of "
-            f"{', '.join(f'{one}h' for one in PERMITTED_INTERVALS_H)} "
-            f"({INTERVAL_VARIABLE}), because a run audits complete hours, and each hour of a day once"
+            f"audits cannot run every {format_duration(every)}: the interval must be whole hours that divide a day. "
+            f"Set {INTERVAL_VARIABLE} to one of {', '.join(f'{one}h' for one in PERMITTED_INTERVALS_H)}"
         )
     return hours
 
@@ -104,8 +104,9 @@ def _stream_tasks(name: Any, folder: str) -> None:
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the hours before this run, and store the results. Return the streams with findings or an error. Raises
-    FrazilError if all of several audits failed.
+    """Audit the hours before this run, and store the results. Return the streams with findings or an error.
+
+    Raises FrazilError if there are several audits and all fail.
     """
     from frazil.airflow.audits.findings import store_audits  # a DAG file that is parsed needs no PyIceberg
     from frazil.airflow.audits.tasks import audit_all
@@ -118,7 +119,10 @@ def audit(names: list[str], streams: str) -> list[str]:
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
-    """Audit one stream again, and send an event if there are findings. Skipped if the stream has not committed yet."""
+    """Audit one stream again, send an event if there are findings, and return the result.
+
+    Skipped if the stream has not committed yet.
+    """
     from frazil.airflow.audits.tasks import audit_hours
 
     found = audit_hours(name, Path(streams), **_audit_arguments())

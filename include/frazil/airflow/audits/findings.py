@@ -19,12 +19,12 @@ RETENTION = timedelta(days=7)
 
 
 def read_findings(store: AssetStore) -> dict[str, str]:
-    """Return one sentence for each stream with findings that no later audit has cleared."""
+    """Return a message for each stream with findings that no later audit has cleared."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
 
 
 def read_last_audits(store: AssetStore) -> dict[str, str]:
-    """Return a sentence about each stream's last audit, without streams that were never audited."""
+    """Return a message about the last audit of each stream that was audited."""
     return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
 
@@ -35,10 +35,10 @@ def _audit_text(found: Mapping[str, Any]) -> str:
 
 
 def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None:
-    """Store the findings of these results of `audit_hours`, and remove the findings that they clear.
+    """Store the findings in results of `audit_hours`, and remove stored findings that these results clear.
 
     A finding is cleared when a later audit of the same hours finds nothing, or after a week. An audit that did not
-    compare everything clears nothing; one without Kafka clears no finding of one with Kafka.
+    compare everything clears nothing. An audit without Kafka clears no finding of an audit with Kafka.
     """
     audits = list(audits)
     if audits:

@@ -43,7 +43,7 @@ class AuditResults(NamedTuple):
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditResults:
-    """Audit the streams in parallel. Raises FrazilError if all of several failed: a common cause."""
+    """Audit the streams in parallel. Raises FrazilError if there are several and all fail: a common cause is likely."""
 
     def audit_begun_stream(stream: str) -> AuditJson | None:
         try:
@@ -69,7 +69,10 @@ def audit_all(
 def audit_hours(
     stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditJson:
-    """Audit the complete hours before `moment`, and log each finding. Raises AirflowSkipException before a commit."""
+    """Audit the complete hours before `moment`, log each finding, and return the result as JSON.
+
+    Raises AirflowSkipException if the stream has not committed yet.
+    """
     spec = find_declared_stream(streams, stream)
     window = complete_hours(moment, hours)
     result = _audit(spec, window, with_source=with_source)
@@ -108,7 +111,7 @@ def _log_findings(result: Audit, found: AuditJson) -> None:
         "%s, %s to %s: %d batches, %d rows, %d dead letters, %d findings%s",
         found["stream"], found["from"], found["to"], result.batches, sum(p.rows for p in result.partitions),
         sum(p.dead_letters for p in result.partitions), found["findings"],
-        "" if result.complete else " in what was compared",
+        "" if result.complete else "; not everything was compared",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The DAG `frazil_backfill`: a form to add records that a stream's table is missing.
+"""The DAG `frazil_backfill`: a form to add records that are missing from a stream's table.
 
 Three tasks write each record exactly once.
 
@@ -140,7 +140,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         "dry-run": Param(True, type="boolean", title="Dry run", description="Only log what the run would write."),
         "target": Param(
             "table", type="string", enum=["table", "branch"], title="Target",
-            description="branch: audit the rows and keep them on the branch; a later run with table publishes them.",
+            description="branch: stage and audit the rows on a branch; a later run with target table publishes them.",
         ),
         "from-time": moment("From", "Kafka timestamps"),
         "to-time": moment("To (exclusive)", "Kafka timestamps"),
@@ -154,7 +154,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         ),
         "chunk-records": Param(
             1_000_000, type="integer", minimum=1, title="Records per chunk", section="Resources",
-            description="Approximate records per commit to the branch. An interruption repeats up to one chunk.",
+            description="Approximate records per commit to the branch. An interruption repeats at most one chunk.",
         ),
         "cores": Param(1, type="integer", minimum=1, title="Concurrent tasks", section="Resources"),
         "driver-memory": Param("1g", type="string", pattern=r"^\d+[mg]$", title="Driver memory", section="Resources"),

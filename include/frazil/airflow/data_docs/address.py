@@ -1,4 +1,4 @@
-"""The quality gates' pages: a folder below FRAZIL_HOME, which all hosts share, and the URL in Airflow's UI."""
+"""Locates the pages of the quality gates: their folder below FRAZIL_HOME, which all hosts share, and their URL."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Measures the tables that routes have created, a share of them in each run. An alert is about the route: it has the
-number of tables beyond the rule's threshold, and the names of some.
+"""Measures the tables that routes have created, a share of them in each run. An alert covers a whole route: it gives
+the number of tables that exceed the rule's threshold, and names some of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RouteFindings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Parse what `to_json` wrote. Other content, which other users can write, is ignored."""
+        """Parse the result of `to_json`. Ignores invalid content, because other users can write the store."""
         after, beyond = value.get("after"), value.get("beyond")
         found = beyond.items() if isinstance(beyond, Mapping) else ()
         valid = {

@@ -78,7 +78,7 @@ class WatchedSubject:
 def read_subjects(
     subjects: Mapping[str, WatchedSubject], failed: FailedRuns, is_paused: IsPaused = lambda _: False
 ) -> dict[str, list[Reading] | str]:
-    """Return the readings of each subject, or a sentence that says why it cannot be read."""
+    """Return the readings of each subject, or a message that says why it cannot be read."""
     # A task may talk to Airflow from one thread only.
     runs = {
         name: [
@@ -98,7 +98,10 @@ def read_subjects(
 
 
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
-    """Yield whether a DAG fails, is paused, or cannot be read. A paused DAG of one table shows as late windows."""
+    """Yield readings that show whether a DAG fails, is paused, or cannot be read.
+
+    Only the pause of a DAG that all streams share counts: a paused DAG of one table shows as late windows.
+    """
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)
     yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
@@ -187,7 +190,7 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
 
 
 def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
-    """Return the signals of a template's table that is furthest behind; for a table, its own."""
+    """Return the signals of the template's table that is furthest behind, or `signals` if they are of one table."""
     if not is_group(specs[0]):
         return signals
     existing = set(list_matching_names(catalog, specs[0].sinks))
@@ -198,8 +201,8 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
     unused = find_unused_suites(folder, tables)
     sentence = (
-        f"{', '.join(suite.name for suite in unused)} in {folder} gate no window, because no stream declares their "
-        "table, or it has no windows. Name each suite `<namespace.table>.json` after its table, or remove it"
+        f"suites in {folder} that gate no window: {', '.join(suite.name for suite in unused)}. No stream declares a "
+        "table of this name, or the table has no windows. Rename each suite to `<namespace.table>.json`, or remove it"
     )
     return fact_reading("declaration", bool(unused), sentence)
 

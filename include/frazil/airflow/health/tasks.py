@@ -62,8 +62,8 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     `expectations` is the folder of the gates' suites. `again` has the stores of the assets `frazil.again.<name>`, by
     aggregation; an aggregation without a store is not watched.
 
-    Returns the alerts that `fired`, that `resolved`, and that are `active`, the `due` actions by table, and the last
-    audits by stream (`audited`). The alerts of undeclared tables resolve, unless a file that was never valid may
+    Returns the lists of alerts `fired`, `resolved` and `active`; `due`, the due actions of each table; and `audited`,
+    the last audit of each stream. The alerts of undeclared tables resolve, unless a file that was never valid may
     declare the table.
     """
     declared = declared_streams(streams)

@@ -28,7 +28,7 @@ class CheckState:
 
     @staticmethod
     def from_json(value: Any) -> CheckState | None:
-        """Parse a stored value; None for others, which other users can write."""
+        """Parse a stored value; None if it is invalid, because other users can write the store."""
         match value:
             case [int(at_ms)] if at_ms >= 0:
                 return CheckState(at_ms)
@@ -58,7 +58,7 @@ def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckSt
 def tables_in_progress(
     tables: Mapping[str, CheckState], states: TaskStates, *, tasks: Collection[str]
 ) -> dict[str, str]:
-    """Return the tables that a run still works on, each with that run's id."""
+    """Return the tables that a run is still working on, each with the id of that run."""
 
     def is_active(run: Mapping[str, Any], index: int) -> bool:
         # Before Airflow has created a mapped task's instances, one without an index stands for all.

@@ -39,7 +39,7 @@ ACTIONS = (*map(str, Action), "orphans")
 LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
 MAX_ACTIVE_RUNS = 32
-"""A run lasts as long as its slowest table."""
+"""Maximum number of concurrent runs: a run lasts as long as its slowest table."""
 
 
 def maintenance_dag(
@@ -52,13 +52,13 @@ def maintenance_dag(
 ) -> DAG:
     """Return the DAG that maintains every table that streams feed, their dead-letter tables, and `frazil.signals`.
 
-    It runs hourly, or more often if a table's `maintenance.every` is shorter; each table is checked at its own.
+    It runs hourly, or more often if a table's `maintenance.every` is shorter. Each table is checked at its own
+    interval.
 
-    :param streams: folder of the declared streams.
-    :param application: the PySpark file, by default the package's own.
-    :param spark: Spark properties of the application, which override the connection's.
-    :param on_failure: notifiers, called once for each table that needs attention.
-    :param on_late: called when a run has not ended in time; by default the triggerer logs it.
+    :param streams: folder of the declared streams. :param application: the PySpark file, by default the package's own.
+    :param spark: Spark properties of the application, which override the connection's. :param on_failure: notifiers,
+    called once for each table that needs attention. :param on_late: called when a run has not ended in time; by default
+    the triggerer logs it.
     """
     folder = str(Path(streams).absolute())
     specs = valid_specs(Path(streams))
@@ -91,11 +91,12 @@ def maintenance_dag(
 
 
 class RewriteOperator(SubmitOperator):
-    """Measures tables again, and runs their due rewrites in one Spark session. Skipped if none is due, and in a dry
-    run; retried if a table cannot be measured.
+    """Measures tables again, and runs their due rewrites in one Spark session.
 
-    :param table: the first of the tables, whose dead-letter tables are rewritten too, or the name of a route.
-    :param streams: folder of the declared streams.
+    Skipped if no rewrite is due, and in a dry run. Retried if a table cannot be measured.
+
+    :param table: the first of the tables, whose dead-letter tables are rewritten too, or the name of a route. :param
+    streams: folder of the declared streams.
     """
 
     template_fields = (*SubmitOperator.template_fields, "table")

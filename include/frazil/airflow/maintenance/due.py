@@ -1,4 +1,4 @@
-"""Checks all tables in one task, without a JVM, and returns the tables that need separate tasks."""
+"""Checks all tables in one task, without a JVM, and returns the tables that need a maintenance task of their own."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class MaintenanceRun:
 def due_tables(
     names: Sequence[str], streams: Path, run: MaintenanceRun, store: AssetStore, states_of: StatesOf
 ) -> list[str]:
-    """Return the tables that need a task: an action is due, or the table could not be measured. Each name stands for a
-    table and its dead-letter tables, or for a route.
+    """Return the tables that need a task: an action is due, or the table could not be measured.
 
-    Stores which tables this run checked and starts tasks for. A dry run stores nothing, and returns all chosen tables.
-    Raises FrazilError if there are several tables and none could be measured.
+    Each name stands for a table and its dead-letter tables, or for a route. Stores which tables this run checked, and
+    for which it starts tasks. A dry run stores nothing, and returns all chosen tables. Raises FrazilError if there are
+    several tables and none could be measured.
     """
     declared = valid_specs(streams)
     by_session, routed = group_by_session(declared), routes_by_name(declared)
@@ -77,7 +77,7 @@ def due_tables(
 
 
 def _find_busy(tables: Mapping[str, CheckState], run: MaintenanceRun, states_of: StatesOf) -> Mapping[str, str]:
-    """Return the tables that an earlier run still works on, each with that run's id."""
+    """Return the tables that an earlier run is still working on, each with the id of that run."""
     # This run's own tasks have not started yet.
     earlier = {name: table for name, table in tables.items() if table.run_id not in {None, run.run_id}}
     if not earlier:

@@ -47,7 +47,10 @@ class RouteTables:
         return None if spec is None else cls(name, spec, specs)
 
     def due(self, actions: Collection[str]) -> list[str]:
-        """Return the tables to rewrite, the neediest first. Raises FrazilError if none of several was measured."""
+        """Return the tables to rewrite, the most urgent first, and tables that could not be measured.
+
+        Raises FrazilError if there are several tables and none could be measured.
+        """
         if not {*Action} & {*actions}:
             return []
         catalog, now_ms = open_existing_catalog(self.spec.table.catalog), clock.now_ms()
@@ -67,10 +70,13 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why tables were not measured. Return the tables that failed; raise FrazilError if all of several did."""
+        """Log why tables were not measured. Return the tables that failed, except tables that the route did not create.
+
+        Raises FrazilError if there are several tables and all failed.
+        """
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
-            log.info("%s did not create %s, so they are not maintained", self.name, ", ".join(others[:MAX_TABLES]))
+            log.info("not maintained, because %s did not create them: %s", self.name, ", ".join(others[:MAX_TABLES]))
         broken = {name: error for name, error in errors.items() if name not in others}
         for name, error in broken.items():
             log.error("cannot measure %s: %r", name, error)
@@ -81,11 +87,14 @@ class RouteTables:
         return list(broken)
 
     def orphans_due(self, store: AssetStore) -> bool:
-        """Whether a pass over all tables has started and not finished, or the last one began a day ago."""
+        """Whether a pass over all tables is unfinished, or the last pass began a day ago or earlier."""
         return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None
 
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
-        """Return the pass's start (ms) and last cleaned table, empty in a new pass; None if not due."""
+        """Return the start (ms) of the current pass and its last cleaned table; None if no pass is due.
+
+        In a new pass, the name of the last cleaned table is an empty text.
+        """
         kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
         if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):
@@ -97,11 +106,10 @@ class RouteTables:
         return f"orphans:{self.name}"
 
     def clean(self, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-        """Clean the next tables of the pass; a dry run checks the first tables. Returns the numbers of checked tables,
-        deleted files and remaining tables.
+        """Clean the next tables of the pass. Return the numbers of checked tables, deleted files and remaining tables.
 
-        Raises AirflowSkipException if no pass is due, and AirflowFailException at the end if a clean-up was refused or
-        failed.
+        A dry run checks the first tables. Raises AirflowSkipException if no pass is due, and AirflowFailException at
+        the end if a clean-up was refused or failed.
         """
         began_ms, after = (0, "") if dry_run else self._find_current_pass(store) or (0, None)
         if after is None or not self.spec.maintenance.orphans.enabled:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return a table with its dead-letter tables, or a route's due ones; empty if none is due, and in a dry run."""
+    """Return a table with its dead-letter tables if an action is due, or a route's due tables. Empty in a dry run."""
     if route := RouteTables.find(name, valid_specs(streams)):
         found = route.due(actions)
         return [] if dry_run else found
@@ -35,7 +35,10 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Delete the orphan files of a table and its dead letters, or of a route. Raises the errors of `clean_tables`."""
+    """Delete the orphan files of a table and its dead letters, or of a route. Returns reports, or a route's numbers.
+
+    Raises the errors of `clean_tables`.
+    """
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
     return clean_tables(find_maintained_with(name, streams), streams, store, dry_run=dry_run)
@@ -58,7 +61,7 @@ def describe_due(name: str, action: Action, answer: DueCheck) -> str:
 
 
 def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return a sentence for each due action. A dry run plans from all manifests, logs, and returns none."""
+    """Return a message for each due action. A dry run logs what each action would do, and returns nothing."""
     found = []
     for table, catalog in _open_tables(names, streams):
         answers = due_actions(catalog, table, actions)
@@ -86,11 +89,10 @@ def _orphans_key(table: MaintainedTable) -> str:
 
 
 def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Clean up the tables that are due according to `store`, and store the times. Return the reports by table. A dry
-    run checks all tables, and changes nothing.
+    """Clean up the tables that are due according to `store`, and store the times. Return the reports by table.
 
-    Raises AirflowSkipException if no table was cleaned, and AirflowFailException at the end if a clean-up was refused
-    or failed.
+    A dry run checks all tables, and changes nothing. Raises AirflowSkipException if no table was cleaned, and
+    AirflowFailException at the end if a clean-up was refused or failed.
     """
     reports, problems = {}, []
     for table, catalog in _open_tables(names, streams):
@@ -118,7 +120,10 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 
 
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """Yield each table with its catalog. Raises AirflowFailException at the end if an unknown name may be declared."""
+    """Yield each table with its catalog.
+
+    Raises AirflowFailException at the end if a table is missing, but may be declared in a file that was never valid.
+    """
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
     tables = [table for table in maintained_tables(specs) if table.name in names]
@@ -127,9 +132,10 @@ def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[Mainta
     missing = ", ".join(sorted(set(names) - {table.name for table in tables}))
     unread = [stream.problem for stream in declared if stream.spec is None and stream.problem]
     if missing and (unread or not declared):
+        cause = "; ".join(unread) or f"{streams} has no declarations"
         raise AirflowFailException(
-            f"{missing}: not maintained, because this worker has never read a valid declaration. Fix the file: "
-            f"{'; '.join(unread) or f'{streams} has none'}"
+            f"{missing}: not maintained, because this worker has never read a valid declaration. {cause}. Fix the "
+            "declarations"
         )
     if missing:
         log.info("%s: not maintained, because no file in %s declares it", missing, streams)

@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """The result of an action. `run` is the path in Airflow's UI of the DAG run that it started."""
+    """The result of an action. `run` is the path, in Airflow's UI, of the DAG run that the action started."""
 
     said: str
     run: str | None = None

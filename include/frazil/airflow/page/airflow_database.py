@@ -132,7 +132,7 @@ def next_run_id(dag_id: str, stream: str) -> str:
 
 
 def find_unfinished_run(dag_id: str, stream: str) -> UnfinishedRun | None:
-    """Return the oldest queued or running run, other than dry runs, that changes the stream's tables."""
+    """Return the oldest queued or running run, other than dry runs, that changes the stream's tables, or None."""
     unfinished = (
         select(DagRun.run_id, DagRun.state, DagRun.conf)
         .where(DagRun.dag_id == dag_id, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING)))

@@ -215,7 +215,7 @@ def _log_refusal(request: Request, user: Any, action: Any, name: str, error: HTT
 
 
 def _with_http_errors(work: Callable[[], Any]) -> Any:
-    """Return the result of `work`. Raises its errors as HTTPExceptions with the response's status and text."""
+    """Return the result of `work`. Converts its errors to HTTPExceptions with the response's status and text."""
     from frazil.airflow.page import forms
 
     try:
@@ -328,7 +328,7 @@ def is_permitted(user: Any, method: str, dag_id: str) -> bool:
 
 
 def readable_dags(user: Any, dag_ids: Collection[str]) -> set[str]:
-    """Return the DAGs that the user may read; each is checked for its own team."""
+    """Return the DAGs that the user may read. Each DAG is checked with its own team."""
     manager = get_auth_manager()
     by_team: dict[str | None, set[str]] = {}
     teams: dict[str, str | None] = dict.fromkeys(dag_ids)

@@ -31,7 +31,7 @@ class OutcomeUnknown(Exception):
 
 
 def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
-    """Return what the user must change in the form, or None."""
+    """Return what the user must change in the form; None if the form is valid."""
     try:
         if action in DAG_ACTIONS:
             conf = build_run_conf(action, name, form)
@@ -53,7 +53,7 @@ def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int)
 
 
 def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
-    """Return why the form's window cannot be released, by the cursor of its table; None if a gate holds it."""
+    """Return why the window in the form cannot be released; None if a gate holds it. `cursor` is that of its table."""
     window, label = _parse_window(form, "partition"), LABELS["partition"]
     if cursor is None:
         return f"{label}: no gate has evaluated a window of this table yet, so no window is held"
@@ -107,7 +107,7 @@ def parse_day(form: Form) -> Window:
     day = _parse_window(form, "day")
     if day.grain is not Grain.DAY:
         raise Invalid(
-            "Enter a day, such as 2013-12-30. After only one hour, roll-ups of its day would wait for the other hours"
+            "Enter a day, such as 2013-12-30, not an hour: daily roll-ups need the events of all hours of the day"
         )
     return day
 

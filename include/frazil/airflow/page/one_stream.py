@@ -65,7 +65,7 @@ T = TypeVar("T")
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
 COSTS_CACHE_S = 120.0
-"""Long, because the costs of the last days need the whole recorded history."""
+"""Seconds for which costs are cached: long, because the costs of the last days need the whole recorded history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,10 @@ class ViewOptions:
 def build_stream_view(
     name: str, wish: ViewOptions, sees: SelectVisible, may_act: Callable[[str], bool]
 ) -> StreamView | None:
-    """Return the view of a stream that the user may see. `may_act` takes the id of its writer's DAG."""
+    """Return the view of a stream; None if no file declares it or the user may not see it.
+
+    `may_act` takes the id of the DAG of the stream's writer.
+    """
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or not sees({name: views.writer_dag_of(one)}):
         return None
@@ -181,7 +184,10 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
 def _routed_tables(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the route's tables that match `search`: those in `found`, and those with a problem in `status`."""
+    """Return the route's tables that match `search`; None if there are no tables.
+
+    The tables are those in `found`, and those with a problem in `status`.
+    """
     names, specs = found or {}, [one.spec for one in cached_declarations().value or () if one.spec]
     amiss = {
         names.get(table) or template_table(spec, table, specs).name: said
@@ -211,7 +217,7 @@ def _last_measurement() -> Measurement | None:
 
 
 def _last_audit(name: str) -> str | None:
-    """Return a sentence about the stream's last audit; None if the last measurement has no audits."""
+    """Return a message about the stream's last audit; None if the last measurement has no audits."""
     audited = (_last_measurement() or Measurement()).audited
     return None if audited is None else audited.get(name, "none yet")
 

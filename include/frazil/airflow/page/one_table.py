@@ -44,7 +44,10 @@ def find_table(name: str) -> MaintainedTable | None:
 
 
 def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
-    """Return a table's streams; empty for dead letters, and a template's tables without windows."""
+    """Return a table's streams, as seen by the table.
+
+    Empty for dead-letter tables, and for a template's tables without windows.
+    """
     return tuple(view for one in table.streams if (view := view_from_table(one, table.identifier)) is not None)
 
 
@@ -54,7 +57,7 @@ def find_visible_streams(table: MaintainedTable, sees: SelectVisible) -> set[str
 
 
 def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
-    """Return the view of one table; None if the user may not see any stream that writes to it."""
+    """Return the view of one table; None if it is unknown, or if the user may see no stream that writes to it."""
     found = find_table(name)
     if found is None:
         return None
@@ -121,7 +124,7 @@ def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], sees: SelectVisible) 
 
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:
-    """Return the alerts about a table and its windows; for a stream's own table also about its dead letters."""
+    """Return the alerts about a table and its windows. For a stream's own table, this includes its dead letters."""
     subjects = {table.name, f"care of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}

@@ -66,7 +66,7 @@ def cached_declarations() -> Answer[list[DeclaredStream]]:
 
 
 def build_overview(sees: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
-    """Return the overview of the streams that the user may see. `airflow` has a sentence for each silent component."""
+    """Return the overview of the streams that the user may see. `airflow` has a message for each silent component."""
     found = cached_declarations()
     everything = found.value or []
     may = set(sees({one.name: writer_dag_of(one) for one in everything}))
@@ -229,7 +229,7 @@ def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Win
 
 
 def group_of(spec: StreamSpec) -> str:
-    """Return the name of the group of reads, of the stream's catalog, that share threads."""
+    """Return the name of the group whose threads read the stream's catalog."""
     return f"catalog {spec.table.catalog or 'default'}"
 
 
@@ -257,7 +257,7 @@ def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dag
 
 
 def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tuple[OpenProblem, ...]:
-    """Return a problem if nothing has measured the streams recently; empty while that is unknown."""
+    """Return a problem if nothing has measured the streams recently; empty if the last measurement is unknown."""
     if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
         return ()
     why = (

@@ -110,7 +110,7 @@ def _partition_dag(
 
 
 def send(table: str, streams: str, name: str) -> None:
-    """Send the missing events of one asset, by its name `complete` or `reopened`."""
+    """Send the missing events of one asset. `name` is `complete` or `reopened`."""
     from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
@@ -187,10 +187,11 @@ def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     one = "TABLE" if shared else table
     return f"""### Complete {specs[0].window}s of {table}
 
-A window (one {specs[0].window} of event time) is complete when each stream of the table has passed its end by its
-lateness ({lateness}). Then the asset `{partition_asset(table).name}` gets one event with the window's key, such as
-`{key}`. The asset `{reopened_asset(table).name}` gets one each time
-that late rows reopen it. The events' extra says, by key: revision, rows, dead letters, late rows, watermark, snapshot.
+A window (one {specs[0].window} of event time) is complete when the watermark of each stream of the table is past the
+window's end by the stream's lateness ({lateness}). Then the asset `{partition_asset(table).name}` gets one event with
+the window's key, such as `{key}`. The asset `{reopened_asset(table).name}` gets an event each time late rows reopen
+the window. The `extra` of an event has these values for each key: revision, rows, dead letters, late rows, watermark,
+snapshot.
 
 {_gate_sentence(table, suites)}
 
@@ -201,9 +202,12 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 
 
 def _gate_sentence(table: str, suites: Path | None) -> str:
-    """Return which gate the table has: a suite with a misspelt name gates no window, which only this shows."""
+    """Return a sentence that names the table's gate, or says that it has none.
+
+    Only this sentence shows that a suite with a misspelt name gates no window.
+    """
     if suites is None:
-        return "Its windows have no quality gate: `partition_dags` has no `expectations`."
+        return "Its windows have no quality gate: `partition_dags` is called without `expectations`."
     if suite := find_suite(suites, table):
         return f"The quality gate of its windows is `{suite}`."
     return f"Its windows have no quality gate: `{suites}` has no suite `{table}.json`."

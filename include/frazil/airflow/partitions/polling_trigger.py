@@ -30,7 +30,10 @@ Payload = dict[str, Any]
 
 
 class PollingTrigger(BaseTrigger):
-    """Calls `poll` in a thread every `poll_seconds`, and fires once. Logs changed reasons at once, numbers hourly."""
+    """Calls `poll` in a thread every `poll_seconds`, and fires once.
+
+    Logs a changed reason at once, and a reason in which only numbers change once an hour.
+    """
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

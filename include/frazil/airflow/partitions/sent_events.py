@@ -1,7 +1,7 @@
 """Finds which signals Airflow's assets have received, from its list of an asset's events.
 
-Airflow 3.3 fails to list events if one of them started a run that is still queued. Then the records of sending tasks
-count: they are written before a task succeeds and Airflow publishes its events.
+Airflow 3.3 cannot list events if one of them started a run that is still queued. Then frazil uses the records of the
+sending tasks instead. A task writes its record before it succeeds, and Airflow publishes its events only afterwards.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class UnsentSignals:
 
 
 def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Mark all signals as sent if the store has no entry yet: a new Airflow gets no old events."""
+    """Mark all signals as sent if the store has no entry yet: a new Airflow installation gets no old events."""
     store: AssetStore = context["asset_state_store"][asset]
     if store.get(SENT_TO_KEY) is None:
         store.set(SENT_TO_KEY, signals.number)
@@ -57,7 +57,10 @@ def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) 
 
 
 def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
-    """Return what an asset has not received, and store where the next check begins. Raises AirflowException."""
+    """Return the signals that an asset has not received, and store where the next check begins.
+
+    Raises AirflowException while it is unknown which events were sent.
+    """
     store: AssetStore = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO_KEY) or 0)
     if not new:
@@ -85,9 +88,10 @@ def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asse
 def signals_to_send(
     signals: Mapping[tuple[str, int], Signal], sent: Collection[tuple[str, int]], *, reopened: bool
 ) -> dict[str, Signal]:
-    """Return the newest signal of each partition key, sorted by number, that is not in `sent`.
+    """Return the newest signal of each partition key, sorted by number, except signals in `sent`.
 
-    Signals that an operator requested again go to the first asset, whose consumers missed them.
+    With `reopened`, only signals of reopened windows count. Otherwise, only the remaining signals count. These include
+    signals that an operator requested again, because the first asset's consumers missed them.
     """
     newest = {
         key: s
@@ -103,8 +107,8 @@ def _list_sent_signals(asset: Asset, context: Context, *, since: datetime | None
         return read_sent_signals(events.after(since.isoformat()) if since else events, asset.name)
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
         problem = (
-            "Airflow cannot list the events of the asset %s, probably because a run that they started is queued. "
-            "The records of the sending tasks are used instead: %s"
+            "Airflow cannot list the events of the asset %s: %s. Probably a run started by one of them is queued. "
+            "Using the records of the tasks that sent the events"
         )
         log.warning(problem, asset.name, error)
         return _read_recorded_signals(asset, context)
@@ -120,7 +124,8 @@ def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
         return published | publishing
     if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
-            f"it is unknown whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
-            "the task runs again, and Airflow cannot list the asset's events while a run that they started is queued"
+            f"cannot determine whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
+            "the task is not finished, and Airflow can list the asset's events only while no run started by one "
+            "of them is queued"
         )
     return published

@@ -58,7 +58,10 @@ GATE_TIMEOUT_S = 300.0
 
 
 def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """Return the last signal's number, and the tasks with work. For a new Airflow, all signals count as sent."""
+    """Return the last signal's number, and the tasks with work.
+
+    For a new Airflow installation, all signals count as sent.
+    """
     signals = _load_signals(table, streams)
     for asset in _assets_of(table).values():
         mark_current_as_sent(signals, asset, context)
@@ -69,7 +72,7 @@ def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[st
 
 
 def check_completeness(table: str, streams: Path, *, after: int, reopened: bool = True) -> tuple[bool, str]:
-    """Return whether a window is complete or was signalled after number `after`, and why the next one waits."""
+    """Return True if a window is complete or a signal has a number above `after`; otherwise False, and the reason."""
     specs = streams_feeding(streams, table)
     catalog = open_existing_catalog(specs[0].table.catalog)
     seen = _assess(catalog, specs, reopened=reopened)
@@ -119,7 +122,7 @@ def signal_complete_windows(
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
-    """Send missing events. Raises AirflowSkipException if none is missing, because success would send an event."""
+    """Send missing events. Raises AirflowSkipException if none is missing, because a successful task sends an event."""
     asset = _assets_of(table)[name]
     left = find_unsent_signals(_load_signals(table, streams), asset, context)
     sending = dict(list(left.missing.items())[:MAX_EVENTS])
@@ -174,7 +177,10 @@ def _tasks_with_work(signals: TableSignals, context: Context) -> list[str]:
 
 
 def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGates | None:
-    """Return a function that gates windows; None if the table has no suite. Raises SpecError if it was removed."""
+    """Return a function that gates windows; None if the table has no suite.
+
+    Raises SpecError if the suite was removed.
+    """
     suite = find_suite(expectations, table) if expectations else None
     if suite is not None:
         if store.get(GATED_KEY) != (gated := bool(read_suite(suite).content["expectations"])):
@@ -183,8 +189,8 @@ def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGa
     if expectations is not None and store.get(GATED_KEY) is True:
         raise SpecError(
             f"the quality gate of {table}, {expectations / f'{table}.json'}, is missing, so no window is signalled. "
-            'Restore the file. To remove the gate, restore it with `"expectations": []`, and delete it after a run '
-            f"of {partitions_dag_id(table)}"
+            'Restore the file. To remove the gate, set `"expectations": []` in the restored file, let '
+            f"{partitions_dag_id(table)} run once, then delete the file"
         )
     return None
 

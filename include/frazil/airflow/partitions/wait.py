@@ -1,7 +1,7 @@
-"""Waits in the triggerer until a table has windows to signal, or another process has signalled one.
+"""Waits in the triggerer until a table has windows to signal, or another process has signalled a window.
 
-One deferred task reads the metadata, in about 50 ms; the worker, which takes seconds to start, only writes signals and
-sends events.
+The deferred task reads the metadata itself, in about 50 ms. A worker takes seconds to start, so it only writes signals
+and sends events.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _removal_message(table: str) -> str:
 
 
 class CompletionTrigger(PollingTrigger):
-    """Fires when windows can be signalled, or when another process has signalled one after `number`."""
+    """Fires when windows can be signalled, or when another process has added a signal with a number above `number`."""
 
     _searched_s: float | None = None
     """When late rows of a template's tables were last searched; None if only the task did."""

@@ -1,4 +1,4 @@
-"""Builds one DAG per writer application, which several streams may share; each then has a task in it."""
+"""Builds one DAG per writer application. If several streams share an application, each has its own task in the DAG."""
 
 from __future__ import annotations
 
@@ -32,18 +32,15 @@ def writer_dags(
     on_failure: OnFailure | None = None,
     queue: str | Mapping[str, str] | None = None,
 ) -> dict[str, DAG]:
-    """Return the writers' DAGs by DAG id: one for each stream with its own application, and one for each shared
-    application.
+    """Return the writers' DAGs by DAG id: one for each shared application, and for each stream that shares none.
 
-    An unreadable file shows its error in its own DAG, which stays as it was. A removed stream's DAG stays until its run
-    can end with the writer.
+    If a file becomes unreadable, its DAG stays as it was, and shows the error. A removed stream's DAG stays until its
+    run can end with the writer.
 
-    :param streams: folder of the declared streams.
-    :param application: the writer's Python file, by default the package's own.
-    :param shared_application: the Python file of shared applications, by default the package's own.
-    :param on_failure: notifiers, called when the supervisor gives up on a writer.
-    :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
-    serves their queue.
+    :param streams: folder of the declared streams. :param application: the writer's Python file, by default the
+    package's own. :param shared_application: the Python file of shared applications, by default the package's own.
+    :param on_failure: notifiers, called when the supervisor gives up on a writer. :param queue: the queue of all
+    writers, or queues by application name. Writers run on the hosts whose triggerer serves their queue.
     """
     own: list[DeclaredStream] = []
     shared: dict[str, list[DeclaredStream]] = defaultdict(list)
@@ -112,7 +109,8 @@ def _shared_doc_md(name: str, members: Sequence[DeclaredStream]) -> str:
             "",
             f"""Pausing this DAG leaves the application running. `frazil pause`, `resume` and `restart` take the name of
 a stream, or `{name}` for all of them. In this DAG, *Clear* of `{TASK_ID}` replaces the whole application, and *Mark
-failed* ends it until it is cleared or resumed. On a stream's task they restart or pause that stream alone.
+failed* ends it until it is cleared or resumed. On a stream's task, *Clear* restarts and *Mark failed* pauses only that
+stream.
 """,
         ]
     )
@@ -178,7 +176,7 @@ def _doc_md(found: DeclaredStream) -> str:
         f"""Pausing this DAG leaves the writer running. To operate the writer:
 
 - `frazil pause {found.name}`: the writer stops after the current batch, and stays stopped.
-- `frazil resume {found.name}`: the writer runs again, also after the supervisor gave up.
+- `frazil resume {found.name}`: the writer runs again, even if the supervisor gave up.
 - `frazil restart {found.name}`, or *Clear* here: a new writer replaces it after the current batch.
 - *Mark failed* or *Mark success* here: same as `frazil pause {found.name}`.
 - `frazil status {found.name}`: shows its state.

@@ -88,7 +88,7 @@ class HostedStreamTrigger(UserActionTrigger):
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _apply_user_action(self) -> None:
-        """Pause the stream if the task was marked, restart it if cleared."""
+        """Pause the stream if the user marked the task; restart the stream if the user cleared the task."""
         action = await self._task_action()
         self.log.info("The task was %s in Airflow.", action)
         if action is TaskAction.MARKED:
@@ -138,7 +138,7 @@ class HostedStreamTrigger(UserActionTrigger):
         last = observation.exits[-1] if observation.exits and not observation.process.is_alive else None
         ended = _describe_end(last) if last else ""
         given_up = read_active_given_up(self.stream, observation)
-        remedy = "; given up: fix the cause, then clear this task" if given_up else ""
+        remedy = "; the application gave up: fix the cause, then clear this task" if given_up else ""
         sentence = f"{observation.process}{ended}{remedy}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
         # Only `_describe_pause` reads the pause.

@@ -42,7 +42,7 @@ class LineSelector:
     _left_out: int = 0
 
     def begin(self) -> None:
-        """Start with a new writer, whose lines count as new."""
+        """Begin the log of a new writer: all its lines count as new."""
         self._alike.clear()
 
     def lines_to_copy(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
@@ -68,7 +68,7 @@ class LineSelector:
             yield level, line
 
     def _hourly_lines(self, now_s: float) -> Iterator[tuple[int, str]]:
-        """Yield the newest omitted line of each shape whose hour is over, with their number."""
+        """Yield, for each shape whose hour is over, its newest omitted line with the number of omitted lines."""
         for kind, alike in list(self._alike.items()):
             if now_s - alike.since_s < HOUR_S:
                 continue

@@ -1,4 +1,4 @@
-"""The tasks that represent a writer, and a stream of a shared application. They defer immediately."""
+"""The task of a writer, and the task of a stream in a shared application. Both defer immediately."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class WriterOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Fail, because the supervisor gave up, which is first recorded on disk."""
+        """Record on disk that the supervisor gave up, and fail."""
         from frazil.host.given_up import confirm_given_up  # needed by a running task only
 
         reason = str(event["reason"])

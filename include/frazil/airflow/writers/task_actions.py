@@ -21,7 +21,7 @@ CHANGED_BY = "Airflow"
 
 
 class TaskAction(StrEnum):
-    """What a user did to a task, or why else Airflow killed its trigger."""
+    """A user's action on a task, or another reason for which Airflow killed the task's trigger."""
 
     MARKED = "marked"
     """A user marked the task as failed or as success: the writer stops, and stays stopped."""

@@ -48,12 +48,12 @@ T = TypeVar("T")
 
 
 class UserActionTrigger(BaseTrigger):
-    """Applies a user's action on its task, for which Airflow kills the trigger, to the task's stream."""
+    """Applies a user's action on a task to the task's stream. Airflow kills the trigger for each such action."""
 
     stream: str
 
     async def on_kill(self) -> None:
-        """Apply the action, which continues although Airflow 3.3 cancels the trigger each second."""
+        """Apply the user's action. The action continues although Airflow 3.3 cancels the trigger every second."""
         work = asyncio.create_task(self._apply_user_action())
         RUNNING_ACTIONS.add(work)
         work.add_done_callback(RUNNING_ACTIONS.discard)
@@ -187,7 +187,7 @@ class WriterTrigger(UserActionTrigger):
         return derive_from_decision(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
-        """Record on this host, which may not be the worker's, which run supervises."""
+        """Record which run supervises the writer on this host, which may differ from the worker's host."""
         from frazil.host.given_up import settle_given_up
         from frazil.host.supervising_run import SupervisingRun, write_supervising_run  # needed by a triggerer only
 
@@ -271,7 +271,7 @@ async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
         try:
             connection = await Connection.async_get(name)
         except AirflowNotFoundException:
-            problem = f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
+            problem = f"the declaration refers to the Airflow connection {name!r}, which does not exist; add it"
             raise SpecError(problem) from None
         fields = ("conn_type", "host", "login", "password", "schema", "port")
         known = {field: getattr(connection, field) for field in fields}

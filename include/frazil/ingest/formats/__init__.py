@@ -41,7 +41,7 @@ def _json_decoder(_: spec.JsonFormat, schema: Schema, units: Mapping[int, str]) 
 
 
 def _add_framing(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
-    """Remove the lines and frames around JSON objects before `decode` reads these."""
+    """Return a decoder that removes frames and splits JSON lines, as declared, before `decode` reads the objects."""
     from frazil.ingest.formats.json.lines import FramedDecoder, LinesDecoder
 
     if not isinstance(declared, spec.JsonFormat):

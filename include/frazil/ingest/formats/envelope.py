@@ -1,6 +1,6 @@
-"""Decodes Debezium's change events (envelopes) to rows of a change file. A create, update or snapshot read takes the
-row from `after`, a delete its key from `before`. An update of the key becomes a delete and an upsert. In JSON, the
-event may be the `payload` of an object with its schema.
+"""Decodes Debezium's change events (envelopes) to rows of a change file. For a create, an update or a snapshot read,
+the row comes from `after`. For a delete, the key comes from `before`. An update of the key becomes a delete and an
+upsert. In JSON, the event may be the `payload` of an object that also contains its schema.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
 """First field ids of columns in `before`, of everything in `payload`, and of fields that are not columns."""
 NOT_AN_ENVELOPE, TRUNCATED, UNAVAILABLE = "NotAnEnvelope", "Truncated", "UnavailableValue"
 UNAVAILABLE_NULL = (
-    "null, which the connector also writes for a large value of this type that the update left unchanged: set replica "
-    "identity full on the source's table"
+    "null, but the connector also writes null for a large value of this type that an update did not change. Set "
+    "replica identity full on the source's table"
 )
 UNAVAILABLE_TEXT = (
     "the placeholder for a value that the event omits. The event creates a row, or changes a row's key, and so needs "
@@ -50,7 +50,7 @@ MONGODB_REMEDY = (
     "MongoDB's connector writes documents as text: declare no envelope, and a column {type: string, from: after}, as "
     "in the guide on captured changes"
 )
-_ROW_ERROR_START = re.compile(r"(?:payload\.)?(?:after|before): (?=required|an object is needed)")
+_ROW_ERROR_START = re.compile(r"(?:payload\.)?(?:after|before): (?=required|expected an object)")
 _SKIPPED_OPERATIONS = ("m",)
 """Operations that do not change a row: `m` is a message that an application wrote to the log."""
 _ROW_OPERATIONS = ("c", "u", "r")
@@ -60,8 +60,9 @@ _DRIFT_SCOPE = tuple(
 
 
 class EnvelopeDecoder:
-    """Decodes the events of one stream. Tombstones, which follow a delete event, and events that change no row, become
-    neither rows nor rejections.
+    """Decodes the change events of one stream.
+
+    Events that change no row, and the tombstones that follow delete events, become neither rows nor rejections.
     """
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
@@ -202,7 +203,7 @@ class EnvelopeDecoder:
 
     @staticmethod
     def _explain(rejection: Rejection, chunk: Chunk) -> Rejection:
-        """If MongoDB's connector wrote the event, tell how to read its text documents."""
+        """Return the rejection, with MONGODB_REMEDY as its text if a document of MongoDB's connector caused it."""
         layer = _ROW_ERROR_START.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
             return rejection
@@ -216,7 +217,10 @@ class EnvelopeDecoder:
         return rows.append_column(KEPT_COLUMNS, kept)
 
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
-        """Return a mask of the updates that have different complete keys in `before` and `after`."""
+        """Return a mask of the updates that change the key.
+
+        An update counts only if `before` contains the whole key.
+        """
         found = np.zeros(len(op), np.bool_)
         whole = to_mask(pc.equal(op, "u")) & parts.is_present("before")
         for names in self._key if whole.any() else ():
@@ -248,7 +252,7 @@ class EnvelopeDecoder:
                 text = "op: missing: this is not a Debezium event; if a transform unwraps events, declare no envelope"
                 found[row] = (NOT_AN_ENVELOPE, text)
             else:
-                found[row] = (NOT_AN_ENVELOPE, f"op: {operation!r:.50}: c, u, r, d, t or m is needed")
+                found[row] = (NOT_AN_ENVELOPE, f"op: expected c, u, r, d, t or m, got {operation!r:.50}")
         for name, rows in (("after", states), ("before", deletes)):
             for row in np.flatnonzero(rows & ~parts.is_present(name)).tolist():
                 hint = "; give the source's table a replica identity" if name == "before" else ""
@@ -270,7 +274,7 @@ class EnvelopeDecoder:
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Return masks of the values for which an update has a placeholder, and the columns with null for them.
+        """Return a mask of the placeholders in each column that has any, and the columns with nulls in their place.
 
         Snapshot events and keys have all values, so a placeholder in them counts as an ordinary value.
         """
@@ -297,9 +301,9 @@ class EnvelopeDecoder:
     def _find_ambiguous_nulls(
         self, parts: _Events, op: pa.Array, columns: dict[str, pa.Array], after_names: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Yield the row and error of updates without `before` that have a null, which may mean "unchanged".
+        """Yield the row and error of each update without `before` in which a null may mean "unchanged".
 
-        A missing field is not ambiguous: then the connector leaves out the whole column.
+        A missing field is not ambiguous: it means that the connector omits the whole column.
         """
         bare = to_mask(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
         for names in self._null_hiding.values() if bare.any() else ():

@@ -1,5 +1,5 @@
-"""Fills columns from fields that have other names, or that are elsewhere in the record. The format's decoder reads the
-record's own shape; its values are then moved to the columns.
+"""Fills columns from fields that have other names, or that are elsewhere in the record. The format's decoder first
+reads the record with its own field names and nesting; then the values are moved to the columns.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def may_have_aliases(unit: Unit | None) -> bool:
 
 
 def record_path(column: Path, units: Mapping[str, Unit]) -> FieldPath:
-    """Return where a record has a column's value. `units` maps a column's name to its unit."""
+    """Return the path at which records have a column's value. `units` maps a column's name to its unit."""
     return (*(ColumnSource.of(units.get(column[0])).path or column[:1]), *column[1:])
 
 
@@ -201,7 +201,10 @@ class FieldsDecoder:
         return [*self._arrow_schema.names]
 
     def withhold(self, hidden: Collection[Path]) -> None:
-        """Omit the fields of these lower-case column paths from the `rest` column, wherever records have them."""
+        """Omit these fields from the `rest` column.
+
+        `hidden` has lower-case column paths; the same fields are also omitted at their paths in records.
+        """
         if isinstance(self._decode, RestDecoder):
             columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
             moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
@@ -272,7 +275,7 @@ class FieldsDecoder:
         return error
 
     def _map_drift(self, drift: SchemaDrift) -> SchemaDrift:
-        """Replace paths in records by columns' names. Leave out new fields of objects from which columns are read."""
+        """Replace paths in records by column paths. Omit new fields of objects from which columns are already read."""
         if not drift.is_change:
             return drift
         names = {path: name for name, path in self._paths.items()}
@@ -332,7 +335,7 @@ class CastingDecoder:
 
 
 class _TextColumns:
-    """Reads columns whose values arrived as JSON texts: casts these, and decodes them as strictly as records."""
+    """Reads columns whose values arrived as JSON texts. Casts the texts, then decodes them as strictly as records."""
 
     def __init__(
         self,
@@ -379,7 +382,7 @@ class _TextColumns:
 
 
 def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
-    """Return `decoded` with these columns, and the rejections, of `found`, whose records are its rows."""
+    """Return `decoded` with the named columns, and the rejections, of `found`. Its record i is row i of `decoded`."""
     order = np.argsort(found.kept, kind="stable")
     places = found.kept[order]
     rows = decoded.rows.take(pa.array(places))
@@ -401,7 +404,7 @@ def _text_scalar(text: str) -> pa.Scalar:
 
 
 def _as_lines(texts: pa.Array) -> BinaryColumn:
-    """View texts that end with a newline as values of records, without copying them."""
+    """Return texts as record values in the same buffer, each without its final newline."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
     return BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
@@ -437,7 +440,7 @@ _PLAIN_SOURCE = ColumnSource()
 
 
 class _FieldTree:
-    """Objects and lists, with columns as leaves."""
+    """A tree of the objects and lists in a record. Its leaves are the columns that fields fill."""
 
     def __init__(self, *, lists: bool, required: Path) -> None:
         self.units: dict[int, str] = {}
@@ -446,7 +449,7 @@ class _FieldTree:
         self._ids = count(FIRST_CONTAINER_ID + 1)
 
     def put(self, path: FieldPath, field: NestedField) -> None:
-        """A column inside a list becomes optional, because elements may be missing."""
+        """Add a column at a path. A column inside a list becomes optional, because elements may be missing."""
         tree = self._tree
         *outer, last = tuple(0 if self._lists and isinstance(step, int) else step for step in path)
         for step in outer:

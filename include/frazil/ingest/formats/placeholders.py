@@ -1,5 +1,5 @@
-"""Finds Debezium's placeholder for an unchanged value that the source's log omits. Its form
-depends on the type (`UnchangedToastedPlaceholder`, `binary.handling.mode`); some types get null.
+"""Finds Debezium's placeholder for an unchanged value that the source's log omits. The placeholder's form depends on
+the type (`UnchangedToastedPlaceholder`, `binary.handling.mode`). For some types, Debezium sends null instead.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PlaceholderFinder:
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
     def add_placeholder_field(self, kind: iceberg.StructType, new_id: Callable[[], int]) -> iceberg.StructType:
-        """Return the type of an hstore column, with a field for the placeholder if JSON allows its name."""
+        """Add a field named like the placeholder to an hstore column's type, unless JSON would escape its name."""
         if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
             return kind
         return iceberg.StructType(
@@ -76,7 +76,7 @@ class PlaceholderFinder:
         return found_type
 
     def __call__(self, values: pa.Array, *, as_json: bool = False) -> tuple[NDArray[np.bool_], pa.Array]:
-        """Return a mask of the placeholders in a column, and the column without `add_placeholder_field`.
+        """Return a mask of the placeholders in a column, and the column without the field of `add_placeholder_field`.
 
         If `as_json`, the values are JSON, regardless of the column's type.
         """
@@ -129,7 +129,7 @@ class PlaceholderFinder:
 
 
 def _equal_lists(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
-    """Return a mask of the lists or maps that equal `form`. `elements` has the elements of all."""
+    """Return a mask of the lists or maps that equal `form`. `elements` has the elements of all lists."""
     offsets = lists.offsets.to_numpy()
     found = np.zeros(len(lists), np.bool_)
     rows = np.flatnonzero(to_mask(lists.is_valid()) & (np.diff(offsets) == len(form)))

@@ -1,5 +1,5 @@
-"""Rewrites JSON values of columns with a lenient cast, a rounding, or values that become null. The results are read as
-strictly as any value.
+"""Rewrites JSON values of columns with a lenient cast, a rounding, or values that become null. The rewritten values are
+then read by the usual strict rules.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
 
 
 def replace_with_null(texts: pa.Array, nulls: Iterable[str | int | float | bool]) -> pa.Array:
-    """Replace these values in JSON texts by null, in any notation of a number and with any escapes of a string."""
+    """Replace these values in JSON texts by null, however a number is written or a string is escaped."""
     plain = {value for value in nulls if isinstance(value, str)}
     numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
     exact = [json.dumps(value, ensure_ascii=False) for value in nulls]

@@ -30,7 +30,7 @@ MAX_ID_CHARACTERS = 200
 
 
 class EventTransaction(NamedTuple):
-    """The transaction of a record. Tombstones and snapshot events have none."""
+    """The transaction of a record. Tombstones and snapshot events belong to no transaction."""
 
     transaction: str = ""
     """Empty if the record belongs to no transaction."""
@@ -84,7 +84,7 @@ class TransactionDecoder:
         return transactions
 
     def read_ends(self, chunk: Chunk) -> list[TransactionEnd]:
-        """Return the transaction ends among the records, and count records that cannot be read in `unreadable`."""
+        """Return the ends of transactions among the records. Adds the number of unreadable records to `unreadable`."""
         forms = [rows for _, rows in self._decode_forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
@@ -97,7 +97,7 @@ class TransactionDecoder:
         ]
 
     def _decode_forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
-        """Yield the indexes and rows of plain records, and of those wrapped in `payload`."""
+        """Yield the indexes and rows of plain records, then of records that are wrapped in `payload`."""
         decoded = self._decode(chunk)
         wrapped = decoded.rows["payload"].is_valid().combine_chunks()
         payload: pa.ChunkedArray = decoded.rows["payload"]

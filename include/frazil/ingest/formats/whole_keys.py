@@ -1,4 +1,6 @@
-"""Decodes record keys that are one value of a primitive type, as the only field of a record."""
+"""Decodes record keys that consist of one primitive value, such as a string or a number. The value is decoded as a
+record with one field.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def as_record_schemas(schemas: SchemaText) -> SchemaText: ...
 @overload
 def as_record_schemas(schemas: SchemaSource) -> SchemaSource: ...
 def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:
-    """Return Avro schemas of records whose only field has the given schema. Their encoded values are the same bytes."""
+    """Wrap Avro schemas in records with one field.
+
+    Avro encodes such a record with the same bytes as the field's value.
+    """
     return _as_record(schemas) if isinstance(schemas, SchemaText) else _RecordSchemas(schemas)
 
 

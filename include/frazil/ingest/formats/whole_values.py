@@ -14,7 +14,10 @@ from frazil.ingest.decode import DecodedChunk, Rejection
 
 
 class WholeValueDecoder:
-    """Fills one column with the record value; all other columns are null. Rejects null if it is required."""
+    """Fills one column with the record value; all other columns are null.
+
+    Rejects a record if a required column is null.
+    """
 
     def __init__(self, schema: Schema, column: str) -> None:
         self._field = schema.find_field(column)

@@ -153,7 +153,7 @@ function records(line) {
   return h(
     "span",
     { class: "flow" },
-    spark(line.last_hour, `records in the last hour: ${count(line.last_hour.reduce((a, b) => a + b, 0))}`),
+    spark(line.last_hour, `records in the last ${duration(line.last_hour.length * 120000)}: ${count(line.last_hour.reduce((a, b) => a + b, 0))}`),
     h("span", {}, rate(line.records_per_s), h("small", { class: "mean", title: mean(line) }, line.rate_ms ? duration(line.rate_ms) : ""), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches ${duration(line.backpressure_ms)} too slow`)),
   );
 }

@@ -147,7 +147,7 @@ function rejected(view) {
           { class: "runs letters" },
           view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.there !== one.count && `, ${one.there ? counted(one.there, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.there > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
-      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's snapshots do not have the reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot has rejected records."),
+      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's snapshots do not record the reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot has rejected records."),
     view.rejected.length > 0 && h("p", { class: "soft" }, "Their content is not shown here, because fields may be sensitive. The command shows it to users who may read the table."),
   );
 }
@@ -195,7 +195,7 @@ function days(view) {
     { class: "card days" },
     h("h2", {}, "Cost by day (UTC)"),
     h("div", { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Cost by day", "data-key": "days" }, h("table", { class: "small" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Day"), names.map((name) => h("th", { scope: "col", class: "n" }, name)))), h("tbody", {}, view.days.slice(0, SHOWN_DAYS).map(row).map(([day, ...cells]) => h("tr", {}, h("th", { scope: "row" }, day), cells.map((cell) => h("td", { class: "n" }, cell))))))),
-    h("p", { class: "soft" }, "The writer's CPU, its requests to object storage, and their price. Not the storage itself, Kafka, Airflow and maintenance: ", h("code", {}, `frazil cost ${view.line.stream}`), "."),
+    h("p", { class: "soft" }, "The writer's CPU, its requests to object storage, and their price. Storage itself, Kafka, Airflow and maintenance are not included. In a terminal: ", h("code", {}, `frazil cost ${view.line.stream}`), "."),
   );
 }
 

@@ -131,7 +131,10 @@ class AvroDecoder:
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
     ) -> pa.Table:
-        """Read the records whose `roots` is not -1. Records for which `wrong` is not VALID have no row."""
+        """Return the rows of records with a root (not -1).
+
+        Fills `wrong` and `where`; only records that are VALID have a row.
+        """
         columns, program = self._columns, self._program
         columns.begin(len(values), program.text)
         data, starts, lengths = as_loop_arguments(values)
@@ -159,7 +162,7 @@ class AvroDecoder:
 
     @contextmanager
     def _json_texts_in_columns(self, data: NDArray[np.uint8]) -> Iterator[None]:
-        """Replace encoded values in columns of JSON text by their texts while the context is open."""
+        """Convert encoded values in JSON text columns to JSON for as long as the context is open."""
         columns, spans = self._columns, self._program.spans
         if not spans:
             yield
@@ -186,7 +189,10 @@ class AvroDecoder:
         columns.text = kept
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
-        """Return a value as JSON text; None if all its fields fill other columns. Invalid: `_FAULT_PREFIX` and text."""
+        """Return a value as JSON text; None if all its fields fill other columns.
+
+        An invalid value becomes `_FAULT_PREFIX` and an error text.
+        """
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
@@ -201,7 +207,10 @@ class AvroDecoder:
             return _FAULT_PREFIX + str(error).encode()
 
     def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        """Return each record's first operation (-1 if rejected), and the records without frames. Fills `rejections`."""
+        """Return the first operation of each record (-1 if rejected), and its content without the frame.
+
+        Fills `rejections`.
+        """
         roots = np.full(len(values), -1, np.int64)
         has_value = values.lengths > 0
         for i in np.flatnonzero(~has_value).tolist():
@@ -224,7 +233,10 @@ class AvroDecoder:
         return roots, content
 
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Ids are requested in groups, because values without a frame can look as if they had very many ids."""
+        """Call `_assign` for each distinct schema id.
+
+        Schemas are requested in groups, because unframed values can look as if they had very many ids.
+        """
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
@@ -316,7 +328,7 @@ def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
 
 
 def not_framed_text(value: bytes, name: str) -> str:
-    what = "is JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
+    what = "is JSON" if value.lstrip().startswith(b"{") else "does not begin with a zero byte and a schema id"
     return (
         f"the value {what}, but source.format is {name} with schema ids: write it with the registry's serializer, "
         "or declare another format"

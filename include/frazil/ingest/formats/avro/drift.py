@@ -29,7 +29,7 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the changes after which the table's schema holds all records of this writer schema."""
+    """Return the new fields and (if `widening`) wider types that the table needs for this writer schema."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
@@ -39,7 +39,7 @@ def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool)
 def _find_changes(
     written: AvroType, kind: iceberg.IcebergType, path: Path, inside: frozenset[int]
 ) -> Iterator[tuple[Path, FoundType, str]]:
-    """Yield a path and the new field's type, or the wider type of an existing column."""
+    """Yield `(path, type, "")` for a new field, and `(path, None, wider type)` for a column that needs a wider type."""
     if written.kind == "union":
         for branch in written.parts:
             yield from _find_changes(branch, kind, path, inside)

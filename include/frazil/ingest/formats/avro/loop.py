@@ -1,6 +1,6 @@
 """Reads Avro records into columns (`json.words`), in compiled code: one loop, controlled by a table of operations. A
-record that cannot be read completely leaves no values. Lengths and counts beyond its bytes are rejected, so its size
-limits its cost.
+record that cannot be read completely leaves no values. A length or count that exceeds the record's bytes is rejected,
+so a small record cannot cause much work.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the encoding, and each call and container costs
@@ -105,7 +105,7 @@ def is_utf8(b: Octets, p: int, end: int) -> bool:
 
 @loop
 def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
-    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID. Returns False if invalid."""
+    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID as two words. Returns False if invalid."""
     digits = 0
     words[at] = 0
     words[at + 1] = 0
@@ -121,7 +121,7 @@ def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
 
 @loop
 def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
-    """Write an ISO 8601 date, time or timestamp, as in JSON, as one word. Returns False if invalid."""
+    """Parse an ISO 8601 date, time or timestamp, as in JSON, and write it as one word. Returns False if invalid."""
     length = end - p
     if length > MAX_MOMENT_LENGTH:
         return False
@@ -145,7 +145,7 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
 def write_decimal(
     negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
 ) -> int:
-    """Write a decimal with a magnitude of two words in the column's scale. Returns VALID or an error code."""
+    """Write a decimal in the column's scale. `high` and `low` are its magnitude. Returns VALID or an error code."""
     limit = np.uint64(ops[op, code.LIMIT_HIGH])
     if high > limit or (high == limit and low >= np.uint64(ops[op, code.LIMIT_LOW])):
         return code.NOT_HELD
@@ -160,7 +160,10 @@ def write_decimal(
 
 @loop
 def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write a decimal whose unscaled number is big-endian in two's complement. Returns VALID or an error code."""
+    """Read an unscaled number, big-endian in two's complement, and write the decimal.
+
+    Returns VALID or an error code.
+    """
     if p == end:
         return code.NO_DECIMAL
     negative = b[p] >= 128
@@ -321,7 +324,10 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
 def read_record(
     b: Octets, p: int, end: int, root: int, plan: Plan, memory: Memory, scratch: Scratch
 ) -> tuple[int, int, int]:
-    """Read one record. Returns VALID, an error code or NO_ROOM + d, and the operation and position of the error."""
+    """Read one record. Returns VALID, an error code, or NO_ROOM + d if domain d is full.
+
+    Also returns the operation and position of the error.
+    """
     ops, places = plan
     nodes, words, valid, domains = memory
     frames, slots, seed = scratch
@@ -449,8 +455,10 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Read records, from index `first` on. Returns the index of the first record that was not read (their number if all
-    were), and the domain that needs more room for it.
+    """Read records, from index `first` on, until a record needs more room.
+
+    Returns the index of that record and the domain that needs more room. If all records were read, returns their number
+    and 0.
 
     `roots` has the first operation of each record, or -1 to skip it. `wrong` receives each record's error code, and
     `where` the operation and position of the error.

@@ -1,5 +1,5 @@
-"""Compiles a writer's Avro schema and the table's columns into operations for the loop. A column is filled by the field
-with its name, or else with an alias of that name.
+"""Compiles a writer's Avro schema and the table's columns into operations for the loop. A column is filled by the
+written field of the same name, or else by a field whose aliases include the column's name.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LoopProgram:
 
     def _add_row(self, kind: int, target: TargetColumn) -> int:
         if len(self._rows) >= self._max_rows:
-            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
+            raise TooLarge(f"reading its types into the columns takes more than {MAX_OPERATIONS:,} operations")
         self._rows.append([0] * self._width)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node  # the same columns in Protobuf
         self._paths.append(target.path)
@@ -254,9 +254,9 @@ class AvroProgram(LoopProgram):
 def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: AvroType, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the columns of the operation that fills a column of this type; None if the types do not match.
+    """Return the operation that reads this Avro type into a column of type `kind`; None if the types do not match.
 
-    `unit` is the declared unit of a timestamp that arrives as a number.
+    Keys are columns of the table of operations. `unit` is the declared unit of a timestamp that arrives as a number.
     """
     bits = 32 if written.kind == "int" else 64
     match written.kind, kind:
@@ -355,7 +355,7 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
 
 
 def as_written(part: Part | None, written: AvroType) -> Part | None:
-    """Return `part` with the names of the writer's schema; None if the whole value fills columns."""
+    """Return `part` with field names of the writer schema, not columns; None if the whole value fills columns."""
     if part is None:
         return None
     if written.kind == "union":

@@ -38,7 +38,7 @@ class TooLarge(Exception):
 
 @dataclass(slots=True, eq=False)
 class AvroType:
-    """Compared by identity, because records may contain themselves."""
+    """A type in an Avro schema. Types are compared by identity, because a record type may contain itself."""
 
     kind: str
     """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record` or `union`."""

@@ -45,7 +45,7 @@ class CsvDecoder:
         self._room = np.empty(JSON_BUFFER_BYTES, np.uint8)
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
-        """Decode the values. Within each part, rows whose JSON was read one by one come last."""
+        """Decode the values in parts that fit the JSON buffer. In a part, rows of records read one by one come last."""
         values = chunk.values
         parts, done = [], 0
         while done < len(values):
@@ -55,7 +55,10 @@ class CsvDecoder:
         return join_results(parts) if parts else self._decode(chunk)
 
     def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
-        """Decode as many records from `first` on as fit into the JSON buffer. Return the index after them, too."""
+        """Decode the records from index `first` on that fit into the JSON buffer.
+
+        Returns the index after the last of them, and the result.
+        """
         places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
         until, needed = loop.write_objects(
             *as_loop_arguments(values), first, self._format, self._room, places, outcomes

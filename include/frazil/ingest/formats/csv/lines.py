@@ -1,4 +1,4 @@
-"""Reads individual lines for error texts."""
+"""Explains why a CSV line was rejected, and splits single lines into fields to quote them in error texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LineReader:
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def _count_fields(self, record: bytes) -> int:
-        """Split only lines with quotes, because splitting is slow."""
+        """Return the number of fields. Only lines with quotes are split, because splitting is slow."""
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))
         return record.count(self._delimiter) + 1

@@ -61,7 +61,10 @@ def max_json_bytes(b: Octets, p: int, end: int) -> int:
 
 @loop
 def write_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a JSON number, without leading + or zeros. Returns `at` if it is not one."""
+    """Write a field as a JSON number, without a leading plus sign or leading zeros.
+
+    Returns `at` if it is not a number.
+    """
     start, q = at, p
     if b[q] == 45:
         to[at] = 45
@@ -82,7 +85,7 @@ def write_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def write_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write `true`, `false`, in any case, 1 or 0 as a JSON boolean. Returns `at` for any other field."""
+    """Write `true` or `false` (in any case), `1` or `0` as a JSON boolean. Returns `at` for any other field."""
     length = end - p
     first = b[p] | 32
     value = 2
@@ -209,9 +212,9 @@ def write_objects(
 ) -> tuple[int, int]:
     """Write records as JSON objects, from index `first` on, until `to` is full.
 
-    Returns the index of the first record that was not written. If an empty `to` is too small for it, also returns the
-    size that it needs. `places` receives the start and length of each JSON object, and `outcomes` the outcome code of
-    each record.
+    Returns the index of the first record that was not written, and 0. If even an empty `to` is too small for this
+    record, returns the size that it needs instead of 0. `places` receives the start and length of each JSON object, and
+    `outcomes` the outcome code of each record.
     """
     at, record = 0, first
     while record < len(starts):

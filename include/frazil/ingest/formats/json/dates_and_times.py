@@ -19,7 +19,7 @@ def _two_digits(b: Octets, p: int) -> int:
 
 @loop
 def parse_date(b: Octets, p: int) -> int:
-    """Return the days from 1970 to the date (years 1 to 9999) in ten characters; INVALID_DATE if it is invalid."""
+    """Parse a date of ten characters, in the years 1 to 9999. Returns the days since 1970, or INVALID_DATE."""
     if p + 10 > len(b) or b[p + 4] != 45 or b[p + 7] != 45:
         return INVALID_DATE
     century, year, month, day = _two_digits(b, p), _two_digits(b, p + 2), _two_digits(b, p + 5), _two_digits(b, p + 8)

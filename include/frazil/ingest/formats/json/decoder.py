@@ -1,5 +1,5 @@
-"""Decodes JSON messages to Arrow with a compiled loop (`rows`). Module `record`, the reference,
-reads records that the loop cannot decode with certainty.
+"""Decodes JSON messages to Arrow with a compiled loop (`rows`). If the loop is not certain how to decode a record,
+module `record`, the reference implementation, reads it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class JsonDecoder:
         return join_results([sure, self._read_one_by_one([*chunk.values.take(places)], places.tolist())])
 
     def _find_drift(self, chunk: Chunk) -> SchemaDrift:
-        """Return the new fields of the records that the loop read, and the records in which no field fills a column."""
+        """Return the drift in the records that the loop read: new fields, and records without a known field."""
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
             some = chunk.values.take(places[:MAX_REPORTED_NAMES])
@@ -104,7 +104,7 @@ class JsonDecoder:
         return join_drift([unknown, SchemaDrift(new, records=self._columns.new)])
 
     def _read_one_by_one(self, values: Sequence[bytes | None], places: Iterable[int]) -> DecodedChunk:
-        """`places` are the messages' positions in the chunk."""
+        """Decode each value by itself. `places` are the positions of the values in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
@@ -182,7 +182,10 @@ class ChunkReader:
         self._columns.withhold(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
-        """Start searching for new keys, in all structs or those at these paths, and forget those found so far."""
+        """Start to search for new keys, and forget the keys found so far.
+
+        `within` limits the search to the structs at these paths; None keeps the current limit.
+        """
         self._new_keys = new_keys.allocate_memory(on=True)
         if within is not None:
             self._columns.watch(within)

@@ -24,7 +24,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 class DuplicateKeyFinder:
-    """Finds a schema field, or a key of a map, that occurs twice in a record's text, which the parser has accepted."""
+    """Finds a schema field, or a key of a map, that occurs twice in the text of a record."""
 
     def __init__(self, schema: iceberg.StructType) -> None:
         self._schema = schema
@@ -38,7 +38,7 @@ class DuplicateKeyFinder:
         self._flat = not any(isinstance(kind, iceberg.StructType | iceberg.MapType) for kind in inner_types(schema))
 
     def __call__(self, text: bytes, parsed: tuple[Any, ...]) -> str | None:
-        """Return the path of a duplicate key; None if no key is duplicated."""
+        """Return the path of a duplicate key in a record that the parser accepted; None if no key is duplicated."""
         if self._flat:
             # A key ends with a quotation mark and a colon, so counting these gives the maximum number of keys. If that
             # many fields have a value, or that many keys are distinct, no key is duplicated.
@@ -53,7 +53,7 @@ class DuplicateKeyFinder:
         return _duplicate_path(self._decode(text.decode()), self._schema)
 
     def find_in_rejected(self, text: bytes) -> str | None:
-        """Return the path of a duplicate key in a record that the parser rejected; None also if it is not JSON."""
+        """Return the path of a duplicate key in a rejected record; None if no key is duplicated, or it is not JSON."""
         if self._quoted and (plain := _unescape_ascii(text)) is not None and self._has_unique_names(plain):
             return None
         try:

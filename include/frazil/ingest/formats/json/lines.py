@@ -29,7 +29,7 @@ _IS_WHITE[[*b" \t\r"]] = True
 
 
 class LinesDecoder(WrappingDecoder):
-    """If a line is rejected, its whole record becomes one rejection without rows."""
+    """Decodes records with one JSON object per line. If a line is rejected, the whole record becomes one rejection."""
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
         values = chunk.values
@@ -87,7 +87,7 @@ def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: ND
 
 
 def _group_records(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield groups of indexes to decode together, without the records that have too many lines."""
+    """Yield groups of record indexes to decode together. Skips records that have too many lines."""
     places = np.flatnonzero(breaks < MAX_LINES)
     group = np.cumsum(breaks[places] + 1) // TARGET_LINES
     yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)
@@ -127,7 +127,7 @@ def strip_frame(record: bytes) -> bytes:
 
 
 class FramedDecoder(WrappingDecoder):
-    """A value without a frame is rejected."""
+    """Removes the frame of Confluent's serializers from each value. Rejects values without a frame."""
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         assert isinstance(self._decode, EventDecoder)
@@ -157,7 +157,7 @@ class FramedDecoder(WrappingDecoder):
 
 
 def _not_framed_text(value: bytes) -> str:
-    what = "is plain JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
+    what = "is plain JSON" if value.lstrip().startswith(b"{") else "does not begin with a zero byte and a schema id"
     return (
         f"the value {what}, but source.format is {{type: json, framing: confluent}}: write it with the serializer of "
         "the registry, or declare framing: none"

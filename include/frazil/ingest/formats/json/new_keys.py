@@ -1,5 +1,5 @@
-"""Samples the records that have keys outside the schema, in compiled code: the first records with a value for a key
-(its container and its bytes). Only these are examined again.
+"""Samples records with keys outside the schema, in compiled code. For each container and key, it takes the first few
+records in which the key's value is neither null nor an empty object or list. Only these samples are examined again.
 """
 
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs

@@ -75,7 +75,10 @@ field, FOLLOWING its field after this one, and SEEN the number of the last objec
 
 
 class Nodes(NamedTuple):
-    """The nodes of a schema; node 0 is the record. A domain numbers rows, or elements of a list or map."""
+    """The nodes of a schema; node 0 is the record.
+
+    A domain is a set of entries: the rows, or the elements of one list or map.
+    """
 
     table: Numbers
     lists: Numbers

@@ -45,7 +45,10 @@ _NO_NUMBER = (NO, 0.0)
 
 @loop
 def parse_integer(b: Octets, p: int) -> tuple[int, int]:
-    """Read a 64-bit integer. Returns the position after it, where the caller must check the end, and its value."""
+    """Read a 64-bit integer. Returns the position after it (NO if invalid), and its value.
+
+    The caller must check that the number ends there.
+    """
     negative = b[p] == 45
     if negative:
         p += 1
@@ -83,7 +86,7 @@ def parse_exponent(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def parse_double(b: Octets, p: int) -> tuple[int, float]:
-    """Read a number. Returns the position after it (NO if too large for a double), and the nearest double."""
+    """Read a number. Returns the position after it (NO if invalid, too large or uncertain), and the nearest double."""
     negative = b[p] == 45
     if negative:
         p += 1
@@ -132,7 +135,7 @@ def parse_double(b: Octets, p: int) -> tuple[int, float]:
 
 @loop
 def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the high and the low word."""
+    """Return the product of two words as its high and its low word."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
     low = al * bl
     middle = ah * bl + (low >> _32)
@@ -195,10 +198,10 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
 
 @loop
 def parse_decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
-    """Read a number as a decimal of this scale. Returns the position after it (NO if it does not fit), and the high and
-    low word of the unscaled value in two's complement.
+    """Read a number as a decimal of this scale.
 
-    If `text`, it is a string's content, and may have any form that Python's Decimal accepts.
+    Returns the position after it (NO if it does not fit), and the high and low word of the unscaled value in two's
+    complement. If `text`, the number is a string's content, and may have any form that Python's Decimal accepts.
     """
     negative = b[p] == 45
     if negative or (text and b[p] == 43):

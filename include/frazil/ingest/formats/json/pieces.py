@@ -28,7 +28,7 @@ NULL = np.frombuffer(b"null", np.uint8)
 
 @loop
 def add_piece(start: int, length: int, kind: int, pieces: Numbers) -> bool:
-    """Returns False if there is no room."""
+    """Add a slice of the record, or a constant. Returns False if there is no room."""
     count = pieces[COUNT]
     if count == MAX_PIECES:
         return False
@@ -59,7 +59,7 @@ def add_member(b: Octets, start: int, end: int, pieces: Numbers) -> bool:
 def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool:
     """End the object or array that began at piece `begin`. `last` is its closing bracket.
 
-    Without members, it is removed, or becomes null inside an array. Returns False if there is no room.
+    A container without members is removed; inside an array, it becomes null. Returns False if there is no room.
     """
     if pieces[MEMBERS] > begin + 1:
         return add_piece(last, 1, CLOSE, pieces)

@@ -1,6 +1,6 @@
-"""Reads one JSON record at a time: the reference for every record that the compiled loop is not certain of. Only this
-module creates error classes and texts. Records are strict JSON (RFC 8259), except for NaN, Infinity and Inf. A field of
-the schema may occur once; other fields only need valid syntax.
+"""Reads one JSON record at a time: the reference implementation, which also reads every record that the compiled loop
+is not certain about. Only this module creates error classes and texts. Records are strict JSON (RFC 8259), except for
+NaN, Infinity and Inf. A field of the schema may occur once; other fields only need valid syntax.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class _Number(str):
 
 
 class _Entry(NamedTuple):
-    """The first map entry whose value causes the parser's message. The message does not name its key."""
+    """Finds the map entry that caused a parser's error: the first whose value fails with `message`.
+
+    The message does not contain the entry's key.
+    """
 
     decoders: list[Callable[[bytes], Any]]
     message: str
@@ -94,9 +97,10 @@ def _step_name(step: Step) -> str:
 
 
 class _ErrorTemplate(NamedTuple):
-    """Text of a parser's error, `before` and `after` the value at `keys`.
+    """The parts of an error text, `before` and `after` the quoted value at `keys`.
 
-    `otherwise` replaces a value that cannot be quoted. For NaN and infinities, the text is `special` and the value.
+    `otherwise` is used if the value cannot be quoted. If the value is NaN or infinite, the text is `special` and the
+    value.
     """
 
     error_class: str
@@ -183,7 +187,10 @@ class RecordReader:
         return self._special.row(parsed) if path is None else _duplicate_key_error(path)
 
     def _translate_error(self, text: bytes, message: str) -> RecordError:
-        """Return the error for the parser's message, or for a duplicate key: the parser sees only its last value."""
+        """Return the error for the parser's message.
+
+        A duplicate key is reported instead, because the parser sees only its last value.
+        """
         if (path := self._twice.find_in_rejected(text)) is not None:
             return _duplicate_key_error(path)
         if (template := self._templates.get(message)) is None:
@@ -210,11 +217,11 @@ class RecordReader:
         if what.startswith("Object missing") or what.endswith(", got `null`"):
             return _ErrorTemplate("MissingRequired", f"{name}: {MISSING}", keys)
         if unit == LISTED:
-            return _ErrorTemplate(TYPE_MISMATCH, f"{name}: an array is needed, this is ", keys, _received_kind(what))
+            return _ErrorTemplate(TYPE_MISMATCH, f"{name}: expected an array, got ", keys, _received_kind(what))
         unit = unit and f"time in {unit}"
         needed = "a whole number" if unit else _EXPECTED_VALUES.get(type(kind), "a string")
         what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
-        mismatch = f"{name}: {needed}{what_for} is needed, this is "
+        mismatch = f"{name}: expected {needed}{what_for}, got "
         if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
             return _ErrorTemplate(
                 OUT_OF_RANGE, f"{name}: ", keys, "the number", f" is too big for {unit or kind}", mismatch
@@ -343,11 +350,11 @@ class _Parser:
         ]
 
     def parse(self, text: bytes) -> Parsed:
-        """Raises msgspec.DecodeError."""
+        """Parse a record into the values of its fields. Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
 
     def row(self, parsed: Parsed) -> Row:
-        """Raises InvalidValue."""
+        """Convert parsed values to a row. Raises InvalidValue."""
         row = [*parsed]
         for i, name, convert in self._converters:
             if (value := row[i]) is not None:
@@ -359,7 +366,7 @@ class _Parser:
 
 
 def _parser_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
-    """`Raw` accepts null anyway, and cannot be declared optional."""
+    """Return the parser's type for a field. `Raw` accepts null anyway, and cannot be declared optional."""
     kind = _required_parser_type(field, units, raw_floats)
     return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - the type is created at run time
 

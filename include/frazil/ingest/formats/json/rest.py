@@ -1,5 +1,6 @@
-"""Finds the parts of a JSON record that do not fill columns, for a `rest` column: the reference of the compiled loop. A
-part inside a column keeps its path: `{"place": {"zip": "1"}}`. A list element without such parts becomes null.
+"""Finds the parts of a JSON record that do not fill columns, for a `rest` column. It is the reference implementation
+for the compiled loop. A part inside a column keeps its path: `{"place": {"zip": "1"}}`. A list element without such
+parts becomes null.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _decode_name = msgspec.json.Decoder(str).decode
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of an object that fill columns. Others go to the `rest` column, unless hidden."""
+    """The fields of an object that fill columns. Other fields go to the `rest` column, unless hidden."""
 
     taken: Mapping[str, Part | None]
     """The parts inside each field; None if the whole field fills columns."""
@@ -44,7 +45,7 @@ def is_rest(one: iceberg.NestedField, units: Units) -> bool:
 
 
 def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
-    """Return the parts of a value that fill a column; None for the whole value. `hidden` are lower-case paths."""
+    """Return which parts of a value fill columns; None if the whole value does. `hidden` has lower-case paths."""
 
     def below(*names: str) -> list[Path]:
         return [path[1:] for path in hidden if len(path) > 1 and path[0] in names]

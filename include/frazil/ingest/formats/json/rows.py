@@ -65,11 +65,11 @@ def read_records(
     new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
-    """Read records, from index `first` on. Returns the index of the first record that was not read (their number if all
-    were), and the domain that needs more room for it.
+    """Read records, from index `first` on, until a record needs more room.
 
-    Writes 1 to `unsure` for each undecided record, and flags for the others: UNKNOWN and, if `new_keys` is on, NEW and
-    SAMPLE.
+    Returns the index of that record and the domain that needs more room. If all records were read, returns their number
+    and 0. `unsure` receives 1 for each record that must be read one by one. For other records, it receives flags:
+    UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]

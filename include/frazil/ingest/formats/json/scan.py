@@ -138,14 +138,14 @@ def utf8_length(b: Octets, p: int) -> int:
 
 @loop
 def _all_ordinary(eight: int) -> bool:
-    """The subtractions set the highest bit of bytes that are not ordinary."""
+    """Return whether eight bytes are all ordinary. The subtractions set the highest bit of bytes that are not."""
     quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
     return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)
 
 
 @loop
 def string_end(b: Octets, p: int) -> tuple[int, bool]:
-    """Return the closing quotation mark (or NO) of a string whose content is at `p`, and whether it has escapes."""
+    """Return where a string's content at `p` ends (NO if invalid), and whether it has escapes."""
     escaped = False
     last = len(b) - 8
     address = np.int64(b.ctypes.data)
@@ -183,7 +183,7 @@ def string_end(b: Octets, p: int) -> tuple[int, bool]:
 
 @loop
 def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a string's content `[p, end)`, which `string_end` accepted, unescaped. Returns the position after it."""
+    """Unescape a string's content `[p, end)`, which `string_end` accepted. Returns the position after it in `to`."""
     while p < end:
         c = b[p]
         if c != 92:

@@ -49,7 +49,7 @@ class RecordError(Exception):
 
 
 def strip_message(value: bytes | None) -> bytes:
-    """Remove surrounding white space. Raises RecordError if it does not look like an object in UTF-8."""
+    """Remove surrounding white space. Raises RecordError if the value does not look like a JSON object in UTF-8."""
     if value is None:
         raise RecordError("Tombstone", "the message has no value")
     text = value.strip(WHITE_SPACE)
@@ -85,7 +85,7 @@ def _not_an_object_text(text: bytes) -> str:
             f"the value begins with a 0 byte, as in Confluent's wire format (schema id {int.from_bytes(text[1:5])}): "
             "declare source.format: {type: json, framing: confluent}, or write JSON without a schema registry"
         )
-    return "a JSON object is needed: the value does not start with {"
+    return "expected a JSON object: the value does not start with {"
 
 
 def is_too_deep(text: bytes, limit: int = MAX_DEPTH) -> bool:

@@ -40,7 +40,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 class InvalidValue(Exception):
-    """Why a value is rejected. `path` leads from the value to its rejected part."""
+    """A value that cannot fill its column. `path` leads from the value to the part that does not fit."""
 
     error_class = TYPE_MISMATCH
 
@@ -126,7 +126,7 @@ def parse_double(raw: msgspec.Raw) -> float:
 
 
 def check_single(value: float) -> float:
-    """Raise OutOfRange for a finite value that is infinite in single precision."""
+    """Return the value unchanged. Raises OutOfRange if it is finite, but too big for single precision."""
     try:
         struct.pack("<f", value)
     except OverflowError:
@@ -140,21 +140,20 @@ def _require_number(text: bytes) -> None:
     if text[0] not in b"-0123456789":
         # Do not parse nested values: one may be a number that is too big for the parser.
         empty = {b"{": {}, b"[": [], b"t": True, b"f": False}.get(text[:1])
-        raise InvalidValue(
-            f"a number is needed, this is {describe(msgspec.json.decode(text) if empty is None else empty)}"
-        )
+        raise InvalidValue(f"expected a number, got {describe(msgspec.json.decode(text) if empty is None else empty)}")
 
 
 def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
-    """Return the sign, the digits without leading and trailing zeros, the power of ten, and the text of a number, also
-    in a string.
+    """Split a number, or a string that contains one, into sign, digits, power of ten, and text.
+
+    The digits have no leading or trailing zeros. Raises InvalidValue.
     """
     text = bytes(raw)
     if text.startswith(b'"'):
         content = msgspec.json.decode(text)
         text = content.encode()
         if (found := _NUMBER.fullmatch(text)) is None:
-            raise InvalidValue(f"a number is needed, this is {describe(content)}")
+            raise InvalidValue(f"expected a number, got {describe(content)}")
     else:
         _require_number(text)
         found = _NUMBER.fullmatch(text)
@@ -214,7 +213,7 @@ def _convert_seconds(raw: msgspec.Raw) -> int:
     sign, digits, power, text = _split_number(raw)
     if len(digits) + power > 20:
         if text in SPECIAL_NUMBERS:
-            raise InvalidValue(f"a number (time in s) is needed, this is the number {number_as_sent(text)}")
+            raise InvalidValue(f"expected a number (time in s), got the number {number_as_sent(text)}")
         raise OutOfRange(f"{text[:64].decode()} is too big for a time in s")
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
@@ -264,7 +263,7 @@ def parse_time(text: str) -> int:
 def parse_timestamp(text: str, kind: iceberg.IcebergType) -> int:
     """Convert an ISO 8601 timestamp to microseconds since the epoch in UTC. Finer fractions are truncated.
 
-    Without `Z` and offset, it is taken as UTC. A `timestamp` column (without zone) gets the time in UTC, too.
+    A timestamp without `Z` or offset is taken as UTC. A `timestamp` column (without zone) gets the time in UTC, too.
     """
     if (since := _days_since_epoch(text[:10])) is None:
         raise _invalid_value(text, kind)
@@ -299,7 +298,10 @@ def _parse_plain_time(text: str) -> int | None:
 
 
 def _time_micros(text: str, kind: object, *clock: str | None) -> int:
-    """All but the hour may be None."""
+    """Return the microseconds since midnight.
+
+    `clock` is hour, minute, second and fraction; all but the hour may be None.
+    """
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:

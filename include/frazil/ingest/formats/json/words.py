@@ -1,7 +1,7 @@
 """Writes values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers, in compiled code.
 
-The value of node k at entry e is at `words[base[k] + width * e]`; `valid[flag[k] + e]` is 0 for a null. Its domain
-numbers the entries: rows, or elements of one list or map column (see `nodes`).
+The value of node k at entry e is at `words[base[k] + width * e]`; `valid[flag[k] + e]` is 0 for a null. The entries
+are numbered within the node's domain: all rows, or all elements of one list or map column (see `nodes`).
 
 - a number, date, time or boolean: one word; a double is stored as its bits
 - a string or bytes: start and length; a start of -1 - x means position x in `text` instead of the records
@@ -109,8 +109,11 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
 
 @loop
 def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """Parse 32 hexadecimal digits, with hyphens anywhere. Returns the position after it, or NO. The first byte is the
-    lowest of the first word.
+    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID.
+
+    Returns the position after it, or NO.
+
+    The UUID's first byte is the lowest byte of the first word.
     """
     digits = 0
     words[at] = 0

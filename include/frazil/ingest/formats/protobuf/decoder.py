@@ -168,7 +168,7 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the changes after which the table's schema holds all records of this message."""
+    """Return the new fields and (if `widening`) wider types that the table needs for this message."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
@@ -177,7 +177,7 @@ def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: boo
 def _find_changes(
     written: Descriptor, struct: iceberg.StructType, path: Path, inside: frozenset[str]
 ) -> Iterator[tuple[Path, FoundType, str]]:
-    """Yield a path and the new field's type, or the wider type of an existing column."""
+    """Yield `(path, type, "")` for a new field, and `(path, None, wider type)` for a column that needs a wider type."""
     if written.full_name in inside:
         return
     columns, inside = {one.name: one.field_type for one in struct.fields}, inside | {written.full_name}
@@ -209,7 +209,7 @@ def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset(
 
 
 class _ColumnTypeFinder:
-    """Limits the number of parts, which repeated types can multiply exponentially."""
+    """Finds column types. Limits the number of their parts, which repeated types can multiply exponentially."""
 
     def __init__(self) -> None:
         self._parts = 0

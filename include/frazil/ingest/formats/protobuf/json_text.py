@@ -22,7 +22,7 @@ from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
 
 class _FieldValue(NamedTuple):
-    """A field of a message, or, with `value`, one of the values of its list or map."""
+    """A field of a message or, if `value` is set, one value of the field's list or map."""
 
     message: Message
     field: FieldDescriptor
@@ -30,7 +30,7 @@ class _FieldValue(NamedTuple):
 
 
 class JsonTexts:
-    """False if the schema has no columns of JSON text."""
+    """Fills columns of JSON text from Protobuf messages. False if the schema has no such columns."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""

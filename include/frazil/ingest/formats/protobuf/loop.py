@@ -1,7 +1,7 @@
 """Reads Protobuf messages into columns (`json.words`), in compiled code: one loop, controlled by a table of operations.
-A record that cannot be read completely leaves no values. Its size limits its lengths, and the number of values for
-absent fields. A field that occurs again is written to the same entry: it replaces the value, or continues the message
-or list.
+A record that cannot be read completely leaves no values. Lengths, and the number of values for absent fields, are
+limited in proportion to the record's size. A field that occurs again is written to the same entry: it replaces the
+value, or continues the message or list.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the encoding, and each call and container costs
@@ -132,7 +132,7 @@ def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets
 
 @loop
 def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
-    """Write the values that an empty message has, before its fields are read."""
+    """Write the values of an empty message to entry e, before the message's fields are read."""
     ops, places = plan
     nodes, words, valid, domains = memory
     at = ops[op, code.BEGIN]
@@ -170,7 +170,7 @@ def write_decimal(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int
 
 @loop
 def read_timestamp(b: Octets, p: int, end: int, node: int, e: int, memory: Memory, frames: Numbers) -> int:
-    """Returns VALID or an error code."""
+    """Read a Timestamp message into entry e of a node, as microseconds. Returns VALID or an error code."""
     nodes, words, valid, _ = memory
     seconds, nanos = np.int64(0), np.int64(0)
     at = nodes[node, tree.BASE] + e
@@ -308,7 +308,7 @@ def read_value(
 
 @loop
 def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: avro.Plan) -> bool:
-    """Return whether the number at `p` is valid, but not a symbol of the enum."""
+    """Return whether the number at `p` can be read, but the enum does not define it."""
     ops, places = plan
     after, value = read_varint(b, p, end)
     return after >= 0 and find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, np.int64(np.int32(value))) < 0
@@ -339,7 +339,10 @@ def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, s
 def read_record(
     b: Octets, p: int, end: int, root: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch
 ) -> tuple[int, int, int]:
-    """Read one record. Returns VALID, an error code or NO_ROOM + d, and the operation and position of the error."""
+    """Read one record. Returns VALID, an error code, or NO_ROOM + d if domain d is full.
+
+    Also returns the operation and position of the error.
+    """
     ops, places = plan
     nodes, words, valid, domains = memory
     frames = scratch.frames
@@ -454,7 +457,7 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Read records, like Avro's `read_records`."""
+    """Read records. Arguments and results are those of Avro's `read_records`."""
     domains = memory.domains
     for i in range(first, len(starts)):
         wrong[i] = avro.NOT_READ
@@ -482,7 +485,8 @@ def read_records(
 def read_message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
     """Read each record's message indexes, which follow the first five bytes of the frame.
 
-    `found` receives their bytes as one number, and `sizes` how many these are; -1 if invalid or more than four.
+    `found` receives the bytes of the indexes as one number, and `sizes` the number of these bytes. A size of -1 means
+    that the indexes are invalid or take more than four bytes.
     """
     for i in range(len(starts)):
         p, end = starts[i] + 5, starts[i] + lengths[i]

@@ -57,7 +57,7 @@ class _FieldMismatch(Exception):
 
 @dataclass(slots=True)
 class _AbsentFields:
-    """The numbers for BEGIN and NEEDS of a message's operation."""
+    """The entries in `places` for BEGIN and NEEDS of a message's operation."""
 
     begin: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
@@ -74,7 +74,10 @@ class ProtobufProgram(LoopProgram):
         """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message, and return its first operation. After an error or TooLarge, nothing is added."""
+        """Add a message type.
+
+        Returns its first operation, or the error. After an error or TooLarge, nothing is added.
+        """
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
         try:
@@ -213,7 +216,7 @@ class ProtobufProgram(LoopProgram):
         return row
 
     def _add_single(self, written: FieldDescriptor, target: TargetColumn) -> tuple[int, list[int] | None]:
-        """Return the operation of a single value, and the two words of an absent field's value; None means null."""
+        """Return a single value's operation, and the value of an absent field as two words; None if it is null."""
         if written.type == _F.TYPE_GROUP:
             raise _FieldMismatch(op.MISMATCH, "Protobuf's group cannot fill a column")
         if written.type == _F.TYPE_MESSAGE:
@@ -275,7 +278,10 @@ class ProtobufProgram(LoopProgram):
         return row, None if first is None else [-1 - first[0], first[1]]
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Append to `places`. Set `column` to the start, and the next column to the number of groups."""
+        """Append `places` to the program's places.
+
+        Set `column` to their start, and the next column to the number of groups.
+        """
         self._set_field(row, column, len(self._places))
         self._set_field(row, column + 1, len(places) // width)
         self._places += places
@@ -304,9 +310,9 @@ def wire_type(written: FieldDescriptor) -> int:
 def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: int, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the columns of the operation that fills a column of this type; None if the types do not match.
+    """Return the operation that reads this Protobuf type into a column of type `kind`; None if the types do not match.
 
-    `unit` is the declared unit of a timestamp that arrives as a number.
+    Keys are columns of the table of operations. `unit` is the declared unit of a timestamp that arrives as a number.
     """
     if written in _INTEGERS:
         bits, wire = _INTEGERS[written]

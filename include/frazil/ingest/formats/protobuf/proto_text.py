@@ -221,7 +221,7 @@ class _Parser:
                 self._expect(";")
 
     def _option(self, options: Any) -> None:
-        """Store an option only if it affects how messages are decoded."""
+        """Parse an option, and store it if it affects how messages are decoded."""
         begin = self._at
         name = self._take_name()
         while self._peek() != "=":

@@ -55,8 +55,11 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """Return the message at these indexes: of a top-level message, then of nested ones, without map entries. Raises
-    UnreadableSchema.
+    """Return the message at these indexes.
+
+    The first index selects a top-level message, each further index a nested message.
+
+    Map entries do not count as nested messages. Raises UnreadableSchema.
     """
     file = _load(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())

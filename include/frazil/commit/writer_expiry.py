@@ -1,0 +1,161 @@
+"""Expires main's oldest snapshots with the writer's own commits, because a commit a second adds thousands between two
+runs of maintenance. A thread plans by the rules of maintenance, and deletes files that the metadata no longer names.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
+from pyiceberg.utils.properties import property_as_bool
+
+from frazil.commit.expiry import Pins, expirable_by_writers, plan_expiry
+from frazil.commit.history import ancestors
+from frazil.commit.manifest_lists import manifest_paths
+from frazil.commit.marker import open_branch_name
+from frazil.spec.maintenance import Expiry
+from frazil.table.branches import MAIN
+from frazil.table.storage import open_store
+from frazil.table.tables import may_delete_files
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    """Snapshots to expire, as long as branches and tags are where they were when this was planned."""
+
+    snapshots: tuple[Snapshot, ...]
+    refs: Mapping[str, int]
+
+
+def _start_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name="expiry", daemon=True)
+    thread.start()
+    return thread
+
+
+@dataclass(slots=True)
+class WriterExpiry:
+    """Expires one table's snapshots beyond `at-most`, an eighth of that number at a time."""
+
+    settings: Expiry
+    read_pins: Callable[[], Pins]
+    clock_ms: Callable[[], int]
+    start: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread
+    _planned: _Removal | None = None
+    _proposed: tuple[Snapshot, ...] = ()
+    """The snapshots that the last attempt of a commit expires."""
+    _expired: list[Snapshot] = field(default_factory=list)
+    """Expired snapshots whose files still exist."""
+    _former: list[str] = field(default_factory=list)
+    """Versions of `metadata.json` to delete, which only PyIceberg's own transactions do."""
+    _running: threading.Thread | None = None
+    _due: int = 0
+    """The next removal is planned once main's history has this many snapshots."""
+
+    _last: Table | None = None
+    """The table after the last commit."""
+
+    def __post_init__(self) -> None:
+        self._due = self.settings.at_most + self._step
+
+    @property
+    def _step(self) -> int:
+        return max(self.settings.at_most // 8, 1)
+
+    def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
+        """Return the planned removal once: if the commit fails because of it, the next attempt is without it. A commit
+        asserts only main, so the table is loaded again for tags and branches that others have made since.
+        """
+        planned, self._planned = self._planned, None
+        if planned is None:
+            return ()
+        try:
+            metadata = load().metadata
+        except Exception as error:  # catalogs raise anything, and the commit itself must decide
+            log.info("expiry of %d snapshots is postponed: %r", len(planned.snapshots), error)
+            return ()
+        if planned.refs != _refs(metadata):
+            return ()
+        present = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+        self._proposed = tuple(s for s in planned.snapshots if s.snapshot_id in present)
+        ids = [snapshot.snapshot_id for snapshot in self._proposed]
+        return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
+
+    def continue_after(self, table: Table) -> None:
+        """After a commit, let the thread delete what it expired and plan the next removal, if due. Does not wait."""
+        last, self._last = self._last, table
+        proposed, self._proposed = self._proposed, ()
+        if proposed:
+            present = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+            self._expired += [s for s in proposed if s.snapshot_id not in present]
+        deletes = property_as_bool(table.properties, TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, False)
+        if deletes and last is not None and last.metadata.table_uuid == table.metadata.table_uuid:
+            self._former += _versions(last) - _versions(table)
+        has_waste = self._expired or len(self._former) >= self._step
+        length = sum(1 for _ in ancestors(table.metadata))
+        is_due = length >= self._due and self._planned is None
+        if (has_waste or is_due) and not (self._running and self._running.is_alive()):
+            self._running = self.start(lambda: self._run(table, is_due=is_due))
+
+    def end(self) -> None:
+        """Delete the files of snapshots that the last commits expired."""
+        if self._running is not None:
+            self._running.join()
+        if self._last is not None:
+            self._run(self._last, is_due=False)
+
+    def _run(self, table: Table, *, is_due: bool) -> None:
+        try:
+            self._delete_files(table)
+            if is_due:
+                self._plan(table)
+        except Exception as error:  # catalogs and storages raise anything, and commits must continue
+            what = "cannot expire snapshots of table %s: %r; maintenance expires them and deletes their files"
+            log.warning(what, ".".join(table.name()), error)
+            self._expired.clear()
+            self._former.clear()
+            self._due += self._step
+
+    def _plan(self, table: Table) -> None:
+        pins, metadata = self.read_pins(), table.metadata
+        plan = plan_expiry(metadata, self.settings, pins, table=".".join(table.name()), now_ms=self.clock_ms())
+        found = tuple(expirable_by_writers(plan, metadata))
+        if found:
+            self._planned = _Removal(found, _refs(metadata))
+        self._due = sum(1 for _ in ancestors(metadata)) - len(found) + self._step
+        log.debug("%s, %d by this writer", plan.sentence, len(found))
+
+    def _delete_files(self, table: Table) -> None:
+        expired, former = self._expired[:], self._former[:]
+        waste = sorted({*_unused_files(expired, table), *former})
+        if waste and may_delete_files(table.properties):
+            open_store(waste[0], table.io.properties).delete(waste)
+        del self._expired[: len(expired)], self._former[: len(former)]
+
+
+def _unused_files(expired: Iterable[Snapshot], table: Table) -> set[str]:
+    """Return the manifest lists of expired snapshots, and the manifests that no snapshot of `table` has."""
+    main = list(ancestors(table.metadata))
+    newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
+    kept = [s for s in table.metadata.snapshots if s.snapshot_id not in newer]
+    manifests = {path for snapshot in expired for path in manifest_paths(snapshot, table.io)}
+    manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
+    return manifests | {snapshot.manifest_list for snapshot in expired}
+
+
+def _versions(table: Table) -> set[str]:
+    return {entry.metadata_file for entry in table.metadata.metadata_log}
+
+
+def _refs(metadata: TableMetadata) -> dict[str, int]:
+    """Return the heads of branches and tags, except those that writers move with each commit."""
+    moving = (MAIN, open_branch_name(""))
+    return {name: ref.snapshot_id for name, ref in metadata.refs.items() if not name.startswith(moving)}

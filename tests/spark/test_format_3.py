@@ -1,0 +1,212 @@
+"""Tables of Iceberg format version 3 that frazil and Spark write in turn. Rows keep their ids."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import FileFormat
+
+from frazil.commit.committer import Committer
+from frazil.maintenance.due import Action
+from frazil.maintenance.outcomes import Ending
+from frazil.maintenance.run import maintain
+from frazil.table.catalogs import load_catalog
+from tests.unit.commit.conftest import FaultyCatalog, World, new_world
+from tests.unit.commit.upserts import BY_REGION, UpsertWorld, maintained, upsert_world
+
+pytestmark = pytest.mark.usefixtures("shared_home")
+
+TABLE = "default.demo.events"
+BATCHES = 34
+"""Enough for a commit that merges manifests."""
+
+
+@pytest.fixture
+def version(request: pytest.FixtureRequest) -> int:
+    return getattr(request, "param", 3)
+
+
+def drop_tables(catalog: SqlCatalog, world: World) -> None:
+    for table in (world.table, world.dead_letter_table):
+        location = catalog.load_table(table).location()
+        catalog.drop_table(table)
+        shutil.rmtree(location.removeprefix("file://"))  # the next test has a table there too
+
+
+@pytest.fixture
+def accounts(tmp_path: Path, version: int) -> Iterator[UpsertWorld]:
+    catalog = load_catalog(None)
+    assert isinstance(catalog, SqlCatalog)
+    catalog.create_namespace_if_not_exists("demo")
+    now_ms = time.time_ns() // 1_000_000
+    faulty = FaultyCatalog(catalog)
+    world = upsert_world(faulty, tmp_path, BY_REGION, version=version, how="merge-on-read", clock_ms=now_ms)
+    yield world
+    drop_tables(catalog, world)
+
+
+@pytest.fixture
+def world(tmp_path: Path, version: int) -> Iterator[World]:
+    catalog = load_catalog(None)
+    assert isinstance(catalog, SqlCatalog)
+    catalog.create_namespace_if_not_exists("demo")
+    world = new_world(FaultyCatalog(catalog), tmp_path, version=version)
+    world.clock_ms = time.time_ns() // 1_000_000
+    yield world
+    drop_tables(catalog, world)
+
+
+def sql(spark: Any, text: str, table: str = TABLE) -> Any:
+    """Run a statement on the table's newest metadata, which Spark caches."""
+    spark.sql(f"REFRESH TABLE {table}")
+    return spark.sql(text)
+
+
+def rows(spark: Any, at: int | None = None) -> dict[int, tuple[int, int]]:
+    """Each row's id and the number of the commit that last changed it, by its Kafka offset."""
+    version = "" if at is None else f" VERSION AS OF {at}"
+    found = sql(spark, f"SELECT kafka_offset, _row_id, _last_updated_sequence_number FROM {TABLE}{version}").collect()
+    by_offset = {offset: (row_id, number) for offset, row_id, number in found}
+    assert len(by_offset) == len(found)
+    assert None not in {part for pair in by_offset.values() for part in pair}
+    assert len({row_id for row_id, _ in by_offset.values()}) == len(found)
+    return by_offset
+
+
+def write(world: World, committer: Committer, start: int, batches: int = 1) -> int:
+    """Commit batches of three rows, and return the next offset."""
+    for number in range(batches):
+        world.run(committer, {0: (start + 3 * number, start + 3 * number + 3)})
+    return start + 3 * batches
+
+
+def assert_kept(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]) -> None:
+    assert {offset: after[offset] for offset in before} == before
+
+
+def test_each_row_keeps_one_id_while_manifests_are_merged(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0, 3)
+    first = rows(spark)
+    end = write(world, committer, end, BATCHES)
+    last = rows(spark)
+
+    assert sorted(last) == list(range(end))
+    assert_kept(first, last)
+    head = world.load().current_snapshot()
+    assert head is not None
+    assert len(head.manifests(world.load().io)) < BATCHES
+    assert max(row_id for row_id, _ in last.values()) < world.load().metadata.next_row_id  # type: ignore[operator, union-attr]
+    assert last[end - 1][1] == head.sequence_number
+
+
+def test_spark_appends_between_two_commits(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0)
+    sql(spark, f"INSERT INTO {TABLE} SELECT ts, name, kafka_partition, kafka_offset + 1000 FROM {TABLE}")
+    before = rows(spark)
+    end = write(world, committer, end, BATCHES)
+    after = rows(spark)
+    assert sorted(after) == [*range(end), *range(1000, 1003)]
+    assert_kept(before, after)
+
+
+def test_spark_compacts_deletes_and_appends_and_the_writer_goes_on(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0, 3)
+    before = rows(spark)
+    sql(spark, "CALL default.system.rewrite_data_files(table => 'demo.events', options => map('rewrite-all', 'true'))")
+    assert rows(spark) == before
+    end = write(world, committer, end, 2)
+    sql(spark, "CALL default.system.rewrite_manifests('demo.events')")
+    assert_kept(before, rows(spark))
+    sql(spark, f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+    sql(spark, f"DELETE FROM {TABLE} WHERE kafka_offset IN (1, 4)")
+    before = rows(spark)
+    end = write(world, committer, end, BATCHES)
+    after = rows(spark)
+    assert_kept(before, after)
+    assert sorted(after) == [offset for offset in range(end) if offset not in (1, 4)]
+    assert world.load().scan().to_arrow().num_rows == len(after)
+    later = f"TIMESTAMP '{datetime.now(UTC) + timedelta(hours=1):%Y-%m-%d %H:%M:%S}'"
+    sql(spark, f"CALL default.system.expire_snapshots(table => 'demo.events', older_than => {later}, retain_last => 1)")
+    end = write(world, committer, end, 2)
+    assert_kept(after, rows(spark))
+
+
+@pytest.mark.parametrize("version", [2], indirect=True)
+def test_a_table_that_another_program_upgrades_is_written_on(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0, 3)
+    sql(spark, f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('format-version' = '3')")
+    end = write(world, committer, end)
+    before = rows(spark)
+    end = write(world, committer, end, BATCHES)
+    after = rows(spark)
+    assert sorted(after) == list(range(end))
+    assert_kept(before, after)
+
+
+ACCOUNTS = "default.demo.accounts"
+ROWS = {number: ("eu" if number % 2 else "us", number) for number in range(20)}
+
+
+def ids_of(spark: Any) -> dict[tuple[int, str, int], tuple[int, int]]:
+    """The id of each account's row, and the number of the commit that last changed it."""
+    columns = "id, region, amount, _row_id, _last_updated_sequence_number"
+    found = sql(spark, f"SELECT {columns} FROM {ACCOUNTS}", ACCOUNTS).collect()
+    assert len({row.id for row in found}) == len({row._row_id for row in found}) == len(found)
+    return {tuple(row[:3]): tuple(row[3:]) for row in found}
+
+
+def accounts_of(spark: Any) -> dict[int, tuple[str, int]]:
+    return {number: (region, amount) for number, region, amount in ids_of(spark)}
+
+
+@pytest.mark.parametrize("version", [2, 3], indirect=True)
+def test_upserts_and_spark_delete_by_deletion_vectors(spark: Any, accounts: UpsertWorld, version: int) -> None:
+    committer = accounts.begin()
+    accounts.upsert(committer, [*ROWS.items()])
+    accounts.upsert(committer, [(1, None)])
+    if version == 2:
+        sql(spark, f"ALTER TABLE {ACCOUNTS} SET TBLPROPERTIES ('format-version' = '3')", ACCOUNTS)
+    accounts.upsert(committer, [(0, ("us", 100)), (3, None)])
+    expected = {**ROWS, 0: ("us", 100)}
+    del expected[1], expected[3]
+    assert accounts_of(spark) == accounts.accounts() == expected
+
+    sql(spark, f"ALTER TABLE {ACCOUNTS} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')", ACCOUNTS)
+    sql(spark, f"DELETE FROM {ACCOUNTS} WHERE id IN (4, 5)", ACCOUNTS)
+    accounts.upsert(committer, [(6, None), (7, ("eu", 700))])
+
+    del expected[4], expected[5], expected[6]
+    expected[7] = ("eu", 700)
+    assert accounts_of(spark) == accounts.accounts() == expected
+    head = accounts.load().current_snapshot()
+    assert head is not None
+    entries = [e for m in head.manifests(accounts.load().io) for e in m.fetch_manifest_entry(accounts.load().io)]
+    vectors = [e.data_file[17] for e in entries if e.data_file.file_format is FileFormat.PUFFIN]
+    assert len(vectors) == len(set(vectors)) == 2
+    assert all(e.data_file.file_format is FileFormat.PARQUET for e in entries if e.data_file.content == 0)
+
+
+def test_maintenance_keeps_the_ids_of_rows(spark: Any, accounts: UpsertWorld) -> None:
+    committer = accounts.begin()
+    accounts.upsert(committer, [*ROWS.items()])
+    accounts.upsert(committer, [(1, None), (3, None), (5, None)])
+    before = ids_of(spark)
+    now_ms = time.time_ns() // 1_000_000
+    (done,) = maintain(lambda: spark, accounts.catalog.inner, maintained(), actions=[Action.COMPACTION], now_ms=now_ms)
+    assert (done.ending, done.numbers["files-removed"], done.numbers["deletes-dropped"]) == (Ending.DONE, 1, 1), done
+    assert ids_of(spark) == before
+    assert accounts.delete_files() == 0
+    accounts.upsert(committer, [(7, None), (20, ("us", 20))])
+    after = ids_of(spark)
+    assert {row: after.get(row) for row in before} == {**before, (7, "eu", 7): None}

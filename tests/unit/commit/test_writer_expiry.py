@@ -1,0 +1,206 @@
+"""A writer's own commits expire old snapshots, but never one that is still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.commit.expiry import Pins
+from frazil.commit.history import ancestors
+from frazil.commit.sweep import bare_path
+from frazil.commit.writer_expiry import WriterExpiry
+from frazil.spec.maintenance import Expiry
+
+SETTINGS = Expiry(keep=timedelta(hours=6), at_least=2, at_most=8)
+MAX_SNAPSHOTS = 11
+
+
+class Writer:
+    """Commits a record a batch. Its thread's work runs at once, or when `work` is called."""
+
+    def __init__(self, world: Any, read_pins: Callable[[], Pins] = Pins, *, waits: bool = False) -> None:
+        self.world, self.committer = world, world.begin()
+        self.work: Callable[[], None] = lambda: None
+        start = self._wait if waits else lambda work: work()
+        self.expiry = WriterExpiry(SETTINGS, read_pins, lambda: world.clock_ms, start)
+        world.tables.main.expiry = self.expiry
+        self.records = 0
+
+    def _wait(self, work: Callable[[], None]) -> None:
+        self.work = work
+
+    def commit(self, batches: int = 1, *, ends: bool = True) -> None:
+        for _ in range(batches):
+            self.world.clock_ms += 1_000
+            self.world.run(self.committer, {0: (self.records, self.records + 1)})
+            self.records += 1
+            if ends:
+                self.expiry.continue_after(self.world.tables.main.current())
+
+    def is_whole(self) -> bool:
+        return bool(self.world.rows() == [(0, number) for number in range(self.records)])
+
+
+def ids(world: Any) -> list[int]:
+    return [snapshot.snapshot_id for snapshot in world.load().metadata.snapshots]
+
+
+def versions(world: Any) -> set[str]:
+    return {path.name for path in Path(bare_path(world.load().metadata_location)).parent.glob("*.metadata.json")}
+
+
+def test_snapshots_and_files_of_metadata_stay_few_however_often_a_writer_commits(world: Any):
+    world.load().transaction().set_properties(
+        {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "5"}
+    ).commit_transaction()
+    writer = Writer(world)
+    for _ in range(60):
+        writer.commit()
+        assert len(ids(world)) <= MAX_SNAPSHOTS
+    writer.expiry.end()
+    assert writer.is_whole()
+    assert world.manifests() == world.used_manifests()
+    log = world.load().metadata.metadata_log
+    assert versions(world) <= {entry.metadata_file.rsplit("/", 1)[-1] for entry in log} | {
+        world.load().metadata_location.rsplit("/", 1)[-1]
+    }
+    assert len(world.parquet_files()) == 60
+
+
+def test_tags_and_branches_and_all_after_a_readers_tag_stay_readable(world: Any):
+    writer = Writer(world)
+    writer.commit(3)
+    tagged = world.load().metadata.current_snapshot_id
+    world.load().manage_snapshots().create_tag(tagged, "audit").commit()
+    world.load().manage_snapshots().create_branch(ids(world)[1], "theirs").commit()
+    writer.commit(40)
+    read = world.load().metadata.current_snapshot_id
+    world.load().manage_snapshots().create_tag(read, "frazil-reader-sums").commit()
+    writer.commit(40)
+    line = [snapshot.snapshot_id for snapshot in ancestors(world.load().metadata)]
+    assert line.index(read) == 40, "all snapshots after the reader's are kept"
+    assert len(world.rows(snapshot_id=tagged)) == 3
+    assert len(world.rows(snapshot_id=world.load().metadata.refs["theirs"].snapshot_id)) == 1
+    assert writer.is_whole()
+
+
+def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    oldest = ids(world)[0]
+    writer.work()  # plans to expire the oldest
+    world.load().manage_snapshots().create_tag(oldest, "late").commit()
+    writer.commit()
+    assert oldest in ids(world)
+    writer.work()
+    writer.commit(2)
+    assert oldest in ids(world)
+    assert len(ids(world)) < 12, "the others expire by the next plan"
+
+
+def test_a_reader_of_an_expired_snapshot_still_has_its_data_files(world: Any):
+    writer = Writer(world)
+    writer.commit(5)
+    reading = [task.file.file_path for task in world.load().scan().plan_files()]
+    writer.commit(30)
+    assert all(Path(bare_path(path)).exists() for path in reading)
+
+
+def test_another_engines_commit_in_between_lets_the_next_attempt_expire_nothing(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    writer.work()
+    before = ids(world)
+
+    def their_commit() -> None:
+        world.load().delete("kafka_offset == 0")
+
+    world.catalog.next_meets(their_commit, world.table)
+    writer.commit(ends=False)
+    assert set(before) <= set(ids(world))
+    writer.expiry.continue_after(world.tables.main.current())
+    writer.work()
+    writer.commit()
+    assert len(ids(world)) < len(before)
+    assert world.rows() == [(0, number) for number in range(1, writer.records)]
+
+
+def test_a_commit_whose_answer_is_lost_expires_once_and_its_files_are_deleted(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    writer.work()
+    world.catalog.next_answer_is_lost(world.table)
+    writer.commit()
+    writer.work()
+    assert writer.is_whole()
+    assert world.manifests() == world.used_manifests()
+
+
+def test_what_a_killed_writer_leaves_is_used_by_no_snapshot(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    writer.work()
+    writer.commit()
+    left = world.manifests() - world.used_manifests()
+    assert left, "the writer was killed before it deleted the files"
+    again = Writer(world)
+    again.records = writer.records
+    again.commit(30)
+    assert world.manifests() - world.used_manifests() == left, "which the orphan cleanup deletes"
+    assert again.is_whole()
+
+
+def test_a_snapshot_that_removed_files_stays_with_the_one_before_it(world: Any):
+    writer = Writer(world)
+    writer.commit(5)
+    before = world.load().metadata.current_snapshot_id
+    world.load().delete("kafka_offset == 2")
+    removed = world.load().metadata.current_snapshot_id
+    writer.commit(40)
+    assert {before, removed} <= set(ids(world)), "maintenance finds the removed files only by these"
+    assert len(ids(world)) <= MAX_SNAPSHOTS + 2
+    assert len(world.rows(snapshot_id=before)) == 5
+    assert world.rows() == [(0, number) for number in range(writer.records) if number != 2]
+
+
+def test_no_past_time_reads_another_snapshot_than_the_one_of_that_time(world: Any):
+    writer = Writer(world)
+    writer.commit(5)
+    world.load().delete("kafka_offset == 2")
+    writer.commit(40)
+    metadata = world.load().metadata
+    oldest = [*ancestors(metadata)][-1]
+    assert metadata.snapshot_log[0].snapshot_id == oldest.snapshot_id
+    assert len(metadata.snapshot_log) == len([*ancestors(metadata)])
+
+
+def test_signals_that_cannot_be_read_expire_nothing_and_stop_no_commit(world: Any):
+    def fail() -> Pins:
+        raise ConnectionError("no answer")
+
+    writer = Writer(world, fail)
+    writer.commit(30)
+    assert len(ids(world)) == 31
+    assert writer.is_whole()
+
+
+def test_a_snapshot_that_a_signal_names_stays(world: Any):
+    named: set[int] = set()
+    writer = Writer(world, lambda: Pins(signalled=frozenset(named)))
+    writer.commit(4)
+    named.add(world.load().metadata.current_snapshot_id)
+    writer.commit(40)
+    assert named <= set(ids(world))
+    assert len(ids(world)) <= MAX_SNAPSHOTS + 1
+
+
+@pytest.mark.parametrize("properties", [{"gc.enabled": "false"}])
+def test_a_table_that_may_share_its_files_keeps_all_snapshots(world: Any, properties: dict[str, str]):
+    world.load().transaction().set_properties(properties).commit_transaction()
+    writer = Writer(world)
+    writer.commit(30)
+    assert len(ids(world)) == 31
