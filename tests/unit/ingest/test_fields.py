@@ -152,7 +152,7 @@ def test_paths_lead_on_from_the_object_that_unwrap_names() -> None:
     lines = b"\0\0\0\0\7" + b'{"out.er": {"user": {"id": 1}, "n": 2}}\n{"out.er": {"user": {"id": "x"}}}'
     decoded = decode([lines, lines.partition(b"\n")[0]], declared(columns, form))
     assert decoded.rows.select(["id", "n"]).to_pylist() == [{"id": 1, "n": 2}]
-    assert decoded.rejections[0].error.startswith("line 2: id: a whole number")
+    assert decoded.rejections[0].error.startswith("line 2: id: expected a whole number")
 
 
 def test_a_value_out_of_range_is_quoted_from_its_path() -> None:
