@@ -38,8 +38,8 @@ from frazil.operations.calendar import (
     find_delay_reasons,
 )
 from frazil.operations.overview import Windows
-from frazil.operations.possible_actions import ActionState
 from frazil.operations.rates import DayCost, daily_costs
+from frazil.operations.stream_actions import ActionState
 from frazil.operations.stream_view import TableHistory, build_table_history
 from frazil.operations.table_view import Shape, build_shape
 from frazil.partitions.completeness import Cursor, complete_until_us, format_time
