@@ -98,6 +98,8 @@ class FutureEventTimes:
     """The topic-partition from which most of these rows come."""
     max_future: str
     """The declared limit, such as `10m`."""
+    newest_ms: int | None = None
+    """The newest of these event times; None if a version of frazil staged the batch that did not record it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,19 @@ class FieldStatistics:
             self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))
 
 
+_CANONICAL_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})(?P<inexact>(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?)", re.ASCII)
+
+
+def parse_text(value: Any) -> Any:
+    """Return the number or boolean that a text stands for; other values unchanged. Zeros before a number mean text."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in {"true", "false"}:
+        return value.lower() == "true"
+    number = _CANONICAL_NUMBER.fullmatch(value)
+    return value if number is None else float(value) if number["inexact"] else int(value)
+
+
 def collect_statistics(records: Iterable[dict[str, Any]]) -> FieldStatistics:
     whole = FieldStatistics()
     for record in records:

@@ -139,7 +139,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
     before: dict[str, str] = {}
     made = []
     for name in names:
-        if reason := find_column_problem(name, before):
+        if reason := find_column_problem(name, before, dots=True):
             made.append(ProposedColumn(name, None, remark=reason))
             continue
         before[name.lower()] = name

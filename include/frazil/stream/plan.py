@@ -223,7 +223,6 @@ def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
         parts = list(group)
         if any(a.end != b.start for a, b in pairwise(parts)):
             raise StaleBatch(f"the ranges of {topic}-{partition} do not join: {[(p.start, p.end) for p in parts]}")
-        times = [p.max_event_time_us for p in parts if p.max_event_time_us is not None]
         whole.append(
             RangeProgress(
                 topic,
@@ -233,8 +232,13 @@ def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
                 records=sum(p.records for p in parts),
                 rejected=sum(p.rejected for p in parts),
                 dropped=sum(p.dropped for p in parts),
-                max_event_time_us=max(times, default=None),
+                max_event_time_us=_newest(p.max_event_time_us for p in parts),
                 future=sum(p.future for p in parts),
+                newest_future_us=_newest(p.newest_future_us for p in parts),
             )
         )
     return tuple(whole)
+
+
+def _newest(times_us: Iterable[int | None]) -> int | None:
+    return max((time for time in times_us if time is not None), default=None)
