@@ -46,7 +46,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 FIRST_RECORD = "frazil.first-commit-record"
-"""The first commit record, in the summary of a snapshot with rows of several batches."""
+"""Summary key for the first commit record, if the snapshot has rows of several batches."""
 NO_BATCH = BatchKey(0, 0)
 MAX_PARALLEL_COMMITS = 16
 RETRY_TIMEOUT_S = 30.0

@@ -28,10 +28,10 @@ ERROR_POLL_INTERVAL_S = 0.1
 INTERACTIVE_TIMEOUT_S = 5.0
 """Timeout for an interactive command, which does not retry."""
 LEADERS_TIMEOUT_S = 2.0
-"""Timeout for the leaders after a failed request, so that a command does not wait twice for brokers that are down."""
+"""Timeout for reading the leaders after a failed request: a command must not wait twice for brokers that are down."""
 MAX_NAMED_PARTITIONS = 5
 MAX_TOPICS = 1000
-"""Topics that may match a pattern. Each commit stores the offsets of all of them."""
+"""Maximum number of topics that a pattern may match: each commit stores the offsets of all of them."""
 LEADER_ERRORS = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
