@@ -63,7 +63,7 @@ _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     DayTransform: "D",
     HourTransform: "h",
 }
-"""NumPy's names. A partition value is the number of these units since 1970."""
+"""NumPy's name of each transform's unit. A partition value is a number of units since 1970."""
 
 NO_DELETES = Deletes()
 
@@ -98,7 +98,7 @@ class _DeleteFile:
     records: int
     bytes: int
     of: str | None
-    """The only data file to which it applies; None for several, and for deletes by column values."""
+    """The only data file to which the delete file applies; None for several, and for deletes by column values."""
     is_alone: bool
     """Whether no other deletes are in its file. Other engines store several deletion vectors in one file."""
 
