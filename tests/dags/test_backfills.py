@@ -25,7 +25,7 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.open_streams import open_stream
-from frazil.operations.prepared_actions import plan_abandon
+from frazil.operations.stream_actions import plan_abandon
 from frazil.spec.load import find_stream
 from tests.made_batches import MadeStream
 

@@ -20,11 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.transforms import DayTransform
 
 from frazil.commit.commit_checks import check_ancestry, check_open_branch
+from frazil.commit.expiry import Pins, plan_expiry
 from frazil.errors import RolledBack
-from frazil.maintenance import main, spark_actions
+from frazil.maintenance import run as maintenance_run
+from frazil.maintenance import spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcomes import Ending, Outcome, read_outcomes
@@ -64,7 +67,7 @@ partition-by: [{partitions}]
 maintenance:
   compaction: {{min-files: 2, open-files: 4, strategy: {strategy}}}
   manifests: {{most: 4}}
-  expiry: {{keep: 1h, at-least: 2}}
+  expiry: {{keep: 1h, at-least: 2, at-most: {at_most}}}
 """
 
 
@@ -91,9 +94,11 @@ def columns(rows: int) -> Mapping[str, pa.Array]:
 class Made:
     """A stream with commits, and its table as it is maintained."""
 
-    def __init__(self, spark: Any, folder: Path, name: str, partitions: str, rest: str = "") -> None:
+    def __init__(  # noqa: PLR0913 - what a stream is declared by
+        self, spark: Any, folder: Path, name: str, partitions: str, rest: str = "", *, at_most: int = 500
+    ) -> None:
         path, strategy = folder / f"{name}.yaml", "sort" if "sort-by" in rest else "binpack"
-        path.write_text(YAML.format(name=name, partitions=partitions, rest=rest, strategy=strategy))
+        path.write_text(YAML.format(name=name, partitions=partitions, rest=rest, strategy=strategy, at_most=at_most))
         self.folder, self.spec, self.spark = folder, load_stream(path), spark
         self.stream = MadeStream(self.spec, now_ms=0, partitions=1, columns=columns)
         self.catalog: Catalog = load_catalog(None)
@@ -288,6 +293,30 @@ def test_a_writer_commits_throughout_and_every_row_is_there_once(spark: Any, tmp
     made.assert_whole()
 
 
+def test_a_compaction_lands_although_writers_expire_snapshots_meanwhile(
+    spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(spark, tmp_path, name, "day(at)", at_most=4)
+    made.land(6)
+    begun = made.table.metadata.current_snapshot_id
+    rewrite = SparkTable._rewrite
+
+    def after_expiry(table: SparkTable, *arguments: Any, **options: Any) -> Any:
+        made.land(6)
+        metadata, now_ms = made.table.metadata, time.time_ns() // 1_000_000
+        plan = plan_expiry(metadata, made.maintained.settings.expiry, Pins(), table=name, now_ms=now_ms)
+        assert plan.expire
+        made.table.catalog.commit_table(made.table, (), (RemoveSnapshotsUpdate(snapshot_ids=list(plan.expire)),))
+        return rewrite(table, *arguments, **options)
+
+    monkeypatch.setattr(SparkTable, "_rewrite", after_expiry)
+    (compaction,) = made.maintain(Action.COMPACTION)
+    assert compaction.ending is Ending.DONE, compaction
+    assert begun in {snapshot.snapshot_id for snapshot in made.table.metadata.snapshots}
+    assert set(made.table.metadata.refs) == {"main"}
+    made.assert_whole()
+
+
 def on_disk(table: Table) -> set[str]:
     """Data files, manifests and manifest lists."""
     root = Path(table.location().removeprefix("file://"))
@@ -407,13 +436,13 @@ def test_the_app_maintains_one_table_after_the_other_and_reports_each(
 ) -> None:
     made = Made(spark, tmp_path, name, "day(at)")
     made.land(3)
-    monkeypatch.setattr(main, "start_session", lambda *_: spark)
+    monkeypatch.setattr(maintenance_run, "start_session", lambda *_: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     report = tmp_path / "report.json"
     table = made.spec.table.identifier
     run = [f"{table}_dead_letters", table, "frazil.signals"]
     with tracing(monkeypatch) as received:
-        assert main.run_maintenance(run, streams=tmp_path, actions=set(Action), report=report) == 0
+        assert maintenance_run.run_maintenance(run, streams=tmp_path, actions=set(Action), report=report) == 0
     job = f"maintenance.{table}"
     assert [(e["eventType"], e["job"]["name"]) for e in received] == [("START", job), ("COMPLETE", job)]
     done = received[1]["run"]["facets"]["frazil_maintenance"]["actions"]
@@ -424,8 +453,8 @@ def test_the_app_maintains_one_table_after_the_other_and_reports_each(
     assert set(found[3]["numbers"]) >= {"files-removed", "bytes", "seconds", "mb-per-second"}
     with made.table.transaction() as change:
         change.set_properties({"frazil.stream.other": "{}"})
-    assert main.run_maintenance(run, streams=tmp_path, actions={Action.COMPACTION}, report=report) == 18
-    assert main.run_maintenance(["no.such"], streams=tmp_path, actions=set(Action)) == 10
+    assert maintenance_run.run_maintenance(run, streams=tmp_path, actions={Action.COMPACTION}, report=report) == 18
+    assert maintenance_run.run_maintenance(["no.such"], streams=tmp_path, actions=set(Action)) == 10
 
 
 def test_one_session_compacts_the_tables_of_a_route_whose_writer_goes_on_and_a_broken_one_stops_no_other(
@@ -450,10 +479,10 @@ maintenance: {compaction: {min-files: 2, open-files: 2}, expiry: {keep: 1ms, at-
     with catalog.load_table("market.raw_a").transaction() as change:
         change.set_properties({"frazil.stream.other": "{}"})
     market.batch({"market.raw_b": 2})  # its rows wait
-    monkeypatch.setattr(main, "start_session", lambda *_: spark)
+    monkeypatch.setattr(maintenance_run, "start_session", lambda *_: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     report = tmp_path / "report.json"
-    assert main.run_maintenance(tables, streams=tmp_path, actions=set(Action), report=report) == 1
+    assert maintenance_run.run_maintenance(tables, streams=tmp_path, actions=set(Action), report=report) == 1
     found = {(o["table"], o["action"]): o["ending"] for o in json.loads(report.read_text())}
     assert [found[table, "expiry"] for table in tables] == ["refused", "done", "done"]
     assert [found[table, "compaction"] for table in tables[1:]] == ["done", "done"]

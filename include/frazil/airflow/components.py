@@ -11,7 +11,7 @@ from airflow.jobs.job import Job
 from sqlalchemy import func, select
 
 from frazil.home import dev_airflow_home
-from frazil.operations.component_heartbeats import ComponentHeartbeat, MissingComponent, find_missing
+from frazil.operations.page_actions import ComponentHeartbeat, MissingComponent, find_missing
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

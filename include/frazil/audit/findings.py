@@ -26,7 +26,7 @@ class FindingKind(StrEnum):
     LOG_CUT = "log cut"
     """Kafka lost committed records, and new ones with their offsets are in no table."""
     UNCHECKED = "unchecked"
-    """One source of evidence no longer has the records, but another has."""
+    """One source of evidence no longer has the records, but another source still does."""
     NOT_COMPARED = "not compared"
     """Committed records could not be compared with any source."""
     NOT_COMMITTED = "not committed"

@@ -70,7 +70,7 @@ class PublishedReplays:
     """The last replay, while its dead letters stay because rows may wait for routed tables."""
     journals: Sequence[Journal] = ()
     given_up: Set[Target] = frozenset()
-    """Tables whose rows of it an operator discarded."""
+    """Tables for which an operator discarded the rows of the last replay."""
 
     @classmethod
     def load(cls, tables: StreamTables, default_table: Table) -> PublishedReplays:

@@ -19,7 +19,7 @@ from frazil.audit.claims import Claims, load_all_claims, load_claims
 from frazil.audit.compare import FORMER_TOPIC_PREDICATE, can_count_rows, describe_deleted_offsets, format_at_offsets
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.kafka_source import find_truncated_logs, report_not_committed, why_not_comparable
+from frazil.audit.kafka_source import NO_LEADER, find_truncated_logs, report_not_committed, why_not_comparable
 from frazil.audit.ranges import (
     CommittedRange,
     claimed_offsets,
@@ -161,7 +161,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
             for topic in sorted({topic for topic, _ in starts})
             if (why := why_not_comparable(topic, marker.source, topics.identity, spec))
         }
-        first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
+        why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
+        first, ends = kafka.earliest(topics.led), kafka.log_ends(topics.led)
         starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
         truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in starts})
     if window is None:

@@ -16,8 +16,7 @@ from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
-from frazil.maintenance.measure import AskKafka, NotMadeByRoute, measure
-from frazil.maintenance.routed import find_template_tables
+from frazil.maintenance.measure import AskKafka, NotMadeByRoute, find_template_tables, measure
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.maintenance.tables import (
     MaintainedTable,

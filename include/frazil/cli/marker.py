@@ -28,11 +28,18 @@ from frazil.home import run_folder
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.operations.prepared_actions import carry_out_reset, compute_moves, describe_stream_consequences
+from frazil.operations.stream_actions import (
+    NotInKafka,
+    ResetTarget,
+    carry_out_reset,
+    compute_moves,
+    describe_consequences,
+    fetch_available,
+    find_target_offsets,
+)
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.status.reset_target import NotInKafka, ResetTarget, fetch_available, find_target_offsets
 from frazil.table.branches import count_live_rows
 from frazil.table.lost import find_lost_table
 from frazil.table.tables import ensure_table, load_stream_table
@@ -125,7 +132,7 @@ def _print_moves(
         for m in plan
     ]
     output.table(columns, rows, numbers=frozenset(columns[1:]))
-    for sentence in describe_stream_consequences(spec, plan, seen=seen, now=now):
+    for sentence in describe_consequences(spec, plan, seen=seen, now=now):
         output.say(sentence)
     if open_launcher(spec.name).observe().process.is_alive:
         output.say(

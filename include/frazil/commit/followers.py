@@ -243,7 +243,7 @@ class Followers:
             self.make(target, journals)
 
     def _commit_missing(self, target: Target, journals: Sequence[Journal], *, retry_policy: RetryPolicy) -> None:
-        """Commit the files that a table does not have: appended batches as one snapshot, merged ones one by one."""
+        """Commit the files that a table does not have: appended batches as one snapshot, merged batches one by one."""
         merges = self.merges.setdefault(target, {})
         while True:
             table = self.tables.handle(target).current()

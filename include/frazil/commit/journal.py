@@ -287,7 +287,7 @@ class JournalStore:
         for group in split_records(old, lambda key: self._read_to_fold(key, marker.stream), limit=limit):
             if not self._folded.write(group):
                 log.warning(
-                    "cannot fold %d commit records of stream %r: an object of the same name has other records",
+                    "cannot fold %d commit records of stream %r: an object with the same name contains other records",
                     len(group),
                     marker.stream,
                 )

@@ -531,7 +531,7 @@ class AvroEncoding:
 
 
 class PreparedAvroFile(AvroOutputFile[D]):
-    """An Avro file with a resolved encoding. Except for the random sync marker, its bytes equal PyIceberg's."""
+    """An Avro output file that reuses an `AvroEncoding`. Only its random sync marker differs from PyIceberg's bytes."""
 
     def __init__(self, output_file: OutputFile, encoding: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
         self.output_file, self.file_schema, self.schema_name = output_file, encoding.file_schema, encoding.schema_name

@@ -1,6 +1,6 @@
-"""Stores rows of routed tables that cannot be loaded or created, in files next to the default table and in its format.
-Once the table exists, they are rewritten with its columns, and a record lists the new files. A note says why the table
-is missing, and up to which batch an operator discarded rows.
+"""Stores the rows of routed tables that cannot be loaded or created. The rows wait in files next to the default table,
+in the default table's format. Once a routed table exists, its rows are rewritten with its own columns, and a record
+lists the new files. A note states why the table is missing, and up to which batch an operator discarded its rows.
 """
 
 from __future__ import annotations

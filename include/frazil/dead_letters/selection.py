@@ -52,7 +52,7 @@ class Selection(Model):
 
 
 def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the selected rows of main, one file after the other."""
+    """Yield the selected rows of the main branch in batches, file by file."""
     head = head_of(table.metadata)
     if head is None:
         return

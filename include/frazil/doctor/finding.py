@@ -22,7 +22,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The finding of a check, in one sentence. `fix` is empty if nothing is to be done, or if `said` already has it."""
+    """The finding of a check, in one sentence. `fix` is empty if there is nothing to do, or if `said` contains it."""
 
     subject: str
     state: CheckState

@@ -29,6 +29,8 @@ class StallKind(StrEnum):
 
     KAFKA = "kafka"
     """No broker responds. The writer continues by itself when one does."""
+    LEADER = "leader"
+    """A topic-partition has no leader. The writer reads the others, and holds the watermark back."""
     OFFSETS = "offsets"
     """There are unread records, but the writer makes no progress towards committing them."""
     WATERMARK = "watermark"

@@ -72,7 +72,7 @@ def stage(
     After an error that a record may have caused, the ranges are read again, and each chunk is first written in memory.
     A record that cannot be written on its own becomes a dead letter. Another error of this second run is raised.
 
-    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and errors of the storage. The
+    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and storage errors. The
     files of a failed stage are removed as far as possible.
     """
 
@@ -179,7 +179,7 @@ def stage_after_shuffle(
 ) -> WriteResult:
     """Write the rows that tasks sent to one shuffle writer, in any order.
 
-    `on_progress` gets the number of rows written. Raises PossibleRecordError and errors of the storage; the files are
+    `on_progress` gets the number of rows written. Raises PossibleRecordError and storage errors; the files are
     then removed.
     """
     table = open_writer(context, "main", file_namer(writer, attempt))

@@ -109,7 +109,10 @@ class LogWatch:
         return cut
 
     def has_no_more_records(self, tp: TopicPartition, offset: int) -> bool:
-        """Return whether the log has no record from the offset on, not even in an open transaction, or is unknown."""
+        """Return whether the log has no record at or after the offset, not even in an open transaction.
+
+        Also returns True if the log's end is unknown.
+        """
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def count_in_transactions(self) -> dict[TopicPartition, int]:

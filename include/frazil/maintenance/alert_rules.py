@@ -32,7 +32,7 @@ class Reading:
     hold_ms: int | None = None
     """How long the value must stay beyond the threshold; None for `maintenance.alerts.hold`."""
     unread: bool = False
-    """Whether the value's source, also that of rules `<rule>:<subject>`, could not be read."""
+    """Whether the value's source could not be read. Values of rules `<rule>:<subject>` are then unknown, too."""
 
     @property
     def is_beyond(self) -> bool:

@@ -41,7 +41,7 @@ class Rewrite:
     small: bool = True
     """Whether small files are rewritten."""
     largest_bytes: int | None = None
-    """The largest file to rewrite, if only some files with many deleted rows are."""
+    """Size of the largest file to rewrite, if the run rewrites only some of the files with many deleted rows."""
     busy: bool = False
     """Whether batches are being merged into the partition. The rewrite then comes last, and is retried."""
 

@@ -50,7 +50,7 @@ class PartitionFiles:
     files: int
     bytes: int
     small_files: int
-    """Below three quarters of the target size."""
+    """Number of files below three quarters of the target size."""
     small_bytes: int
     delete_files: int
     window_end_us: int | None

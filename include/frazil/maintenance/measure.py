@@ -6,7 +6,7 @@ merges, unless the measurement is deep (`frazil.maintenance.deep`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -15,7 +15,7 @@ from itertools import islice
 from confluent_kafka import KafkaException
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -32,14 +32,16 @@ from frazil.host.launchers import open_launcher
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
+from frazil.maintenance.due import Action, find_due_actions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
-from frazil.maintenance.tables import MaintainedTable, TableKind
+from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tables, template_table
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.status.freshness import freshness_limit_ms, freshness_ms
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.made_tables import list_matching_names
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
@@ -70,7 +72,7 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
 class AskKafka(Enum):
     NEVER = auto()
     FOR_ALERTS = auto()
-    """Only if an alert needs the lag."""
+    """Ask Kafka only if an alert needs the lag."""
     ALWAYS = auto()
 
 
@@ -85,7 +87,7 @@ def measure(
     """Return the table's health; None if the table does not exist.
 
     With `deep`, the health includes the files of each partition. `ask_kafka` says whether to ask Kafka for the lag of
-    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and any error of the storage.
+    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and storage errors.
     """
     with translate_catalog_errors(catalog.name):
         try:
@@ -210,23 +212,21 @@ def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[lis
     """Return the data files that each of a stream's newest batches added."""
     newest = islice(commit_records(table.metadata, spec.name), MAX_COMMIT_RECORDS)
     if kind is TableKind.MAIN and spec.sinks.mode.replaces_rows:
-        return [_files_added_by(snapshot, table) for snapshot, _ in newest]
+        files = [list_added_files(snapshot, table, ManifestContent.DATA) for snapshot, _ in newest]
+        return [[_AddedFile(f.file_size_in_bytes, (f.spec_id, str(f.partition))) for f in added] for added in files]
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
     target: Target = "main" if kind is TableKind.MAIN else "dead-letters"
     records = [record for _, path in newest if (record := journals.read(path)) is not None]
     return [[_AddedFile(f.bytes, (f.spec_id, f.partition)) for f in record.staged_for(target)] for record in records]
 
 
-def _files_added_by(snapshot: Snapshot, table: Table) -> list[_AddedFile]:
-    return [
-        _AddedFile(entry.data_file.file_size_in_bytes, (entry.data_file.spec_id, str(entry.data_file.partition)))
-        for manifest in snapshot.manifests(table.io)
-        if manifest.content is ManifestContent.DATA
-        and manifest.added_snapshot_id == snapshot.snapshot_id
-        and manifest.has_added_files()
-        for entry in manifest.fetch_manifest_entry(table.io)
-        if entry.status is ManifestEntryStatus.ADDED
-    ]
+def list_added_files(snapshot: Snapshot, table: Table, *kinds: ManifestContent) -> Iterator[DataFile]:
+    """Yield the files of these kinds that a snapshot's commit added."""
+    for manifest in snapshot.manifests(table.io):
+        is_new = manifest.added_snapshot_id == snapshot.snapshot_id and manifest.has_added_files()
+        if is_new and manifest.content in kinds:
+            entries = manifest.fetch_manifest_entry(table.io)
+            yield from (entry.data_file for entry in entries if entry.status is ManifestEntryStatus.ADDED)
 
 
 def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: AskKafka) -> StreamHealth:
@@ -284,3 +284,43 @@ def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
         return " ".join(str(error).split())
     return count_unread(marker.offsets, first, ends)
+
+
+def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
+    """Return the maintained tables of the stream's route, sorted by name, including all that match its template."""
+    declared = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED and t.streams[0].name == spec.name]
+    return sorted([*declared, *find_template_tables(catalog, spec, specs)], key=lambda table: table.name)
+
+
+def find_template_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
+    """Return the undeclared tables that the template of the stream's route may have created."""
+    known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
+    with translate_catalog_errors(catalog.name):
+        return [
+            template_table(spec, name, specs) for name in list_matching_names(catalog, spec.sinks) if name not in known
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class DueTable:
+    """A table with its due actions, and the measurement that shows them."""
+
+    table: MaintainedTable
+    health: TableHealth
+    reasons: dict[Action, str]
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """Sort key: new files, which slow down readers, then snapshots, which slow down commits."""
+        return self.health.files_since_compaction, self.health.snapshots
+
+
+def measure_due_table(
+    catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int
+) -> DueTable | None:
+    """Measure a route's table, and return it with its due actions, if it exists. Raises the errors of `measure`."""
+    health = measure(catalog, table, now_ms=now_ms)
+    if health is None:
+        return None
+    answers = find_due_actions(health, table.settings, full_check_at=table.full_check_at)
+    return DueTable(table, health, {action: a.reason for action, a in answers.items() if a.due and action in actions})

@@ -14,7 +14,6 @@ from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
 from frazil.maintenance.measure import load_maintained
-from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
     find_apart_metadata,
@@ -28,7 +27,10 @@ from frazil.maintenance.orphan_references import (
 from frazil.maintenance.orphans import (
     Evaluation,
     ListedFile,
+    OrphanMemory,
+    OrphanRun,
     Place,
+    Progress,
     References,
     TableFolders,
     UndecidedFiles,

@@ -14,21 +14,97 @@ ensure that no snapshot will ever reference a deleted file:
 
 from __future__ import annotations
 
+import gzip
+import json
+import logging
 import posixpath
 import re
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple, Self
 from urllib.parse import unquote
 
+from pyiceberg.table.metadata import TableMetadata
+
 from frazil.commit.backfill_marker import open_backfills
 from frazil.commit.marker import BatchKey, read_markers
-from frazil.maintenance.orphan_memory import OrphanRun, Progress
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
 from frazil.table.object_store import FileInfo
+
+log = logging.getLogger(__name__)
+
+MEMORY_FORMAT = 1
+MAX_REMEMBERED = 100_000
+"""Files that are remembered. Later runs handle the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    snapshot_id: int | None
+    sequence_number: int
+
+    @classmethod
+    def of(cls, metadata: TableMetadata) -> Self:
+        return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
+
+    def is_superseded_by(self, now: Progress) -> bool:
+        """Return whether a commit that was prepared at this progress would be refused at the progress `now`."""
+        return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanRun:
+    """The files that one run was the first to find."""
+
+    at_ms: int
+    standing: Progress
+    """Progress at the end of the run's listing."""
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanMemory:
+    """The results of earlier runs, stored in `<location>/_frazil/_maintenance/orphans.json.gz`.
+
+    Each file belongs to the run that found it first.
+    """
+
+    table_uuid: str
+    runs: tuple[OrphanRun, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        text = json.dumps({"format": MEMORY_FORMAT, **asdict(self)})
+        return gzip.compress(text.encode(), mtime=0)
+
+    @classmethod
+    def read(cls, data: bytes | None, *, table_uuid: str) -> Self:
+        """Parse the stored memory; empty if it is missing, damaged, of a newer format, or of another table."""
+        if data is None:
+            return cls(table_uuid)
+        try:
+            raw = json.loads(gzip.decompress(data))
+            if (raw["format"], raw["table_uuid"]) == (MEMORY_FORMAT, table_uuid):
+                runs = (OrphanRun(r["at_ms"], Progress(**r["standing"]), tuple(r["paths"])) for r in raw["runs"])
+                return cls(table_uuid, tuple(runs))
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+            log.warning("the record of earlier cleanups cannot be read: this run counts as the first")
+        return cls(table_uuid)
+
+    def after(self, now: OrphanRun) -> Self:
+        """Return the memory after the run `now`.
+
+        Adds files that this run was the first to find. Drops files that it did not find.
+        """
+        found = set(now.paths)
+        kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
+        fresh = sorted(found.difference(*(run.paths for run in kept)))
+        room = max(MAX_REMEMBERED - sum(len(run.paths) for run in kept), 0)
+        return replace(self, runs=tuple(run for run in (*kept, replace(now, paths=tuple(fresh[:room]))) if run.paths))
+
 
 _FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
 """The kind of storage for each URI scheme that does not name it itself."""
@@ -200,7 +276,7 @@ def classify_files(
 ) -> Evaluation:
     """Classify the table's own files: referenced, registered, young, or candidates for deletion.
 
-    The result also says why no candidate may be deleted, if so.
+    If no candidate may be deleted, the result also states why.
     """
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0

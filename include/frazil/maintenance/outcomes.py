@@ -102,7 +102,7 @@ def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterabl
 
 
 def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
-    """Return the stored results of this table, oldest first. Raises any error of the storage."""
+    """Return the stored results of this table, oldest first. Raises storage errors."""
     data = open_store(_path(table), table.io.properties).get(_path(table))
     if data is None:
         return ()

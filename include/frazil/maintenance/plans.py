@@ -1,27 +1,115 @@
-"""Plans what each action would do now. Changes nothing, and starts no JVM. `frazil maintain --dry-run` shows these
-plans; the PySpark application executes them.
+"""Plans what each action would do now, from the partitions that merges keep busy, and the snapshots that signals need.
+Changes nothing, and starts no JVM. `frazil maintain --dry-run` shows these plans; the PySpark application executes
+them.
 """
 
 from __future__ import annotations
 
+import base64
 from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice, takewhile
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import PrimitiveType
 
-from frazil.commit.expiry import ExpiryPlan, plan_expiry
-from frazil.maintenance.busy_partitions import find_busy_partitions
+from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
+from frazil.commit.history import commit_records
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import read_marker
+from frazil.ingest.contract import StagedFile
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
-from frazil.maintenance.expiry import read_pins
-from frazil.maintenance.measure import load_maintained, measure
+from frazil.maintenance.health import PartitionKey
+from frazil.maintenance.measure import list_added_files, load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
+from frazil.signals import pins
 from frazil.signals.completion import find_feeds
+from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import view_from_table
 from frazil.table.branches import head_of
 from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.declared import DEFAULT_PROPERTIES
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
+"""Properties that limit the versions of `metadata.json`."""
+
+
+def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
+    """Read which snapshots the table's signals need. Raises MarkerUnreadable, and any error of the catalog."""
+    seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
+    if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
+        return Pins()
+    since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
+    return pins.read_pins(catalog, maintained.identifier, since_ms=since_ms)
+
+
+def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
+    """Return the defaults of the `METADATA_PROPERTIES` that the table does not set."""
+    return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
+
+
+def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
+    """Estimate the bytes of the `files` files that expiry removes, from summaries of expired snapshots' children."""
+    gone = set(expired)
+    summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
+    removed = sum(
+        int(one.get(name) or 0) for one in summaries for name in ("deleted-data-files", "removed-delete-files")
+    )
+    size = sum(int(one.get("removed-files-size") or 0) for one in summaries)
+    return size * files // removed if removed else 0
+
+
+BUSY_INTERVALS = 2
+"""How long a changed partition is busy, in longest commit intervals of its stream."""
+MAX_BATCHES = 12
+"""Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
+
+
+def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
+    """Return the partitions into which upsert streams are merging batches, or will merge a staged batch.
+
+    Compacting such a partition usually conflicts with the next batch, which must then merge again.
+    """
+    upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.sinks.mode.replaces_rows]
+    return frozenset(key for spec in upserts for key in _busy_in_stream(table, spec, now_ms=now_ms))
+
+
+def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
+    """Yield the partitions that a stream changed recently, or will change when its staged batches are committed."""
+    busy_ms = BUSY_INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
+    newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
+    recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)
+    for snapshot in islice(recent, MAX_BATCHES):
+        for file in list_added_files(snapshot, table, *ManifestContent):
+            yield file.spec_id, tuple(file.partition[i] for i in range(len(file.partition)))
+    marker = read_marker(table.properties, spec.name)
+    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
+    settled = marker.settled if marker else None
+    waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=spec.name)
+    for journal in islice(waiting, MAX_BATCHES):
+        yield from (_partition_key(file, table) for file in journal.staged_for("main"))
+
+
+def _partition_key(file: StagedFile, table: Table) -> PartitionKey:
+    spec = table.metadata.specs().get(file.spec_id, PartitionSpec())
+    kinds = [field.field_type for field in spec.partition_type(table.schema()).fields]
+    return file.spec_id, tuple(
+        from_bytes(kind, base64.b64decode(text)) if text is not None and isinstance(kind, PrimitiveType) else None
+        for kind, text in zip(kinds, file.partition, strict=False)
+    )
+
 
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 

@@ -1,5 +1,5 @@
 """Maintains one table: compaction, then manifests, then expiry. Each is planned from current metadata; writers' commits
-always win; a failed action does not stop the next.
+always win; a failed action does not stop the next. `run_maintenance` does so for a whole PySpark process.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -20,10 +21,9 @@ from frazil.commit.history import ancestors
 from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled
-from frazil.maintenance.expiry import estimate_bytes, find_missing_defaults
 from frazil.maintenance.measure import load_maintained
 from frazil.maintenance.outcomes import Ending, Outcome, load_and_store_outcomes
-from frazil.maintenance.plans import MaintenancePlanner
+from frazil.maintenance.plans import MaintenancePlanner, estimate_bytes, find_missing_defaults
 from frazil.maintenance.spark_actions import LostRace, RewriteResult, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.property_rules import PAGE_VERSION_PROPERTY
@@ -32,6 +32,18 @@ from frazil.table.catalogs import translate_catalog_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from frazil import clock
+from frazil.host.process_log import log_to_stderr
+from frazil.lineage.jobs import openlineage_jobs
+from frazil.maintenance.outcomes import report_maintenance
+from frazil.maintenance.tables import find_maintained
+from frazil.spark.application import start_session
+from frazil.spec.load import load_valid_streams
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +122,10 @@ class _ActionRunner:
     def _rewrite(self, table: Table, plan: CompactionPlan) -> Outcome:
         sort = self.maintained.settings.compaction.strategy == "sort" and not table.sort_order().is_unsorted
         began = time.monotonic()
-        done = self._open(table).rewrite(plan.rewrites, sort=sort)
+        opened, expiry = self._open(table), self.maintained.settings.expiry
+        may_expire = expiry.enabled and len(list(ancestors(table.metadata))) > expiry.at_most // 2
+        with opened.keep_history() if may_expire else nullcontext():
+            done = opened.rewrite(plan.rewrites, sort=sort)
         seconds = time.monotonic() - began
         missing = plan.files - done.removed
         with translate_catalog_errors(self.catalog.name):
@@ -208,3 +223,38 @@ def growth_note(before: float, after: float, properties: Mapping[str, str]) -> s
     if properties.get(PAGE_VERSION_PROPERTY) == "v2":
         return note
     return f"{note}, in Parquet's older encodings: see `{PAGE_VERSION_PROPERTY}` in docs/explanation/performance.md"
+
+
+MAX_LISTED = 3
+"""Maximum number of tables in the Spark application's name."""
+
+
+def run_maintenance(
+    identifiers: Sequence[str], *, streams: Path, actions: Collection[Action], report: Path | None = None
+) -> int:
+    """Maintain the tables in one Spark session, and write the outcomes to `report` as JSON. Returns the exit code."""
+    log_to_stderr()
+    try:
+        specs, problems = load_valid_streams(streams)
+        for problem in problems:
+            log.warning("%s", problem)
+        tables = [find_maintained(specs, identifier) for identifier in identifiers]
+        more = f" and {len(tables) - MAX_LISTED} more" if len(tables) > MAX_LISTED else ""
+        name = f"frazil maintenance of {', '.join(identifiers[:MAX_LISTED])}{more}"
+        spark = start_session(name, *{t.catalog for t in tables})
+    except FrazilError as error:
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
+        return error.exit_code
+    outcomes: list[Outcome] = []
+    with openlineage_jobs() as jobs:
+        try:
+            for table in tables:
+                now_ms, catalog = clock.now_ms(), open_existing_catalog(table.catalog)
+                made = maintain(lambda: spark, catalog, table, actions=actions, now_ms=now_ms)
+                report_maintenance(jobs, table, made, began_ms=now_ms)
+                outcomes += made
+                if report:  # written after each table, so that the report of a killed run has the finished tables
+                    report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))
+        finally:
+            spark.stop()
+    return next((o.exit_code for o in outcomes if o.exit_code), 0)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -14,13 +15,27 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 
+from frazil.commit.expiry import READER_TAG_PREFIX
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.maintenance.compaction import Rewrite
-from frazil.maintenance.partition_filter import build_partition_filter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+import math
+from datetime import timedelta
+from functools import reduce
 
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTransform
+from pyiceberg.types import DecimalType, IcebergType, TimestampType, TimestamptzType, TimeType, UUIDType
+
+from frazil.partitions.windows import EPOCH
+
+log = logging.getLogger(__name__)
+
+HISTORY_TAG = f"{READER_TAG_PREFIX}compaction"
+"""The tag of the snapshot from which a compaction began."""
 MAX_PARTITIONS_PER_ACTION = 200
 """Maximum number of partitions per action: Iceberg's planning compares every file with each of them."""
 MAX_GROUP_FILES = 16
@@ -74,6 +89,24 @@ class SparkTable:
     @property
     def _actions(self) -> Any:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
+
+    @contextmanager
+    def keep_history(self) -> Iterator[None]:
+        """Tag the current snapshot, so that writers expire neither it nor newer ones. Iceberg refuses a rewrite if it
+        cannot compare it with all commits since its start. The tag of a killed compaction is replaced by the next one.
+        """
+        with convert_java_errors():
+            refs, change = self.java.refs(), self.java.manageSnapshots()
+            tag = change.replaceTag if refs.containsKey(HISTORY_TAG) else change.createTag
+            tag(HISTORY_TAG, self.java.currentSnapshot().snapshotId()).commit()
+        try:
+            yield
+        finally:
+            try:
+                with convert_java_errors():
+                    self.java.manageSnapshots().removeTag(HISTORY_TAG).commit()
+            except (LostRace, SparkFailed) as error:
+                log.warning("tag %s stays until the next compaction, and snapshots with it: %s", HISTORY_TAG, error)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         """Rewrite files of partitions, in several actions. An action that fails neither raises nor stops the others."""
@@ -230,3 +263,67 @@ def _count_items(items: Any) -> int:
         iterator.next()
         count += 1
     return count
+
+
+_TEXT_TYPES = (DecimalType, UUIDType)
+
+
+def build_partition_filter(
+    jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema
+) -> Any:
+    """Build a Java `Expression` that selects exactly the files of partitions of one spec, by their values in manifests.
+
+    It compares terms such as `day(ts) = 16070`: SQL cannot express `bucket` and `truncate`, and a range of values would
+    select neighbours.
+    """
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    each = (
+        reduce(
+            getattr(expressions, "and"),
+            (_equal(jvm, field, value, schema) for field, value in zip(spec.fields, values, strict=True)),
+            expressions.alwaysTrue(),
+        )
+        for values in partitions
+    )
+    return reduce(getattr(expressions, "or"), each, expressions.alwaysFalse())
+
+
+def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> Any:
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    column, transform = expressions.ref(schema.find_column_name(field.source_id)), field.transform
+    if isinstance(transform, VoidTransform):
+        return expressions.alwaysTrue()
+    if isinstance(transform, TruncateTransform) and isinstance(value, str | bytes):
+        return _begins_with(expressions, column, value, width=transform.width)
+    term = column
+    if not isinstance(transform, IdentityTransform):
+        made = jvm.org.apache.iceberg.transforms.Transforms.fromString(str(transform))
+        term = expressions.transform(column.name(), made)
+    if value is None:
+        return expressions.isNull(term)
+    if isinstance(value, float) and math.isnan(value):
+        return expressions.isNaN(term)
+    keeps_type = isinstance(transform, IdentityTransform | TruncateTransform)
+    return expressions.equal(term, to_literal(value, schema.find_type(field.source_id)) if keeps_type else value)
+
+
+def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
+    """Compare a truncated value as a prefix: Iceberg 1.12 would compare it with a file's full bounds."""
+    if len(value) < width:  # a shorter value was not truncated
+        return expressions.equal(column, value)
+    if isinstance(value, str):
+        return expressions.startsWith(column, value)
+    lowest, rest = expressions.greaterThanOrEqual(column, value), value.rstrip(b"\xff")
+    if not rest:
+        return lowest
+    return getattr(expressions, "and")(lowest, expressions.lessThan(column, rest[:-1] + bytes([rest[-1] + 1])))
+
+
+def to_literal(value: Any, kind: IcebergType) -> object:
+    """Convert a value for Iceberg's literals. Times become text: py4j would send one near 1970 as an `Integer`."""
+    if isinstance(kind, TimestampType | TimestamptzType) and isinstance(value, int):
+        moment = EPOCH + timedelta(microseconds=value)
+        return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()
+    if isinstance(kind, TimeType) and isinstance(value, int):
+        return (EPOCH + timedelta(microseconds=value)).time().isoformat()
+    return str(value) if isinstance(kind, _TEXT_TYPES) else value

@@ -28,9 +28,9 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""With fewer than `MIN_RECORDS` records, the percentage is unknown unless none, or at least this many, are bad."""
+"""If fewer than `MIN_RECORDS` records exist, the percentage is unknown unless none, or at least this many, are bad."""
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""With fewer than `MIN_RECORDS` records, the threshold is at least this percentage."""
+"""The lowest threshold if there are fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
 """Maximum number of windows or days in a message."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")

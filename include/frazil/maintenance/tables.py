@@ -1,5 +1,5 @@
 """Lists the maintained tables: tables that streams declare, their dead-letter tables, and signals tables.
-`frazil.maintenance.routed` finds the tables that a route's template created. Does not import PyIceberg: Airflow's DAG
+`frazil.maintenance.measure` finds the tables that a route's template created. Does not import PyIceberg: Airflow's DAG
 processor calls it repeatedly.
 """
 

@@ -94,9 +94,9 @@ class MergeTask:
     """Change files. Their rows are numbered in this order."""
     files: tuple[TableFile, ...]
     inserts: bool
-    """Whether this task inserts the keys that its files do not have, because no others can."""
+    """Whether this task inserts the keys that no file has. Exactly one task per key does."""
     matched: bytes = b""
-    """The changes that other tasks matched (`BitMap64`), if this task inserts the others."""
+    """The changes that earlier tasks matched (`BitMap64`), if this task inserts the remaining ones."""
     share: tuple[str, ...] = ()
     """The files of `changes` that this task of a dedupe rewrites."""
 

@@ -1,7 +1,8 @@
 """A cache of blocking reads, such as of a catalog, that responds within a deadline.
 
 Fresh answers return at once; stale or missing ones are awaited until the deadline. Reads run in a few threads per
-group, so a catalog that hangs never delays others. Without requests, nothing runs.
+group, so a catalog that hangs never delays others. Without requests, nothing runs. The last states of streams are saved
+in a file on this host, so that a restarted API server can show them first.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar, cast
 
+import msgspec
+
 from frazil import installed
+from frazil.host.json_file import read_json, replace_json
+from frazil.status.state import StreamState
 
 T = TypeVar("T")
 
@@ -247,3 +253,31 @@ class AnswerCache:
 
 def _key_contains(key: Hashable, mark: Hashable) -> bool:
     return key == mark or (isinstance(key, tuple) and any(_key_contains(part, mark) for part in key))
+
+
+MAX_SAVED_AGE_MS = 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStatus:
+    """The last status of a stream, with the fingerprint of its declaration at that time."""
+
+    stream: str
+    fingerprint: str
+    at_ms: int
+    status: StreamState
+
+
+def save_statuses(file: Path, known: Iterable[SavedStatus], *, now_ms: int) -> None:
+    """Merge these statuses into the file. Raises OSError."""
+    streams = {one.stream: one for one in (*load_statuses(file, now_ms=now_ms), *known)}
+    replace_json(file, msgspec.to_builtins(list(streams.values())))
+
+
+def load_statuses(file: Path, *, now_ms: int) -> list[SavedStatus]:
+    """Return the saved statuses of the last day; empty if another version wrote the file. Raises OSError."""
+    try:
+        known = msgspec.convert(read_json(file) or [], list[SavedStatus])
+    except (ValueError, msgspec.ValidationError):
+        return []
+    return [one for one in known if 0 <= now_ms - one.at_ms < MAX_SAVED_AGE_MS]

@@ -25,9 +25,8 @@ from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import PartitionFiles
-from frazil.maintenance.measure import measure
+from frazil.maintenance.measure import measure, route_tables
 from frazil.maintenance.outcomes import read_outcomes
-from frazil.maintenance.routed import route_tables
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.calendar import (
@@ -39,8 +38,8 @@ from frazil.operations.calendar import (
     find_delay_reasons,
 )
 from frazil.operations.overview import Windows
-from frazil.operations.possible_actions import ActionState
 from frazil.operations.rates import DayCost, daily_costs
+from frazil.operations.stream_actions import ActionState
 from frazil.operations.stream_view import TableHistory, build_table_history
 from frazil.operations.table_view import Shape, build_shape
 from frazil.partitions.completeness import Cursor, complete_until_us, format_time

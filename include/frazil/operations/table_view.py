@@ -96,7 +96,6 @@ class Shape:
     snapshots: int
     metadata_bytes: int
     target_bytes: int
-    list_bytes: int
     list_bytes_per_file: float
     limit: int
     histogram: tuple[Bucket, ...]
@@ -158,7 +157,6 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
         snapshots=health.snapshots,
         metadata_bytes=health.metadata_bytes,
         target_bytes=health.target_file_bytes,
-        list_bytes=health.manifest_list_bytes,
         list_bytes_per_file=health.manifest_list_bytes / max(health.data_files, MIN_FILE_DIVISOR),
         limit=settings.alerts.manifest_list_bytes_per_file,
         histogram=build_histogram(sizes),

@@ -15,7 +15,7 @@ from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 from frazil.spec.model import StreamSpec
 
 MAX_WINDOWS = 500
-"""Windows in one decision; later windows follow in the next."""
+"""Maximum number of windows in one decision. The next decision covers later windows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,6 @@ def file_key(file: DataFile) -> str:
     return file.file_path if of is None else f"{file.file_path}#{of}"
 
 
-def without_row_ids(file: DataFile) -> DataFile:
-    """Return the file as a new one, whose rows get other ids."""
-    copied = DataFile(*file._data)
-    copied[FIRST_ROW_ID_POSITIONS[DataFile]] = None
-    copied.spec_id = file.spec_id
-    return copied
-
-
 def next_row_id(metadata: TableMetadata, before: Snapshot | None = None) -> int | None:
     """Return the id of the next snapshot's first row, or after the snapshot `before`; None below format version 3."""
     if metadata.format_version < 3:

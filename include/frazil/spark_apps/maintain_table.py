@@ -14,7 +14,7 @@ from frazil.table.configuration import check_configuration
 def main() -> int:
     with exit_on_error():
         check_configuration()
-    from frazil.maintenance.main import run_maintenance  # PyIceberg reads its configuration when imported
+    from frazil.maintenance.run import run_maintenance  # PyIceberg reads its configuration when imported
 
     parser = argparse.ArgumentParser(description="Compact tables, rewrite their manifests and expire their snapshots.")
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="a table, as in the stream's file: demo.flights")

@@ -201,7 +201,7 @@ class FoldingThread:
 
 class ReadPins(Protocol):
     def __call__(self, catalog: Catalog, table: str, *, since_ms: int) -> Pins:
-        """Return what expiry of a table must keep for its signals. Raises any error of the catalog."""
+        """Return what expiry of a table must keep for its signals. Raises catalog errors."""
 
 
 class KafkaClients:

@@ -41,7 +41,7 @@ class PlannerReport:
     """The planner's last observation."""
 
     ends: Mapping[TopicPartition, int]
-    """The offsets up to which records may be read."""
+    """The offsets up to which records may be read, or could be when the topic-partition last had a leader."""
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of new partitions that are not in a marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -52,6 +52,13 @@ class PlannerReport:
     """0 before Kafka's first answer."""
     silent_since_ms: int | None = None
     """The first poll since then that got no answer, if any."""
+    leaderless: frozenset[TopicPartition] = frozenset()
+    """Topic-partitions that have no leader now, from which nothing can be read."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each topic-partition's end is known: without a leader, only from before."""
+        return self.leaderless <= self.ends.keys()
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the number of records from these offsets on, by partition. Leaves out partitions without records."""

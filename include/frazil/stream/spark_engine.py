@@ -239,9 +239,9 @@ def python_error_message(text: str) -> str | None:
 
 def _end_message(stream: str) -> str:
     return (
-        f"Spark of stream {stream!r} has ended. Nothing of the current batch was committed: the next start reads it "
-        "again. A cluster's master ends an application that has no workers left, or that a user kills there; the "
-        "next start waits for executors. Spark's messages are in writer.log"
+        f"the Spark application of stream {stream!r} has ended. Nothing of the current batch was committed: the next "
+        "start reads it again. A cluster's master ends an application that has no workers left, or that a user kills "
+        "there; the next start waits for executors. Spark's messages are in writer.log"
     )
 
 

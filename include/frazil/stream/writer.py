@@ -383,10 +383,11 @@ class Epoch:
 
     def _handle_offset_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
         """Raise `OffsetGap` for deleted unread records, or skip them with `on-gap: skip`. Returns the marker."""
-        stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
+        stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.led)
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)
-        cut = find_truncations(self.parts.kafka, read, marker.leader_epochs)
+        led = {tp: offset for tp, offset in read.items() if tp not in topics.leaderless}
+        cut = find_truncations(self.parts.kafka, led, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)
             check_not_truncated(read, cut, stream=stream)

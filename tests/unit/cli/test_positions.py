@@ -20,14 +20,15 @@ from frazil.commit.reset_plan import AvailableOffsets, StateBeforeReset, list_mo
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.infer.observed import collect_statistics
 from frazil.kafka.identity import SourceIdentity
-from frazil.spec.source import Source
-from frazil.status.reset_target import (
+from frazil.operations.stream_actions import (
     NotInKafka,
     ResetTarget,
     check_available,
     describe_consequences,
     find_target_offsets,
 )
+from frazil.spec.load import validate_stream
+from frazil.spec.source import Source
 from frazil.timetext import format_utc
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -35,6 +36,15 @@ NOW = AvailableOffsets(SOURCE, {("t", 0): 10, ("t", 1): 0}, {("t", 0): 100, ("t"
 MARKER = Marker("s", BatchKey(1, 1), None, {("t", 0): 5, ("t", 1): 40}, SOURCE)
 SEEN = StateBeforeReset(MARKER, "text", MARKER.offsets, SOURCE, rolled_back=False)
 NO_KAFKA: Any = None
+SPEC = validate_stream(
+    {
+        "name": "s",
+        "source": {"topics": ["t"], "bootstrap-servers": "127.0.0.1:1"},
+        "table": "demo.s",
+        "schema": {"id": "string not null", "ts": "timestamptz not null"},
+        "event-time": "ts",
+    }
+)
 
 
 def target(to: str, seen: StateBeforeReset = SEEN, **more: Any) -> dict[tuple[str, int], int]:
@@ -43,7 +53,7 @@ def target(to: str, seen: StateBeforeReset = SEEN, **more: Any) -> dict[tuple[st
 
 def said(to: str, seen: StateBeforeReset = SEEN) -> str:
     plan = list_moves(target(to, seen), held=seen.held, available=NOW)
-    return " ".join(describe_consequences(plan, seen=seen, now=NOW))
+    return " ".join(describe_consequences(SPEC, plan, seen=seen, now=NOW))
 
 
 def test_to_marker_goes_on_at_the_marker_or_the_first_offset_that_is_left():
@@ -79,7 +89,7 @@ def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again(
     cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, cut={("t", 1): 25})
     assert find_target_offsets(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = list_moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
-    text = " ".join(describe_consequences(plan, seen=SEEN, now=cut))
+    text = " ".join(describe_consequences(SPEC, plan, seen=SEEN, now=cut))
     assert "Kafka's log of t-1 was truncated at offset 25" in text
     assert "new records at 15 offsets whose old records are in the table" in text
     assert "again" not in text

@@ -15,7 +15,7 @@ from frazil.commit.open_streams import open_read_only, open_stream
 from frazil.commit.sweep import bare_path
 from frazil.errors import TableLost
 from frazil.operations.fetch import fetch_action_state, fetch_history
-from frazil.operations.prepared_actions import plan_abandon
+from frazil.operations.stream_actions import plan_abandon
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import read_stream_state

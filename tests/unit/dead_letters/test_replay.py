@@ -41,7 +41,7 @@ from frazil.ingest.sealing import OMITTED, SEALED, Sealer, place_of
 from frazil.ingest.stage import stage
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
-from frazil.operations.prepared_actions import plan_abandon
+from frazil.operations.stream_actions import plan_abandon
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.upsert import Dedupe

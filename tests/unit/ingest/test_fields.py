@@ -5,12 +5,25 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    TimestamptzType,
+)
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
@@ -328,3 +341,25 @@ def test_a_stream_without_paths_has_no_decoder_around_its_own() -> None:
     made = create_decoder("json", iceberg.table_schema(spec), {})
     assert type(made) is json_decoder.JsonDecoder
     assert made(Chunk.of_values([])).rows.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        (LongType(), 7),
+        (StringType(), "seven"),
+        (DateType(), date(2013, 1, 2)),
+        (TimestamptzType(), datetime(2013, 1, 2, 3, tzinfo=UTC)),
+        (DecimalType(9, 2), Decimal("-1.25")),
+        (BinaryType(), b"\xff\x00"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, PrimitiveType) else "",
+)
+@pytest.mark.parametrize("required", [True, False])
+def test_a_column_whose_default_another_engine_set_gets_it(kind: PrimitiveType, default: Any, required: bool) -> None:
+    added = NestedField(2, "added", kind, required=required, initial_default=default, write_default=default)
+    table = Schema(NestedField(1, "id", LongType(), required=True), added)
+    made = create_decoder("json", Schema.model_validate_json(table.model_dump_json()), {})
+    decoded = made(Chunk.of_values([b'{"id": 1}', b'{"id": 2, "added": null}', b"{}"]))
+    assert decoded.rows.to_pylist() == [{"id": 1, "added": default}, {"id": 2, "added": default}]
+    assert len(decoded.rejections) == 1

@@ -20,7 +20,7 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState
 from frazil.commit.expiry import ExpiryPlan, Pins, expirable_by_writers, plan_expiry
 from frazil.commit.marker import first_marker
 from frazil.kafka.identity import SourceIdentity
-from frazil.maintenance.expiry import find_missing_defaults
+from frazil.maintenance.plans import find_missing_defaults
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry

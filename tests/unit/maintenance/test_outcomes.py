@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from frazil.maintenance.due import Action
-from frazil.maintenance.expiry import estimate_bytes
 from frazil.maintenance.outcomes import (
     MAX_AGE_MS,
     MAX_PER_KIND,
@@ -21,6 +20,7 @@ from frazil.maintenance.outcomes import (
     read_outcomes,
     store_outcomes,
 )
+from frazil.maintenance.plans import estimate_bytes
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land

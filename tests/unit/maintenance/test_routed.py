@@ -12,10 +12,9 @@ from pyiceberg.schema import Schema
 from frazil.commit.marker import read_marker
 from frazil.errors import SpecError
 from frazil.maintenance.due import Action
-from frazil.maintenance.measure import NotMadeByRoute, measure
+from frazil.maintenance.measure import NotMadeByRoute, measure, measure_due_table, route_tables
 from frazil.maintenance.orphan_cleanup import clean_orphans, load_all_folders
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.routed import measure_due_table, route_tables
 from frazil.maintenance.tables import (
     TableKind,
     find_maintained,

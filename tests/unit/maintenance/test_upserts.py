@@ -12,10 +12,10 @@ import pytest
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
-from frazil.maintenance.busy_partitions import find_busy_partitions
 from frazil.maintenance.deep import _add_deletes
 from frazil.maintenance.health import Deletes, TableHealth
 from frazil.maintenance.measure import measure
+from frazil.maintenance.plans import find_busy_partitions
 from frazil.maintenance.tables import find_maintained
 from frazil.merge.contract import RowRemoval
 from tests.unit.commit.conftest import catalog_in

@@ -15,8 +15,7 @@ from frazil.errors import FrazilError
 from frazil.history.objects import read_history
 from frazil.operations.fetch import fetch_action_state, fetch_history
 from frazil.operations.page_actions import PageAction
-from frazil.operations.possible_actions import build_action_state, possible_actions
-from frazil.operations.prepared_actions import plan_abandon
+from frazil.operations.stream_actions import build_action_state, plan_abandon, possible_actions
 from frazil.operations.stream_view import OpenBackfill, build_table_history
 from frazil.spec.load import validate_stream
 from frazil.status.flow import DAY_MS

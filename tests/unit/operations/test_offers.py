@@ -14,7 +14,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.errors import FrazilError
 from frazil.kafka.identity import SourceIdentity
 from frazil.operations.page_actions import PageAction
-from frazil.operations.possible_actions import ActionState, find_refusal, possible_actions
+from frazil.operations.stream_actions import ActionState, find_refusal, possible_actions
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from frazil.operations.component_heartbeats import MissingComponent
 from frazil.operations.page_actions import (
     CONFIRMED_BY_NAME,
     DAG_ACTIONS,
     DEPENDENCIES,
     DRY_RUN_ACTIONS,
     ActionContext,
+    MissingComponent,
     PageAction,
     build_plan,
     describe_changes,

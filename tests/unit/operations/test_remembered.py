@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.operations.saved_overview import MAX_AGE_MS, SavedStatus, load_statuses, save_statuses
+from frazil.operations.answers import MAX_SAVED_AGE_MS, SavedStatus, load_statuses, save_statuses
 from frazil.status.flow import Flow
 from frazil.status.state import StreamState, WriterProcess
 
@@ -40,8 +40,8 @@ def test_what_another_user_may_see_stays(tmp_path: Path) -> None:
 
 def test_what_is_of_another_day_or_of_the_future_is_not(tmp_path: Path) -> None:
     file = tmp_path / "overview.json"
-    just = known(NOW_MS - MAX_AGE_MS + 1, "just")
-    save_statuses(file, [known(NOW_MS - MAX_AGE_MS), known(NOW_MS + 1, "future"), just], now_ms=NOW_MS)
+    just = known(NOW_MS - MAX_SAVED_AGE_MS + 1, "just")
+    save_statuses(file, [known(NOW_MS - MAX_SAVED_AGE_MS), known(NOW_MS + 1, "future"), just], now_ms=NOW_MS)
     assert load_statuses(file, now_ms=NOW_MS) == [just]
 
 

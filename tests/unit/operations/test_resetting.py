@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from frazil.commit.reset_plan import OffsetMove
-from frazil.operations.prepared_actions import reset_sentence
-from frazil.status.reset_target import ResetTarget
+from frazil.operations.stream_actions import ResetTarget, reset_sentence
 
 
 def test_a_reset_is_reported_with_the_user_and_with_what_it_skips_or_reads_again() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.operations.component_heartbeats import EFFECTS, MAX_HEARTBEAT_AGE_MS, ComponentHeartbeat, find_missing
+from frazil.operations.page_actions import EFFECTS, MAX_HEARTBEAT_AGE_MS, ComponentHeartbeat, find_missing
 
 NOW_MS = 1_700_000_000_000
 ALIVE = dict.fromkeys(EFFECTS, ComponentHeartbeat(NOW_MS - MAX_HEARTBEAT_AGE_MS))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.maintenance.expiry import read_pins
+from frazil.maintenance.plans import read_pins
 from frazil.maintenance.tables import find_maintained
 from frazil.signals import completion
 from frazil.signals.completion import Assessment, assess_table, signal_windows

@@ -13,7 +13,7 @@ from pyiceberg.exceptions import ForbiddenError
 
 from frazil.cli.main import frazil
 from frazil.errors import AccessDenied, MarkerUnreadable
-from frazil.maintenance.expiry import read_pins
+from frazil.maintenance.plans import read_pins
 from frazil.maintenance.tables import find_maintained
 from frazil.partitions.windows import Window
 from frazil.signals import signal_table

@@ -13,8 +13,7 @@ from typing import Any, Self
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
 from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
-from frazil.maintenance.measure import NotMadeByRoute, measure
-from frazil.maintenance.routed import find_template_tables
+from frazil.maintenance.measure import NotMadeByRoute, find_template_tables, measure
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog

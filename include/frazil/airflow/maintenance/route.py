@@ -15,9 +15,8 @@ from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
-from frazil.maintenance.measure import NotMadeByRoute
+from frazil.maintenance.measure import DueTable, NotMadeByRoute, measure_due_table, route_tables
 from frazil.maintenance.orphan_cleanup import clean_orphans, load_all_folders
-from frazil.maintenance.routed import DueTable, measure_due_table, route_tables
 from frazil.maintenance.tables import routes_by_name
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
@@ -93,7 +92,7 @@ class RouteTables:
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
         """Return the start (ms) of the current pass and its last cleaned table; None if no pass is due.
 
-        In a new pass, the name of the last cleaned table is an empty text.
+        In a new pass, the name of the last cleaned table is an empty string.
         """
         kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")

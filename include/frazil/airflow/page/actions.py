@@ -54,8 +54,7 @@ from frazil.operations.page_actions import (
     component_warnings,
     describe_changes,
 )
-from frazil.operations.possible_actions import ActionState, find_refusal
-from frazil.operations.prepared_actions import describe_staged, plan_abandon, plan_reset
+from frazil.operations.stream_actions import ActionState, describe_staged, find_refusal, plan_abandon, plan_reset
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import resend_signals
 from frazil.spec.model import StreamSpec

@@ -10,10 +10,10 @@ from typing import Any
 from frazil.backfill.request import check_not_in_future, parse_request
 from frazil.errors import SpecError
 from frazil.operations.page_actions import DAG_ACTIONS, PageAction
+from frazil.operations.stream_actions import ResetTarget
 from frazil.partitions.completeness import Cursor, never_signalled_text
 from frazil.partitions.windows import Grain, Window
 from frazil.safe_text import reason_problem
-from frazil.status.reset_target import ResetTarget
 from frazil.timetext import parse_moment
 
 RESET_TARGETS = ("marker", "earliest", "latest", "table", "timestamp")

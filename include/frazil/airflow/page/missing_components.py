@@ -7,7 +7,7 @@ from airflow.utils.session import create_session
 from frazil.airflow.components import last_heartbeats, silent_components
 from frazil.airflow.page.airflow_database import read_last_measurement
 from frazil.airflow.page.views import CACHE_S, answer_cache
-from frazil.operations.component_heartbeats import ComponentHeartbeat, MissingComponent
+from frazil.operations.page_actions import ComponentHeartbeat, MissingComponent
 
 DATABASE_TIMEOUT_S = 0.2
 

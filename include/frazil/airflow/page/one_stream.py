@@ -38,8 +38,8 @@ from frazil.operations.fetch import (
     fetch_writers,
 )
 from frazil.operations.overview import RelatedState, build_line
-from frazil.operations.possible_actions import build_action_state, possible_actions
 from frazil.operations.rates import DayCost, add_arrivals, compute_trend, mean_rates
+from frazil.operations.stream_actions import build_action_state, possible_actions
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,

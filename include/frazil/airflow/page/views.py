@@ -15,7 +15,7 @@ from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.airflow.page.airflow_database import Measurement, read_last_measurement, read_pauses
 from frazil.home import home, streams_folder
 from frazil.maintenance.tables import TableKind, maintained_tables
-from frazil.operations.answers import Answer, AnswerCache, PendingAnswer
+from frazil.operations.answers import Answer, AnswerCache, PendingAnswer, SavedStatus, load_statuses, save_statuses
 from frazil.operations.fetch import fetch_stream, fetch_windows
 from frazil.operations.overview import (
     ActiveAlert,
@@ -30,7 +30,6 @@ from frazil.operations.overview import (
     group_by_stream,
     sort_lines,
 )
-from frazil.operations.saved_overview import SavedStatus, load_statuses, save_statuses
 from frazil.spec.model import StreamSpec
 from frazil.status.state import StreamState
 from frazil.table.catalogs import keep_catalogs

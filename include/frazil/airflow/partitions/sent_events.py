@@ -125,7 +125,7 @@ def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
     if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
             f"cannot determine whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
-            "the task is not finished, and Airflow can list the asset's events only while no run started by one "
-            "of them is queued"
+            "the task is not finished. Airflow cannot list the asset's events while a run that one of them started is "
+            "queued"
         )
     return published

@@ -4,6 +4,7 @@ reads the record with its own field names and nesting; then the values are moved
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyiceberg.conversions import to_json
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
-from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, StringType, StructType
+from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, PrimitiveType, StringType, StructType
 
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import combine_chunks
@@ -117,7 +119,8 @@ class RecordShape:
 def create_fields_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape
 ) -> Decoder:
-    if records.within or not all(isinstance(unit, str) for unit in units.values()):
+    is_plain = all(isinstance(unit, str) for unit in units.values())
+    if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
         casting = FieldsDecoder(make, schema, units, records)
         strict = {field_id: drop_casts(unit) for field_id, unit in units.items()}
         if strict == units or not casting.has_loop:
@@ -413,14 +416,19 @@ def _as_lines(texts: pa.Array) -> BinaryColumn:
 
 
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
-    """Return a column's default as an array of one value. Raises SpecError if it is not a valid value."""
+    """Return a column's default, or else the table's, as an array of one value. Raises SpecError if it is invalid."""
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
     reading = ColumnSource.of(unit)
-    if reading.default is None:
+    default, units = reading.default, {field.field_id: reading.unit} if reading.unit else {}
+    if default is None and field.write_default is not None and isinstance(field.field_type, PrimitiveType):
+        value = field.write_default
+        default = base64.b64encode(value).decode() if isinstance(value, bytes) else to_json(field.field_type, value)
+        units = {}
+    if default is None:
         return None
-    decode = JsonDecoder(Schema(field), {field.field_id: reading.unit} if reading.unit else {})
-    decoded = decode(Chunk.of_values([json.dumps({field.name: reading.default}).encode()]))
+    decode = JsonDecoder(Schema(field), units)
+    decoded = decode(Chunk.of_values([json.dumps({field.name: default}).encode()]))
     for rejection in decoded.rejections:
         raise SpecError(f"schema.{field.name}.default: {rejection.error}")
     return decoded.rows.column(0)

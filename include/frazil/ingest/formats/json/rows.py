@@ -67,9 +67,9 @@ def read_records(
 ) -> tuple[int, int]:
     """Read records, from index `first` on, until a record needs more room.
 
-    Returns the index of that record and the domain that needs more room. If all records were read, returns their number
-    and 0. `unsure` receives 1 for each record that must be read one by one. For other records, it receives flags:
-    UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
+    Returns the index of that record, and the domain (the rows, or the elements of one list or map column) that needs
+    more room. If all records were read, returns their number and 0. `unsure` receives 1 for each record that must be
+    read one by one. For other records, it receives flags: UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]

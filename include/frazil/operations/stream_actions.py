@@ -1,0 +1,338 @@
+"""Finds the actions that are possible on a stream, and why others are not. Prepares a reset of a stream, or the
+abandonment of its backfill, and carries out exactly the described effects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from frazil.backfill.commit import abandon
+from frazil.backfill.request import check_coordinates
+from frazil.backfill.rules import check_no_backfill, check_no_replay, require_marker, require_own_marker
+from frazil.commit import marker_changes
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
+from frazil.commit.marker import Marker, keep_same_topics, keep_topics
+from frazil.commit.open_streams import open_kafka, open_read_only, open_stream
+from frazil.commit.reset_plan import (
+    AvailableOffsets,
+    OffsetMove,
+    Offsets,
+    StateBeforeReset,
+    clamp_to_available,
+    clamp_to_truncations,
+    list_moves,
+    read_state_before_reset,
+)
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import AdoptionRequired, FrazilError, MarkerUnreadable, RolledBack, SpecError
+from frazil.history.supervision import record_action
+from frazil.kafka.admin import KafkaAdmin
+from frazil.kafka.logs import find_truncations
+from frazil.offsets.spans import TopicPartition
+from frazil.operations.page_actions import PageAction, PreparedAction
+from frazil.operations.stream_view import TableHistory
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_count
+from frazil.status.state import State, StreamState
+from frazil.timetext import format_utc
+
+
+class NotInKafka(ValueError):
+    """Kafka does not have a requested offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTarget:
+    """The position requested for a reset. Raises ValueError if the fields contradict each other."""
+
+    to: str
+    at: datetime | None = None
+    offsets: Offsets | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at is not None) != (self.to == "timestamp"):
+            raise ValueError("give --at TIME together with --to timestamp, and only with it")
+        if (self.offsets is not None) != (self.to == "offsets"):
+            raise ValueError("give --offsets together with --to offsets, and only with it")
+
+
+def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffsets:
+    """Return the offsets that Kafka has, and where its logs were truncated before the marker's offsets."""
+    topics = kafka.describe()
+    first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
+    if marker is None:
+        return AvailableOffsets(topics.identity, first, end)
+    same = keep_same_topics(keep_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
+    cut = find_truncations(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
+    return AvailableOffsets(topics.identity, first, end, cut)
+
+
+def find_target_offsets(
+    wanted: ResetTarget, *, seen: StateBeforeReset, now: AvailableOffsets, kafka: KafkaAdmin
+) -> dict[TopicPartition, int]:
+    """Return the offset at which each topic-partition continues. Raises MarkerUnreadable, RolledBack and NotInKafka."""
+    if wanted.to == "earliest":
+        return dict(now.first)
+    if wanted.to == "latest":
+        return dict(now.end)
+    if wanted.to == "timestamp" and wanted.at is not None:
+        return clamp_to_available(kafka.at(wanted.at, now.first), now)
+    if wanted.to == "table":
+        if seen.unknown:
+            raise RolledBack(seen.unknown)
+        return clamp_to_available(clamp_to_truncations(keep_same_topics(seen.held, seen.source, now.source), now), now)
+    if wanted.to == "offsets" and wanted.offsets is not None:
+        check_available(wanted.offsets, now)
+        return {**_offsets_from_marker(seen, now, named=wanted.offsets), **wanted.offsets}
+    return _offsets_from_marker(seen, now)
+
+
+def _offsets_from_marker(
+    seen: StateBeforeReset, now: AvailableOffsets, *, named: Offsets | None = None
+) -> dict[TopicPartition, int]:
+    """Return the marker's offsets, limited to the offsets in Kafka.
+
+    Without a readable marker, returns no offsets if `named` has all topic-partitions. Otherwise raises
+    MarkerUnreadable.
+    """
+    if seen.marker is None:
+        if named is not None and named.keys() == now.first.keys():
+            return {}
+        raise MarkerUnreadable(
+            "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
+            "--to offsets with every partition"
+        )
+    return clamp_to_available(
+        clamp_to_truncations(keep_same_topics(seen.marker.offsets, seen.marker.source, now.source), now), now
+    )
+
+
+def check_available(offsets: Offsets, now: AvailableOffsets) -> None:
+    """Raise NotInKafka unless each offset is from `first` to `end`, inclusive."""
+    for (topic, partition), offset in offsets.items():
+        tp = (topic, partition)
+        if tp not in now.first:
+            known = ", ".join(sorted(f"{t}-{p}" for t, p in now.first))
+            raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {known}")
+        if not now.first[tp] <= offset <= now.end[tp]:
+            raise NotInKafka(
+                f"{topic}-{partition}: {offset} is outside of the offsets that Kafka has, {now.first[tp]} to "
+                f"{now.end[tp]}"
+            )
+
+
+_REPEATED_TEXTS: Mapping[str, str] = {
+    "no": "the table will have their rows twice, unless you delete the rows first.",
+    "dropped": "their rows are dropped as repeats. Only rows without an event time land again.",
+    "by order": "their changes are merged again, and a change that is older than the table's row is dropped.",
+    "by arrival": "until the writer has caught up, the rows that their changes replace have old values.",
+}
+
+
+def describe_consequences(
+    spec: StreamSpec, plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets
+) -> list[str]:
+    """Return messages about records that the table never gets after a reset, and records that it may get again."""
+    sentences = []
+    if seen.rolled_back:
+        sentences.append(
+            "The table was rolled back to before the marker, so its rows, not the marker, show which records it has."
+        )
+    if seen.unknown:
+        sentences.append(
+            "It is unknown which records the table has, and therefore which will be skipped or repeated: "
+            f"{seen.unknown}."
+        )
+    for topic in _recreated_topics(seen, now):
+        sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
+    skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
+    repeated = sum(m.repeated for m in plan)
+    for m in plan:
+        if m.rewritten:
+            sentences.append(
+                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. From there on, Kafka has "
+                f"or will have new records at {m.rewritten:,} offsets whose old records are in the table. After the "
+                "reset, the table gets the new records and keeps the old ones."
+            )
+    if skipped:
+        also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
+        sentences.append(f"It skips {format_count(skipped, 'offset')}{also}: their records never reach the table.")
+    if repeated:
+        merged = "by order" if spec.order_by else spec.sinks.mode.repeats
+        sentences.append(
+            f"It reads {format_count(repeated, 'offset')} again that the table has: {_REPEATED_TEXTS[merged]}"
+        )
+    if not skipped and not repeated and not seen.unknown:
+        sentences.append("It skips no records, and reads no records again that the table has.")
+    return sentences
+
+
+def _recreated_topics(seen: StateBeforeReset, now: AvailableOffsets) -> list[str]:
+    if seen.source is None:
+        return []
+    topics = sorted(now.source.topic_ids)
+    if seen.source.cluster_id != now.source.cluster_id:
+        return topics
+    return [t for t in topics if seen.source.topic_ids.get(t, now.source.topic_ids[t]) != now.source.topic_ids[t]]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionState:
+    paused: bool = False
+    given_up: bool = False
+    is_read: bool = False
+    """Whether the table was read or does not exist. If False, only the declaration is checked."""
+    marker: Marker | None = None
+    backfill: BackfillMarker | None = None
+    has_dead_letters: bool = True
+    coordinates: bool = True
+    """Whether the table has the columns for topic, partition and offset; True if unknown."""
+
+
+def build_action_state(status: StreamState | None, history: TableHistory | None, *, is_read: bool) -> ActionState:
+    """Build the state from a stream's status and history. For `is_read`, see `ActionState`."""
+    if status is not None and status.table_exists is False:
+        history, is_read = None, True
+    found = history or TableHistory(has_dead_letters=not is_read)
+    return ActionState(
+        paused=status is not None and status.desired == "paused",
+        given_up=status is not None and status.state is State.GIVEN_UP,
+        is_read=is_read and not found.unreadable,
+        marker=found.marker,
+        backfill=found.last_backfill,
+        has_dead_letters=found.has_dead_letters,
+        coordinates=found.coordinates,
+    )
+
+
+def possible_actions(spec: StreamSpec, now: ActionState) -> tuple[PageAction, ...]:
+    """Return the possible actions, in the order in which the page shows them."""
+    return tuple(action for action in _list_candidates(now) if find_refusal(action, spec, now) is None)
+
+
+def _list_candidates(now: ActionState) -> Iterator[PageAction]:
+    """Yield the actions that the state suggests, before their conditions are checked."""
+    yield PageAction.RESUME if now.paused else PageAction.PAUSE
+    if now.given_up and not now.paused:
+        yield PageAction.RESUME
+    yield PageAction.RESTART
+    if now.marker is not None or not now.is_read:
+        yield PageAction.RESET
+    yield PageAction.BACKFILL
+    if now.backfill is not None and now.backfill.is_open:
+        yield PageAction.ABANDON
+    if now.has_dead_letters:
+        yield PageAction.REPLAY
+
+
+def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str | None:
+    """Return why a backfill or replay is not possible now; None if it is possible, and for other actions."""
+    checks = {
+        PageAction.BACKFILL: (check_no_replay, require_marker),
+        PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),
+    }
+    if action not in checks:
+        return None
+    check_other, check_marker = checks[action]
+    try:
+        check_coordinates(spec, table_has=now.coordinates)
+        check_other(now.backfill)
+        if now.is_read:
+            check_marker(spec, now.marker)
+    except FrazilError as error:
+        return str(error)
+    return None
+
+
+def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str) -> PreparedAction:
+    """Read the table and Kafka, and return a reset's effects. Raises the errors of both, and AdoptionRequired."""
+    opened = open_read_only(spec)
+    with open_kafka(spec) as kafka:
+        seen = read_state_before_reset(opened.tables)
+        if seen.marker_text is None:
+            raise AdoptionRequired(f"stream {spec.name!r} has not started, so it has no position to reset")
+        now = fetch_available(kafka, seen.marker)
+        target = find_target_offsets(wanted, seen=seen, now=now, kafka=kafka)
+    plan = compute_moves(spec, target, seen=seen, now=now)
+    says = describe_consequences(spec, plan, seen=seen, now=now)
+    # Without the target: the end of a topic moves while the user reads the plan.
+    version_token = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
+
+    def carry_out() -> object:
+        return carry_out_reset(open_stream(spec).tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
+
+    return PreparedAction(tuple(says), version_token, carry_out)
+
+
+def compute_moves(
+    spec: StreamSpec, target: Offsets, *, seen: StateBeforeReset, now: AvailableOffsets
+) -> tuple[OffsetMove, ...]:
+    """Return the move of each topic-partition. Raises SpecError if rows of a route would be duplicated."""
+    marker = seen.marker
+    if marker and marker.routed is not None and not (spec.sinks.can_follow and spec.sinks.mode.merges):
+        held = keep_same_topics(marker.offsets, marker.source, now.source)
+        if again := sum(move.repeated for move in list_moves(target, held=held, available=now)):
+            raise SpecError(
+                f"stream {spec.name!r} has or had a route. This reset would make it read "
+                f"{format_count(again, 'offset')} again, and duplicate the rows that its tables have for them. Nothing "
+                f"was changed. To add rows that are missing from a table, run `frazil reset {spec.name} --to marker` "
+                f"and `frazil backfill {spec.name}`"
+            )
+    return list_moves(target, held=keep_same_topics(seen.held, seen.source, now.source), available=now)
+
+
+def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
+    tables: StreamTables,
+    wanted: ResetTarget,
+    target: Offsets,
+    *,
+    plan: Sequence[OffsetMove],
+    seen: StateBeforeReset,
+    now: AvailableOffsets,
+    by: str,
+) -> Marker:
+    """Move the position, record it, and return the marker. Raises the errors of `marker_changes.reset`."""
+    marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
+    record_action(tables.main.current(), tables.stream, reset_sentence(wanted, plan, by=by), at_ms=tables.clock_ms())
+    return marker
+
+
+def reset_sentence(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -> str:
+    skipped, repeated = sum(move.skipped for move in plan), sum(move.repeated for move in plan)
+    skips = [f"skips {format_count(skipped, 'offset')}"] if skipped else []
+    reads = [f"reads {format_count(repeated, 'offset')} again"] if repeated else []
+    did = " and ".join(skips + reads)
+    at = f" {format_utc(int(wanted.at.timestamp() * 1000))}" if wanted.at else ""
+    return f"the stream was reset to {wanted.to}{at} by {by}: it {did or 'skips no offsets and rereads none'}"
+
+
+def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAction:
+    """Read the stream's table, and return the effects of abandoning its backfill."""
+    tables = open_read_only(spec).tables
+    backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
+    if backfill is None or not backfill.is_open:
+        return PreparedAction((), "", lambda: None, refused=f"{spec.name} has no backfill or replay in progress")
+
+    def carry_out() -> None:
+        tables = open_stream(spec).tables
+        if abandon(tables, backfill, by=by).state is BackfillState.PUBLISHED:
+            raise FrazilError(
+                f"cannot abandon the backfill: it has just been published, and table {tables.main.identifier} has its "
+                "rows"
+            )
+
+    return PreparedAction((describe_staged(backfill),), backfill.id, carry_out)
+
+
+def describe_staged(backfill: BackfillMarker) -> str:
+    what = "Replay" if backfill.replays else "Backfill"
+    if not backfill.chunks:
+        return f"{what} {backfill.id} has staged nothing yet."
+    return (
+        f"{what} {backfill.id} has staged {format_count(backfill.records, 'row')} in "
+        f"{format_count(backfill.files, 'file')}, "
+        f"{backfill.chunks:,} of about {format_count(max(backfill.planned, backfill.chunks), 'chunk')}."
+    )
