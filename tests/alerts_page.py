@@ -104,7 +104,7 @@ _NOTES = """\
 
 - `freshness` is at least {intervals} times the longest declared commit interval.
 - `writer` fires at once if the supervisor gave up, or if the writer ended with an error after which none is
-  [restarted](exit-codes.md). A stream that no writer has run on this host yet has `hold` for its first start.
+  [restarted](exit-codes.md). If no writer of a stream has run on this host yet, the alert fires after `hold`.
 - `stall` and `registry` fire after `maintenance.alerts.stall`. A watermark that does not advance while the writer
   commits is also a stall, but its alert fires after `hold`.
 - `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one

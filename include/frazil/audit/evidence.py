@@ -82,7 +82,7 @@ class Evidence:
 
     @property
     def dead_letter_groups(self) -> list[Group]:
-        """Groups of the current topic's ranges. `dead_letters` has no dead letters of earlier topics."""
+        """Groups of the current topic's ranges only, because `dead_letters` leaves out those of earlier topics."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
         return group_ranges(*current)
 

@@ -262,7 +262,7 @@ class Backfill:
     def _tally_routed(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> dict[Target, Tallies]:
-        """Collect the offsets of routed tables' rows, including waiting rows. Raises RouteBehind on errors."""
+        """Return the offsets of each routed table's rows, including waiting rows. Raises RouteBehind on errors."""
         if marker.routed is None:
             return {}
         tables, named = self.opened.tables, self.spec.sinks.named

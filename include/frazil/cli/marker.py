@@ -210,8 +210,8 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
     """Remove everything that frazil stores about STREAM, except its rows.
 
     This removes markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
-    (exit 9); a writer on another host is fenced. `frazil adopt` lets the stream continue on its rows. Run this before
-    you remove the stream's declaration, because the declaration names the table.
+    (exit 9); a writer on another host is fenced. To write the stream to the same table again, run `frazil adopt`. Run
+    `frazil forget` before you remove the stream's declaration, because the declaration names the table.
 
     \b
     Example:

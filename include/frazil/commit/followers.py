@@ -1,6 +1,6 @@
-"""Commits the files of routed tables ("followers") after the default table's commit has decided each batch, so these
-commits need no epoch. A routed table's marker records its progress. Every writer, even a suspended one, commits the
-same files in the same order, each once.
+"""Commits the files of routed tables ("followers"). A batch's files are fixed once the default table has committed it,
+so commits to followers need no epoch: every writer, even an outdated one, commits the same files in the same order.
+A routed table's marker records its last batch, so each file is committed once.
 """
 
 from __future__ import annotations

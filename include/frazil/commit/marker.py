@@ -278,12 +278,15 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return where a table's current records end in recreated or truncated partitions, given its and main's marker."""
+    """Return the offset at which a table's current records end in each recreated or truncated partition.
+
+    `marker` is the table's own marker, `main` that of the main table.
+    """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Return the markers of all the table's streams, declared or not. Raises `MarkerUnreadable`."""
+    """Return the markers of all the table's streams, declared or not, by stream. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
     return {stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in streams}

@@ -121,7 +121,7 @@ def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[Top
 
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Return the offsets, lowered to where Kafka's log was truncated."""
+    """Return each partition's offset, lowered to where Kafka's log was truncated."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
@@ -176,7 +176,7 @@ def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cu
 
 
 def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
-    """Return where the table's current records end, for recreated or truncated partitions."""
+    """Return the offset at which the table's current records end in each recreated or truncated partition."""
     same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in cut or tp not in same}

@@ -153,8 +153,8 @@ class WriterExpiry:
 
 
 def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table: Table) -> set[str]:
-    """Return the manifest lists of expired snapshots, and the manifests that neither `table` has nor snapshots that
-    expired later.
+    """Return the manifest lists of expired snapshots, and those of their manifests that are not used by `table` or by
+    snapshots that expired later.
     """
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
@@ -170,6 +170,6 @@ def _versions(table: Table) -> set[str]:
 
 
 def _refs(metadata: TableMetadata) -> dict[str, int]:
-    """Return the heads of branches and tags, except those that writers move with each commit."""
+    """Return the snapshot ids of branches and tags by name, except branches that writers move with each commit."""
     moving = (MAIN, open_branch_name(""))
     return {name: ref.snapshot_id for name, ref in metadata.refs.items() if not name.startswith(moving)}

@@ -77,7 +77,7 @@ class ExitRecord:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether a supervisor launched the writer. Foreground launches have no fingerprint."""
+        """Whether a supervisor launched the writer. A user's `frazil run` leaves `spec_fingerprint` empty."""
         return bool(self.spec_fingerprint)
 
 

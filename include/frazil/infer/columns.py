@@ -87,7 +87,7 @@ def propose_columns(
 
 
 def rename_dotted(columns: Sequence[ProposedColumn]) -> tuple[ProposedColumn, ...]:
-    """Rename the columns whose names have dots, which names of columns cannot have. `from` then names the field."""
+    """Rename columns whose names contain dots, which are not allowed. `from` then names the field."""
     used = {column.name.lower(): column.name for column in columns}
     renamed = []
     for column in columns:

@@ -166,15 +166,18 @@ class KafkaAdmin:
         return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset that Kafka still has."""
+        """Return each partition's first offset that Kafka still has."""
         return self._list_committed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the last stable offset: the end of the log for a `read_committed` reader."""
+        """Return each partition's last stable offset: the end of the log for a `read_committed` reader."""
         return self._list_committed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Return the log's end with two concurrent requests: last stable offset, high watermark, leader epoch."""
+        """Return the end of each partition's log: last stable offset, high watermark and leader epoch.
+
+        Sends two concurrent requests.
+        """
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         stable, high = self._list_offsets(
@@ -199,7 +202,7 @@ class KafkaAdmin:
         return {tp: at for tp, (at, _) in spans.items()}
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset with a timestamp at or after `when`, or else the end of the log."""
+        """Return each partition's first offset with a timestamp at or after `when`, or else the end of its log."""
         tps = list(partitions)
         found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
         missing = [tp for tp, offset in found.items() if offset < 0]
@@ -208,7 +211,7 @@ class KafkaAdmin:
     def starts(
         self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the first offset for the declared `source.start`."""
+        """Return each partition's first offset for the declared `source.start`."""
         if start == "earliest":
             return self.earliest(partitions)
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)

@@ -274,7 +274,7 @@ def observe_writer(stream: str) -> Observation | None:
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
-    """Return the offsets between the marker and Kafka's ends, or why they are unknown."""
+    """Return the number of offsets between the marker and the ends of Kafka's logs, or why it is unknown."""
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
             found = kafka.describe()

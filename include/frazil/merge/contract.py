@@ -40,8 +40,8 @@ class MergeRules:
     the row stays unless its record came before: by offset in the same partition, and otherwise by timestamp.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """The ends of the table's records, by `topic/partition`, for recreated topics and truncated logs. Rows from there
-    on come from former records, so every change is later.
+    """The offset at which the table's current records end, by `topic/partition`, for recreated topics and truncated
+    logs. Rows from this offset on come from the former topic or log, so every change is later than they are.
     """
     ignored: tuple[str, ...] = ()
     """The Kafka coordinates, which are not compared to find updates."""

@@ -286,7 +286,8 @@ def _paused_dag_problem(
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
     """Whether an alert repeats the stream's state.
 
-    It does if it quotes `first`, the stream's first problem, or has the rule of a broken or unreachable state.
+    True if the alert quotes `first`, the stream's first problem, or if the state is broken or unreachable and the alert
+    has the state's rule.
     """
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
     if is_named and state.rule == alert.rule.partition(":")[0]:

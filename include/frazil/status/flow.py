@@ -134,7 +134,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
 
 
 def _count_replayed(metadata: TableMetadata, stream: str, *, since_ms: int) -> int:
-    """Return the records of the stream's last replay, if it was published since `since_ms`; else 0."""
+    """Return the number of records of the stream's last replay, if published since `since_ms`; else 0."""
     try:
         last = read_backfill(metadata.properties, stream)
     except FrazilError:  # the status reports this

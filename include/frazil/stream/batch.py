@@ -189,7 +189,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, limit, newest_ms))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Return the merge counts of all tables that have committed the batch."""
+        """Return the merge counts by outcome, summed over all tables that have committed the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -297,7 +297,10 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
-        """Stage the batch once. If a task of a shuffle suspects a record, stage it again without a shuffle."""
+        """Stage the batch, and return its context and the tasks' answers.
+
+        If a task of a shuffle suspects a record, the batch is staged again without a shuffle.
+        """
         context = self._build_context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)

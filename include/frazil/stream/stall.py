@@ -310,7 +310,7 @@ def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limi
         since_ms,
         _partition_name(tp),
         f"{_partition_name(tp)} waits for a transaction to end: {waiting} behind offset {history.open_since[tp][0]} "
-        f"cannot be read since {_since_text(since_ms, sample)}: {do}",
+        f"have been unreadable since {_since_text(since_ms, sample)}: {do}",
     )
 
 

@@ -100,7 +100,7 @@ def read_subjects(
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
     """Yield readings that show whether a DAG fails, is paused, or cannot be read.
 
-    Only the pause of a DAG that all streams share counts: a paused DAG of one table shows as late windows.
+    A pause is reported only for DAGs that all streams share: a paused DAG of one table causes late windows instead.
     """
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)

@@ -150,7 +150,7 @@ def _subject_step(
 
 
 def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str, list[dict[str, Any]]]:
-    """Store the alert states. Return the alerts that fired, resolved or are active."""
+    """Store the alert states. Return the alerts under the keys `fired`, `resolved` and `active`."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
     store.set(SUBJECTS_KEY, sorted(name for name, made in steps.items() if made.states.rules))

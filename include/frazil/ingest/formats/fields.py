@@ -219,7 +219,7 @@ class FieldsDecoder:
 
     @property
     def leaves_out_rows(self) -> bool:
-        """Whether a row may be left out after the loop has read its record."""
+        """Whether a row may be left out after the compiled loop has read its record."""
         return bool(self._texts or self._inside or self._optional)
 
     def cast(self, names: Collection[str]) -> None:

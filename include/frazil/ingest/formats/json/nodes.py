@@ -47,7 +47,7 @@ _TEXT_KINDS = {AS_JSON: JSON, types.AS_TEXT: JSON, JSON_IN_TEXT: JSON_TEXT, OF_R
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
 CASTABLE = (STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, MILLISECONDS, MICROSECONDS, NANOSECONDS)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind in (STRUCT, LISTED) else 1 for kind in range(24)])
-"""`WORDS[kind]` is the number of 64-bit words that the loop needs for a value of this kind."""
+"""`WORDS[kind]` is the number of 64-bit words that the compiled loop (`rows`) needs for a value of this kind."""
 
 Numbers = NDArray[np.int64]
 
