@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("frazil")
 
 MAX_BATCHES_PER_CORE = 2
-"""Concurrent batches: while some wait for the catalog or the storage, others use the cores."""
+"""Maximum number of concurrent batches per core: while some wait for catalog or storage, others use the cores."""
 
 
 def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:

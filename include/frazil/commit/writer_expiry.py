@@ -58,12 +58,12 @@ class WriterExpiry:
     _proposed: tuple[Snapshot, ...] = ()
     """The snapshots that the last attempt of a commit expires."""
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
-    """When snapshots expired (ms) whose files still exist."""
+    """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
     _former: list[str] = field(default_factory=list)
-    """Versions of `metadata.json` to delete, which only PyIceberg's own transactions do."""
+    """Old versions of `metadata.json` to delete. PyIceberg deletes them only after its own transactions."""
     _running: threading.Thread | None = None
     _due: int = 0
-    """The next removal is planned once main's history has this many snapshots."""
+    """Number of snapshots in main's history at which the next removal is planned."""
     _last: Table | None = None
     """The table after the last commit."""
 

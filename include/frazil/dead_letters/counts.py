@@ -34,7 +34,7 @@ class DeadLetter:
     """One dead letter. Bytes that are not UTF-8 text are escaped."""
 
     where: str
-    """`topic[partition]@offset`."""
+    """The record's coordinates, as `topic[partition]@offset`."""
     rejected_at_ms: int
     reason: str
     error: str
@@ -42,7 +42,7 @@ class DeadLetter:
     value: str | None
     """The value; None for a tombstone."""
     headers: dict[str, list[str | None]]
-    """Kafka allows a header name to repeat."""
+    """The values of each header name, because Kafka allows a name to repeat."""
     replays: int
     discarded: str | None
     """The user, the time and the reason, if it was discarded."""

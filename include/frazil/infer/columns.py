@@ -20,7 +20,7 @@ MIN_LONG_MAGNITUDE = 2**30
 MIN_MAP_FIELDS = 20
 """An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
-"""Characters shown of an odd string, one that does not fit the type of the others."""
+"""Maximum length of an odd string in a remark. An odd string does not fit the type of the other strings."""
 MAX_REMARKS = 3
 MIN_VALUES_PER_OTHER_VALUE = 10
 """A column gets a type only if at most 1 in N of its values has another type; this is N."""
@@ -57,7 +57,7 @@ class ProposedColumn:
     """Distinct values in the sample; None if they are too many, unknown or irrelevant."""
     is_time: bool = False
     distance_s: float = float("inf")
-    """Distance (s) of the middle of the column's times from the median of Kafka's timestamps."""
+    """Seconds between the middle of the column's times and the median of Kafka's timestamps; infinite if unknown."""
 
 
 def propose_columns(

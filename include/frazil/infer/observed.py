@@ -14,7 +14,7 @@ from frazil.timetext import parse_moment
 MAX_DISTINCT = 5_000
 """Maximum number of distinct values counted for one field."""
 MIN_TEXTS_PER_ODD_TEXT = 500
-"""Strings per odd string that is ignored: the column gets the type that all others fit."""
+"""Strings get another type, such as uuid, only if at most 1 in N of them does not fit it; this is N."""
 MAX_OBSERVED_DEPTH = 32
 
 _PATTERNS = {

@@ -317,7 +317,7 @@ class StagedFile:
     schema_id: int
     spec_id: int
     sort_order_id: int | None
-    """The order by which the whole file is sorted, if it is."""
+    """Id of the order by which the whole file is sorted; None if the file is not sorted."""
     partition: PartitionKey
     column_sizes: Mapping[int, int]
     value_counts: Mapping[int, int]

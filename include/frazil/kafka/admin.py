@@ -27,9 +27,11 @@ ERROR_POLL_INTERVAL_S = 0.1
 """Interval at which connection errors are checked while a request waits for its response."""
 INTERACTIVE_TIMEOUT_S = 5.0
 """Timeout for an interactive command, which does not retry."""
+LEADERS_TIMEOUT_S = 2.0
+"""Timeout for reading the leaders after a failed request: a command must not wait twice for brokers that are down."""
 MAX_NAMED_PARTITIONS = 5
 MAX_TOPICS = 1000
-"""Topics that may match a pattern. Each commit stores the offsets of all of them."""
+"""Maximum number of topics that a pattern may match: each commit stores the offsets of all of them."""
 LEADER_ERRORS = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -303,7 +305,7 @@ class KafkaAdmin:
         Afterwards, librdkafka no longer sends requests to brokers that have left the cluster.
         """
         with suppress(KafkaException):
-            topics = self._admin.list_topics(timeout=self._timeout_s).topics
+            topics = self._admin.list_topics(timeout=min(self._timeout_s, LEADERS_TIMEOUT_S)).topics
             found = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]
             return [f"{name}[{id_}]" for name, id_ in sorted(found) if topics[name].partitions[id_].leader < 0]
         return []

@@ -23,7 +23,7 @@ MIN_FILE_DIVISOR = 256
 @dataclass(frozen=True, slots=True)
 class Reading:
     rule: str
-    """Such as `manifests`; a rule of one stream also names it: `freshness:<stream>`."""
+    """The rule's name, such as `manifests`. A rule of one stream also names the stream: `freshness:<stream>`."""
     value: float | None
     threshold: float
     shown: str

@@ -48,7 +48,7 @@ from frazil.table.tables import state_location
 logger = logging.getLogger(__name__)
 
 MAX_COMMIT_RECORDS = 12
-"""Commit records read per stream."""
+"""Maximum number of commit records that are read per stream."""
 
 
 class NotMadeByRoute(SpecError):

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MEMORY_FORMAT = 1
 MAX_REMEMBERED = 100_000
-"""Files that are remembered. Later runs handle the rest."""
+"""Maximum number of files that are remembered. Later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class OrphanMemory:
 
 
 _FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
-"""The kind of storage for each URI scheme that does not name it itself."""
+"""Kind of storage by URI scheme, for schemes that are not themselves the name of the kind."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
@@ -151,7 +151,7 @@ def _clean_path(path: str) -> str:
 
 
 MIN_RUN_DISTANCE_MS = 3_600_000
-"""Time between the run that finds a file and the run that deletes it."""
+"""Minimum time between the run that finds a file and the run that deletes it."""
 MAX_LISTED = 3
 """Maximum number of paths in a message."""
 

@@ -28,11 +28,11 @@ from frazil.table.tables import state_location
 class Ending(StrEnum):
     DONE = "done"
     SKIPPED = "skipped"
-    """No useful work, or switched off."""
+    """The action had no useful work, or is switched off."""
     GAVE_UP = "gave up"
     """Another commit won the race; the next run tries again."""
     REFUSED = "refused"
-    """Unsafe, or forbidden by the table's settings: an operator must check."""
+    """The action is unsafe, or the table's settings forbid it: an operator must check."""
     FAILED = "failed"
 
 
@@ -62,7 +62,7 @@ MAX_AGE_MS = 90 * 24 * 3_600_000
 """Age at which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHAN_CLEANUP = "orphans"
-"""Name in stored outcomes; not one of the `Action` values."""
+"""Name of the orphan clean-up in stored outcomes; not one of the `Action` values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,10 @@ HISTORY_TAG = f"{READER_TAG_PREFIX}compaction"
 MAX_PARTITIONS_PER_ACTION = 200
 """Maximum number of partitions per action: Iceberg's planning compares every file with each of them."""
 MAX_GROUP_FILES = 16
-"""Target files in one commit of an action. A failed commit loses only these."""
+"""Maximum size of a file group, in target file sizes. A failed commit loses only its own groups."""
 MAX_BUSY_ATTEMPTS = 3
 _CONFLICT_TEXTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Texts in Iceberg's messages about a conflict. The last: an expiring snapshot was tagged."""
+"""Texts in Iceberg's messages about a conflict. The last one means that an expiring snapshot was tagged."""
 
 
 class LostRace(Exception):

@@ -47,7 +47,7 @@ class IncompleteWindow:
     waits_for: str
     """What the window waits for, as text; "" if the window is not due yet."""
     is_history: bool = False
-    """Whether it ended before the table's oldest snapshot, as when a stream reads old records."""
+    """Whether the window ended before the table's oldest snapshot, as when a stream reads old records."""
 
 
 def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:

@@ -59,7 +59,7 @@ class Period:
     begin_ms: int
     end_ms: int
     hours: int = 0
-    """Length in hours, if the period ends now; 0 if the user chose a begin and an end."""
+    """Length in hours, if the period ends now; 0 if the user chose its start and end."""
 
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
@@ -134,7 +134,7 @@ class Partition:
     """The newest event time that counts for the watermark."""
     idle: bool
     holds: bool
-    """Whether it holds the stream's watermark back."""
+    """Whether this topic-partition holds the stream's watermark back."""
 
 
 @dataclass(frozen=True, slots=True)

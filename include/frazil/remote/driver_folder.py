@@ -33,7 +33,7 @@ class WantedDriver:
     version: str
     until_caught_up: bool = False
     restart_generation: int = 0
-    """See `frazil.supervise.observed.DesiredState`."""
+    """The desired state's restart generation; see `frazil.supervise.observed.DesiredState`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import PlannerReport
 
 MAX_REPORTS = 120
-"""If more reports are kept, every second one is dropped, so the result may be too early, never too late."""
+"""Maximum number of reports. Above it, every second one is dropped, so the result may be too early, never too late."""
 
 
 class CaughtUpTracker:

@@ -55,7 +55,7 @@ class WholeTransactions:
     began: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if known."""
     waits_for: str = ""
-    """The transaction for which records are held back, and what to do, or ""."""
+    """The transaction for which records are held back, and what to do; "" if none are held back."""
     is_stuck: bool = False
     """Whether all events and ends were read, and a transaction has certainly not ended."""
     _waits: bool = False
@@ -69,7 +69,7 @@ class WholeTransactions:
     _reported: bool = False
     """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
-    """The offset of an unfinished transaction, and when it was first seen (`clock`)."""
+    """The boundary after which records are held back, and when this was first seen (`clock`)."""
     _warned: float = 0.0
 
     @property

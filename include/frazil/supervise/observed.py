@@ -20,7 +20,7 @@ class DesiredMode(StrEnum):
 class DesiredState:
     mode: DesiredMode = DesiredMode.RUNNING
     generation: int = 0
-    """Increases with each pause, resume and restart."""
+    """Number that increases with each pause, resume and restart."""
     restart_generation: int = 0
     reason: str = ""
     by: str = ""

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENT_TO_KEY = "frazil.sent-to"
-"""The store's key of a signal's number: Airflow has the events of all signals up to it."""
+"""The store's key for a signal's number: Airflow has the events of all signals up to this number."""
 SENDING_KEY = "frazil.sending"
-"""The store's key of a record: the signals that the last sending task sends if it succeeds, and those sent before."""
+"""The store's key for the signals that the last sending task sends if it succeeds, and the signals sent before."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 
 

@@ -31,7 +31,7 @@ _NUMBER_RULES: tuple[RewriteRule, ...] = (
 )
 _TRIM_RULES: tuple[RewriteRule, ...] = ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"'))
 _SECONDS_RULES: tuple[RewriteRule, ...] = ((r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?)\s*"$', r'"\1\2"'),)
-"""Times in seconds may be numbers or strings even without a lenient cast."""
+"""Rules for times in seconds, which may be numbers or strings even without a lenient cast."""
 _PER_SECOND: Mapping[str, int] = {"ms": 10**3, "us": 10**6, "ns": 10**9}
 _RULES: Mapping[type[iceberg.IcebergType], tuple[RewriteRule, ...]] = {
     iceberg.IntegerType: _INTEGER_RULES,

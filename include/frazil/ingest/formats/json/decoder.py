@@ -152,7 +152,7 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 _MAX_MAP_KEYS = 4096
-"""Records with a map of more keys are read one by one."""
+"""Maximum number of keys per map. Records with a larger map are read one by one."""
 
 
 class ChunkReader:
