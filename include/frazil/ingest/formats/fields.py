@@ -368,11 +368,11 @@ class _TextColumns:
             if reading.is_lenient:
                 values = rewrite(texts, rules_of(field.field_type, reading.unit))
                 values = values if reading.unit is None else convert_iso_times(values, reading.unit)
-                values = replace_with_null(values, [null for null in reading.nulls if not isinstance(null, str)])
             if reading.rounding and isinstance(field.field_type, DecimalType):
                 values = round_numbers(values, field.field_type.scale, reading.rounding)
             if values is not texts:
                 cast[name] = pc.fill_null(pc.not_equal(values, texts), False)
+                values = replace_with_null(values, [null for null in reading.nulls if not isinstance(null, str)])
             if self._times:
                 values = convert_debezium_times(values, field.field_type)
             parts += [
