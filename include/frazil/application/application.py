@@ -24,17 +24,16 @@ from frazil.errors import FrazilError, SpecError, WorkerDied
 from frazil.events import BatchCommitted, Event, Sink
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
-from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
 from frazil.host.records import LaunchKind
+from frazil.host.supervising_run import confirm_given_up
 from frazil.host.writer_log import rotate_full_log
 from frazil.spec.last_valid import STREAMS, DeclaredFile, find_declared
 from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Hosting
 from frazil.stream.writer import Writer
-from frazil.supervise.decision import WriterAction
-from frazil.supervise.observed import RemovedDeclaration, UnreadableState, ValidDeclaration
+from frazil.supervise.decision import RemovedDeclaration, UnreadableState, ValidDeclaration, WriterAction
 from frazil.supervise.supervised import FetchConnections, SupervisedProgram, SupervisedStream, WriterProgram
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
 

@@ -29,8 +29,8 @@ from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, 
 from frazil.signals.pins import read_pins
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
+from frazil.supervise.decision import DesiredMode
 from frazil.supervise.desired import DesiredStore
-from frazil.supervise.observed import DesiredMode
 from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger(__name__)
