@@ -11,8 +11,8 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import abandon
-from frazil.backfill.interrupted import describe_interruption
 from frazil.backfill.request import BackfillRequest, parse_request
+from frazil.backfill.rules import describe_interruption
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option

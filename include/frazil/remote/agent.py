@@ -21,8 +21,7 @@ from types import FrameType
 from typing import Any
 
 from frazil import __version__, clock
-from frazil.cluster.api import ApiUnavailable
-from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus
 from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
 from frazil.host.process_log import log_to_stderr

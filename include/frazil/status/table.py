@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.backfill.interrupted import describe_progress
+from frazil.backfill.rules import describe_progress
 from frazil.commit.backfill_marker import read_backfill
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.followers import TableAbsence
