@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not is_in_turn(item):
             item.add_marker(pytest.mark.soak)
-        if seconds.get(durations.function_of(item.nodeid), 0) >= durations.SLOW_S:
+        if durations.function_of(item.nodeid) in seconds:
             item.add_marker(pytest.mark.slow)
     order = {"airflow": 0, "spark": 1}
     groups = {item: group_of(item) for item in items}

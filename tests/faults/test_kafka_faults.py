@@ -7,22 +7,28 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from frazil.cli.main import frazil
 from frazil.commit.marker import read_marker
 from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.process import choose_free_port
 from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.range_reader import RangeReader
+from frazil.stream import stall as stall_module
 
 from .exactness import check_exact, parquet_files, referenced_files
 from .outages import for_a_while, silent
@@ -52,6 +58,82 @@ def faulty(
     )
     stream.broker = own_kafka
     return stream
+
+
+@pytest.fixture
+def second_broker(own_kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    """Another broker of the same cluster, with logs of its own."""
+    cluster = re.search(r"cluster\.id=.*", (own_kafka.folder / "data/meta.properties").read_text())
+    voters = re.search(r"controller\.quorum\.voters=.*", (own_kafka.folder / "server.properties").read_text())
+    assert cluster is not None
+    assert voters is not None
+    folder, port = tmp_path / "second-broker", choose_free_port()
+    (folder / "data").mkdir(parents=True)
+    identity = f"version=1\nnode.id=2\n{cluster[0]}\ndirectory.id=c2Vjb25kLWJyb2tlci0wMQ\n"
+    (folder / "data/meta.properties").write_text(identity)
+    listeners = dict.fromkeys(("listeners", "advertised.listeners"), f"PLAINTEXT://127.0.0.1:{port}")
+    quorum = dict([voters[0].split("=")])
+    settings = {"process.roles": "broker", "node.id": "2", **quorum, **listeners}
+    with EmbeddedKafka(folder, port=port, settings=settings) as broker:
+        yield broker
+
+
+def test_a_partition_without_a_leader_holds_its_windows_and_no_other_partition(  # noqa: PLR0913, PLR0917
+    own_kafka: EmbeddedKafka,
+    second_broker: EmbeddedKafka,
+    declared_stream: Any,
+    frazil_home: Path,
+    event: Callable[[int], bytes],
+    eventually: Any,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The partition may have unread records, so it is not idle either."""
+    monkeypatch.setattr(stall_module, "MIN_STALL_MS", 4_000)
+    topic, admin = NewTopic("leaderless", num_partitions=2, replica_assignment=[[1], [2]]), own_kafka.admin()
+    admin.create_topics([topic], operation_timeout=30)["leaderless"].result(30)
+    stream = declared_stream(frazil_home.parent, name="events", topic="leaderless", bootstrap=own_kafka.bootstrap)
+    stream.declare("commit: {interval: 1s}\nwatermark: {idle-timeout: 2s}\n")
+    properties = {"bootstrap.servers": own_kafka.bootstrap}
+
+    def produce(partition: int, *numbers: int) -> None:
+        producer = Producer({**properties, "log_level": 0})
+        for number in numbers:
+            producer.produce(stream.topic, event(number), partition=partition)
+        assert producer.flush(60) == 0
+
+    def missing_leader() -> Stall | None:
+        heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+        stall = heartbeat and heartbeat.stall
+        return stall if stall and stall.kind is StallKind.LEADER else None
+
+    def watermark() -> datetime:
+        marker = read_marker(stream.table().metadata.properties, stream.name)
+        assert marker is not None
+        assert marker.watermark_ms is not None
+        return datetime.fromtimestamp(marker.watermark_ms / 1000, UTC)
+
+    produce(0, 1)
+    produce(1, 2)
+    with stream.writing() as writer:
+        eventually(lambda: stream.has_rows(2) or not writer.runs)
+        second_broker.kill()
+        produce(0, 36_001)  # an hour later
+        eventually(lambda: stream.has_rows(3) or not writer.runs)
+        assert "leaderless-1 has had no leader since" in eventually(missing_leader).reason
+    with stream.writing() as writer:  # one that starts meanwhile
+        produce(0, 36_002)
+        eventually(lambda: stream.has_rows(4) or not writer.runs)
+        assert watermark() == datetime(2024, 1, 1, tzinfo=UTC)
+        audit = CliRunner().invoke(frazil, ["audit", "events", "--source", "--streams", str(stream.streams)])
+        assert (audit.exit_code, "leaderless-1: no broker leads the topic-partition" in audit.output) == (3, True), (
+            audit.output
+        )
+        second_broker.start()
+        produce(1, 36_003)
+        eventually(lambda: stream.has_rows(5) or not writer.runs)
+        eventually(lambda: missing_leader() is None)
+    assert watermark() == datetime(2024, 1, 1, 1, tzinfo=UTC)
+    assert stream.ids() == [1, 2, 36_001, 36_002, 36_003]
 
 
 @pytest.mark.rotates(2)

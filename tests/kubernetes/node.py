@@ -66,9 +66,13 @@ class Node:
         environment = {"JAVA_HOME": java, "SPARK_HOME": spark, "HOME": "/tmp"}
         make_image(image, IMAGE, files, links, entrypoint=["/opt/entrypoint.sh"], environment=environment)
         for each in (pause, image):
-            self._script("load", str(each))
+            self.load(each)
         self.kubectl("create", "namespace", NAMESPACE)
         self.kubectl("apply", "--filename", str(CHECKOUT / "deploy/chart/permissions.yaml"))
+
+    def load(self, archive: Path) -> None:
+        """Make the image of a docker archive available to pods."""
+        self._script("load", str(archive))
 
     def down(self) -> None:
         self._script("down")

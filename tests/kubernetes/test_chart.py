@@ -23,6 +23,10 @@ pytestmark = [
 ]
 
 CHART = CHECKOUT / "deploy/chart"
+ARCHIVE = "FRAZIL_IMAGE_ARCHIVE"
+"""The variable with an archive of the Dockerfile's image, named `localhost/frazil:0.1.0` (`podman save`). Without it,
+the pods run this machine's programs.
+"""
 
 
 @pytest.fixture
@@ -30,21 +34,27 @@ def install(supervised: Supervised, tmp_path: Path) -> Iterator[Callable[[], Non
     """Install the chart, or upgrade it, with the stream's declaration as it is now."""
     node, stream = supervised.node, supervised.stream
     node.kubectl("delete", "--filename", str(CHART / "permissions.yaml"), "--ignore-not-found")
-    mounts = pod_mounts(tmp_path)
-    environment = pod_environment() | {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        **{name: value for name, value in os.environ.items() if name.startswith("PYICEBERG_")},
-    }
+    catalog = {name: value for name, value in os.environ.items() if name.startswith("PYICEBERG_")}
+    if archive := os.environ.get(ARCHIVE):
+        node.load(Path(archive))
+        image, mounts, environment = (
+            "localhost/frazil:0.1.0",
+            {"run": tmp_path},
+            catalog | {"XDG_CACHE_HOME": "/home/frazil/.cache"},
+        )
+    else:
+        image, mounts = IMAGE, pod_mounts(tmp_path)
+        environment = pod_environment() | catalog | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
 
     def run() -> None:
         values = {
             "streams": {stream.name: (stream.streams / f"{stream.name}.yaml").read_text()},
             "writers": [stream.name],
             "maintain": {"tables": [f"test.{stream.name}"]},
-            "image": dict(zip(("repository", "tag"), IMAGE.split(":"), strict=True)),
+            "image": dict(zip(("repository", "tag"), image.split(":"), strict=True)),
             "env": [{"name": name, "value": value} for name, value in environment.items()],
             "resources": {"requests": {"cpu": "0.2", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
-            # Programs and tables are files of this machine's root.
+            # Tables, and without an archive also programs, are files of this machine's root.
             "podSecurityContext": {"runAsUser": 0, "runAsNonRoot": False},
             "volumes": [{"name": name, "hostPath": {"path": str(path)}} for name, path in mounts.items()],
             "volumeMounts": [{"name": name, "mountPath": str(path)} for name, path in mounts.items()],

@@ -153,7 +153,9 @@ def test_files_with_many_deleted_rows_are_compacted_and_their_delete_files_go(sp
     del rows[3], rows[5]
     done = compact(spark, world)
 
-    assert (done.ending, done.numbers["files-removed"], done.numbers["deletes-dropped"]) == (Ending.DONE, 1, 1), done
+    assert (done.ending, done.numbers["files-removed"]) == (Ending.DONE, 1), done
+    # Spark itself drops the deletion vectors of files that it rewrites.
+    assert done.numbers.get("deletes-dropped", 0) == (1 if VERSION == 2 else 0)
     assert _seen_by(spark) == world.accounts() == rows
     assert world.delete_files() == 1, "that of the other region"
     found = measure(world.catalog.inner, maintained(), now_ms=0)

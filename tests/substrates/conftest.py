@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,15 @@ from frazil import clock
 from frazil.dev.object_store import WAREHOUSE
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import spark_properties
+from tests.conftest import TEST_SEED
 from tests.made_batches import MadeStream
 
 SUBSTRATES = ("sqlite+local", "postgres+local", "postgres+s3", "rest+s3")
 NOW_MS = clock.now_ms()
 """The real time, because servers date some changes by their own clocks, and refuse changes with an older date."""
+
+VERSION = 2 + int(os.environ[TEST_SEED]) % 2
+"""The tables' format version, the other one for the next commit."""
 
 _serial = itertools.count(1)
 
@@ -84,7 +89,11 @@ def declare(substrate: str) -> Callable[..., StreamSpec]:
             {
                 "name": name,
                 "source": {"topics": [name], "format": "json", "bootstrap-servers": "127.0.0.1:1"},
-                "table": {"identifier": f"substrates.{name}", "catalog": catalog_of(substrate)},
+                "table": {
+                    "identifier": f"substrates.{name}",
+                    "catalog": catalog_of(substrate),
+                    "properties": {"format-version": VERSION},
+                },
                 "schema": {"at": "timestamptz not null"},
                 "event-time": "at",
                 "partition-by": ["hour(at)"],

@@ -25,9 +25,12 @@ from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run as run_backfill
 from frazil.commit.backfill_marker import BackfillState
 from frazil.commit.catalog_probe import probe
+from frazil.commit.expiry import Pins
 from frazil.commit.marker import open_branch_name
 from frazil.commit.settle import SettleResult, settle
+from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.writer_expiry import WriterExpiry
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.events import EpochBegan, Event
 from frazil.history.objects import HistoryStore, read_history
@@ -40,6 +43,7 @@ from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.signals.completion import Assessment, assess_table, signal_windows
+from frazil.spec.maintenance import Expiry
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import load_catalog
@@ -47,7 +51,7 @@ from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.storage import open_store
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import EventTimes, MadeStream
-from tests.substrates.conftest import NOW_MS, soaked_but, view_of
+from tests.substrates.conftest import NOW_MS, VERSION, soaked_but, view_of
 
 Made = Callable[[], MadeStream]
 
@@ -90,6 +94,7 @@ def test_batches_land_once_each_with_their_dead_letters(made: Made) -> None:
     good = [row for row in offsets(0, 0, 200) if row[1] not in (100, 150)] + offsets(1, 0, 50)
     assert rows(stream.tables) == sorted(good)
     assert rows(stream.tables, dead_letters=True) == [(0, 100), (0, 150)]
+    assert stream.tables.main.current().metadata.format_version == VERSION
     assert marker.offsets == {(stream.topic, 0): 200, (stream.topic, 1): 50}
 
 
@@ -177,9 +182,26 @@ def test_a_commit_that_lost_a_race_is_tried_again_on_the_new_base(made: Made) ->
     stream.tables.main.current()
     # Another user changes the table after the writer last saw it.
     other = load_catalog(stream.spec.table.catalog).load_table(stream.spec.table.identifier)
-    other.append(other.scan(limit=0).to_arrow())
+    empty = SnapshotWriter(()).prepare(other, summary={}, now_ms=NOW_MS)
+    other.catalog.commit_table(other, empty.requirements, empty.updates)
     stream.land({0: (10, 20)})
     assert rows(stream.tables) == offsets(0, 0, 20)
+
+
+def test_a_writer_expires_old_snapshots_with_its_commits_and_deletes_their_files(made: Made) -> None:
+    stream = made()
+    settings = Expiry(at_least=2, at_most=4)
+    expiry = WriterExpiry(settings, Pins, lambda: NOW_MS, start=lambda work: work(), delete_delay_ms=0)
+    stream.tables.main.expiry = expiry
+    for number in range(12):
+        stream.land({0: (10 * number, 10 * number + 10)})
+        expiry.continue_after(stream.tables.main.current())
+    expiry.end()
+    table = stream.tables.main.refresh()
+    assert len(table.metadata.snapshots) <= 6
+    assert len(table.metadata.snapshot_log) <= 6
+    assert listed(stream.tables, table) == referenced(table)
+    assert rows(stream.tables) == offsets(0, 0, 120)
 
 
 def test_a_table_that_was_rolled_back_is_refused(made: Made) -> None:

@@ -1,4 +1,4 @@
-"""Finds complete days that an aggregation's target is missing, from signals and the target's metadata."""
+"""Finds complete days that an aggregation's target does not have, from signals and the target's metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import translate_catalog_errors
 
 MAX_DAYS = 35
-"""Days that are checked, back from the newest complete window."""
+"""Maximum number of days that are checked, back from the newest complete window."""
 
 
 @dataclass(frozen=True, slots=True)

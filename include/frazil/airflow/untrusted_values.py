@@ -69,7 +69,7 @@ def _signal_number(event: InletEvent) -> int | None:
 
 
 def stored_number(store: AssetStore, key: str, *, limit: int = MAX_NUMBER) -> int | None:
-    """Return an integer from 0 to `limit` from an asset's store, or None."""
+    """Return an integer from an asset's store; None if it is missing, or not from 0 to `limit`."""
     value = store.get(key)
     number = _valid_number(value, limit)
     if value is not None and number is None:

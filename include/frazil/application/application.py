@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 MAX_CHECKS_PER_SECOND = 20
-"""Streams per second. A check takes a millisecond or more, and two requests to an object store."""
+"""Maximum number of streams checked per second. A check takes 1 ms or more, and two requests to an object store."""
 CHECK_INTERVAL_S = 2.0
 MAX_CHECK_THREADS = 2
-"""Threads per catalog, so that an unresponsive one delays only the checks of its own streams."""
+"""Maximum number of threads per catalog: an unresponsive catalog delays only the checks of its own streams."""
 KILL_TIMEOUT_S = 120.0
-"""Time in which a killed writer must end. Then the process ends, because a thread cannot be killed."""
+"""Time in which a killed writer must end. Otherwise the application ends, because a thread cannot be killed."""
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ class HostedLauncher(Launcher):
         self.killed_at_s: float | None = None
         """Monotonic time of the first request to kill the writer."""
         self.code: int | None = None
-        """The last writer's; None while a writer runs."""
+        """Exit code of the last writer; None while a writer runs, and before the first."""
 
     @property
     def is_running(self) -> bool:

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError, SpecError
+from frazil.fast_imports import fast_imports
 from frazil.host.process_log import log_to_stderr
 from frazil.signals.pins import read_pins
 from frazil.spark.java import find_java, require_pyspark
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("frazil")
 
 MAX_BATCHES_PER_CORE = 2
-"""Concurrent batches: while some wait for the catalog or the storage, others use the cores."""
+"""Maximum number of concurrent batches per core: while some wait for catalog or storage, others use the cores."""
 
 
 def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:
@@ -47,15 +48,17 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     application = find_application(folder, name)
     if application is None:
         raise SpecError(f"no stream in {folder} belongs to the application {name!r}")
-    from frazil.stream.spark_engine import SparkEngine  # needs PySpark
+    with fast_imports():
+        from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 
     engine = SparkEngine(spark_spec(application))
     engine.start()
-    from frazil.application.application import WriterApplication  # see the module
-    from frazil.application.engine import SharedEngine
-    from frazil.stream.hosting import MAX_POLLING_S, FoldingThread, Heartbeats, Hosting, KafkaClients, Slots
-    from frazil.table.catalogs import share_connections
-    from frazil.telemetry.telemetry import Telemetry
+    with fast_imports():
+        from frazil.application.application import WriterApplication  # see the module
+        from frazil.application.engine import SharedEngine
+        from frazil.stream.hosting import MAX_POLLING_S, FoldingThread, Heartbeats, Hosting, KafkaClients, Slots
+        from frazil.table.catalogs import share_connections
+        from frazil.telemetry.telemetry import Telemetry
 
     share_connections()
     batches = MAX_BATCHES_PER_CORE * application.resources.cores

@@ -38,7 +38,7 @@ class Claims:
     rejected: int = 0
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
-    """Number of these records in each routed table."""
+    """How many of the `records` are in each routed table."""
     gone: tuple[str, ...] = ()
     """Commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Offsets of dead letters that became rows, in ranges of the original batches."""
     repeats: int | None = 0
-    """Records dropped as repeats, without accepted losses; None if unknown, or with backfills or replays."""
+    """Number of repeats that batches without accepted losses dropped; None if unknown, or with backfills or replays."""
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return the ranges of the topics with these ids."""

@@ -152,7 +152,7 @@ def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Fin
 
 
 def find_ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that may also be another record's: of an earlier topic, or of the log before truncation."""
+    """Return the offsets that may also belong to a record of an earlier topic, or of the log before a truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
@@ -256,6 +256,8 @@ class _TableClaims:
 
     def count_short(self, group: Group, topic_ids: Container[str]) -> int:
         """Return how many records of these topics a group is missing, if it has none of other topics of the name."""
+        if group.is_single:
+            return 0
         bounds, offsets = group.bounds(self.claimed), group.offsets
         if len(bounds) < 2:
             return 0

@@ -23,6 +23,8 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.spec.units import format_count
 
+NO_LEADER = "no broker leads the topic-partition: nothing is compared with Kafka. Start one that has a replica"
+
 
 def ask_kafka(
     spec: StreamSpec,
@@ -37,14 +39,15 @@ def ask_kafka(
     """
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
-        first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
+        first, ends = kafka.earliest(topics.led), kafka.log_ends(topics.led)
         notes = []
         ranges: dict[TopicPartition, Span] = {}
         current = claimed.of_topics(marker.source.topic_ids)
         for tp in sorted(claimed.ranges):
-            if sentence := why_not_comparable(tp[0], marker.source, topics.identity, spec):
+            sentence = why_not_comparable(tp[0], marker.source, topics.identity, spec)
+            if sentence or tp in topics.leaderless:
                 offsets = len(claimed_offsets(claimed.ranges[tp]))
-                notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence, f"{tp[0]}-{tp[1]}"))
+                notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence or NO_LEADER, f"{tp[0]}-{tp[1]}"))
                 continue
             begin = min((r.start for r in current[tp]), default=0)
             end = max((r.end for r in current[tp]), default=0)

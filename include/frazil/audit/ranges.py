@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import Span, covered_offsets, join_spans, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
-"""Several topics may have had the same name."""
+"""Offsets by topic id: several topics may have had the same name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,7 +47,7 @@ class Group:
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]
-    """Ranges outside the audited period that overlap these."""
+    """Ranges outside the audited period that overlap the audited ranges."""
 
     @property
     def is_single(self) -> bool:

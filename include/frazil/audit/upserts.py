@@ -19,7 +19,7 @@ from frazil.audit.claims import Claims, load_all_claims, load_claims
 from frazil.audit.compare import FORMER_TOPIC_PREDICATE, can_count_rows, describe_deleted_offsets, format_at_offsets
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.kafka_source import find_truncated_logs, report_not_committed, why_not_comparable
+from frazil.audit.kafka_source import NO_LEADER, find_truncated_logs, report_not_committed, why_not_comparable
 from frazil.audit.ranges import (
     CommittedRange,
     claimed_offsets,
@@ -89,7 +89,7 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
 
 
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Yield findings about Kafka's records that a dedupe table is missing. Raises the errors of `audit_stream`."""
+    """Yield findings about Kafka's records that a dedupe table does not have. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
     evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
     by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
@@ -161,7 +161,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
             for topic in sorted({topic for topic, _ in starts})
             if (why := why_not_comparable(topic, marker.source, topics.identity, spec))
         }
-        first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
+        why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
+        first, ends = kafka.earliest(topics.led), kafka.log_ends(topics.led)
         starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
         truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in starts})
     if window is None:

@@ -1,3 +1,3 @@
-"""Backfills plan, stage and audit records that the table is missing, and publish them once."""
+"""Backfills plan, stage and audit records that are missing from the table, and publish them once."""
 
 from __future__ import annotations

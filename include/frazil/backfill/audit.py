@@ -49,7 +49,7 @@ class StagedRecords:
     rows: Tallies
     dead_letters: Tallies
     elsewhere: tuple[Tallies, ...]
-    """The rows and dead letters that the tables have."""
+    """The rows and dead letters that the stream's tables already have."""
     source: Mapping[TopicPartition, BitMap64] | None = None
     """The source's records in these ranges; None if an event-time filter selected only some records."""
 
@@ -82,10 +82,8 @@ def find_problems(staged: StagedRecords) -> list[str]:
         lost = offsets - _seen_in_any((staged.rows, staged.dead_letters), tp)
         if len(lost) != dropped[tp]:
             but = f" (according to its journals, the transform dropped {dropped[tp]:,})" if dropped[tp] else ""
-            problems.append(
-                f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}, the first at offset "
-                f"{lost.min() if lost else 0:,}"
-            )
+            first = f", the first at offset {lost.min():,}" if lost else ""
+            problems.append(f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}{first}")
     return problems
 
 

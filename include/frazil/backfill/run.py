@@ -70,7 +70,7 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of offset spans. Each is read separately."""
+"""Maximum number of offset spans in a backfill: each span is read separately."""
 MAX_ATTEMPTS = 3
 """Maximum number of attempts to stage or publish if the stream or the table changes in the meantime."""
 

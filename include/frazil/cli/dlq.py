@@ -13,7 +13,6 @@ import click
 from frazil import clock
 from frazil.backfill.commit import find_unfinished
 from frazil.backfill.request import check_coordinates
-from frazil.cli.light import allow_pandas
 from frazil.cli.options import TimeParam, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.open_streams import OpenStream, open_read_only
@@ -21,6 +20,7 @@ from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.left_out import LeftOutReason, count_left_out, left_out_sentences
 from frazil.dead_letters.selection import ERROR_CLASS_PATTERN, Selection, count_by_day, read_samples
 from frazil.errors import AdoptionRequired, SchemaIncompatible
+from frazil.fast_imports import allow_pandas
 from frazil.safe_text import escape_unsafe
 from frazil.spec.load import find_stream
 from frazil.spec.units import format_count

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 WAIT_REPORT_INTERVAL_S = 30.0
-"""Time for which a wait must last before it is shown, and between lines about it."""
+"""How long a wait lasts before it is shown, and the time between two lines about it."""
 MAX_BUFFERED_LINES = 1000
 """Maximum number of lines buffered while the terminal is blocked; twice as many for the writer's last words."""
 CLEAR_LINE = "\r\x1b[K"
@@ -216,7 +216,7 @@ class WaitReporter:
         self._none_since_commit = False
 
     def report(self, sentence: str) -> str | None:
-        """Record that the writer reported a wait. Return the line to show, or None."""
+        """Record a wait of the writer. Return the line to show; None if the wait is new or was just shown."""
         self._none_since_commit = False
         now = self._clock()
         if self._reported_at is not None and now - self._reported_at < WAIT_REPORT_INTERVAL_S:

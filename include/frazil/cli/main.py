@@ -17,8 +17,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from frazil import __version__
-from frazil.cli import light
+from frazil import __version__, fast_imports
 from frazil.cli.options import JSON
 from frazil.cli.output import echo, echo_json
 from frazil.errors import EnvironmentUnusable, FrazilError
@@ -65,7 +64,7 @@ WITHOUT_CATALOG = frozenset(
 
 
 OWN_HOME = frozenset({"dev", "init", "run"})
-"""Commands that start something, which a running demo must not end with itself."""
+"""Commands that do not use a running demo, because what they start must not end with the demo."""
 
 
 def enter_running_demo() -> None:
@@ -95,7 +94,7 @@ class LazyGroup(click.Group):
             check_configuration()
         module, attribute = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)
-        light.end_fast_imports()
+        fast_imports.end_fast_imports()
         return command
 
     def resolve_command(
@@ -157,7 +156,7 @@ def _report_full_disk() -> Iterator[None]:
 
 def main() -> None:
     """Run the command line. Prints a FrazilError as one sentence, with --json also as JSON; exits with its code."""
-    light.begin_fast_imports()
+    fast_imports.begin_fast_imports()
     try:
         with report_missing_extras(), _report_full_disk():
             frazil()

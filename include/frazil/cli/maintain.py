@@ -14,10 +14,10 @@ import click
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock
-from frazil.cli.light import allow_pandas
 from frazil.cli.options import table_options
 from frazil.cli.output import echo, echo_json, echo_table, progress
 from frazil.commit.expiry import ExpiryPlan
+from frazil.fast_imports import allow_pandas
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled

@@ -26,10 +26,10 @@ import click
 
 from frazil import clock
 from frazil.cli.foreground import RunTotals, Terminal, WaitReporter, WriterPipe, batch_document
-from frazil.cli.light import allow_pandas
 from frazil.cli.options import stream_options
 from frazil.errors import FrazilError
 from frazil.extras import report_missing_extras
+from frazil.fast_imports import allow_pandas
 from frazil.home import full_disk_sentence, run_folder
 from frazil.host.endings import KILLED_BY_OTHERS, record_exit
 from frazil.host.heartbeat import Phase
@@ -179,7 +179,7 @@ class ForegroundWriter:
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
-            self.ended_by = "a user ended it immediately, by a second Ctrl-C"
+            self.ended_by = "a user ended it immediately, with a second Ctrl-C"
             if is_agent(self._folder, self._writer):
                 follows = "driver in the cluster may continue, and the next start follows it"
                 self.terminal.say(f"The agent was ended immediately; the {follows}.")

@@ -31,7 +31,7 @@ class KubernetesAccess:
     namespace: str = "default"
     token: str | None = None
     token_file: Path | None = None
-    """Each session reads it, because Kubernetes replaces the token about every hour."""
+    """The token's file, if any. Each session reads it, because Kubernetes replaces the token about every hour."""
     authority: Path | str | None = None
     """The certificate authority, as a file or as PEM text; None for the authorities that this host trusts."""
     certificate: tuple[Path, Path] | None = None

@@ -1,6 +1,7 @@
 """Decides from metadata alone which snapshots of a table expire, which are kept longer, and why. Main's history is kept
 without gaps back to one snapshot, because readers follow parent links. Older snapshots are kept if something refers to
-them. A plan stays safe: writers only move forward, and Iceberg refuses to expire a branch's head.
+them. A plan stays safe even if it is executed later: streams only move to newer snapshots, and Iceberg never expires a
+branch's head.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ AUDIT_RETENTION = timedelta(hours=6)
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What other components need, although the table's metadata does not show it."""
+    """The needs of signals and of downstream jobs, which the table's metadata does not show."""
 
     cursor: Cursor | None = None
     """How far the signals have counted late rows and dead letters."""
@@ -119,14 +120,14 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
     main = metadata.refs.get(MAIN)
     if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):
         return (
-            "no snapshot expires: branch main has its own retention, by which Iceberg would expire snapshots that "
-            "streams still need; remove it, or declare `maintenance: {expiry: off}`"
+            "no snapshot expires: branch main has its own retention, and Iceberg would apply it to snapshots that "
+            "streams still need. Remove the branch's retention, or declare `maintenance: {expiry: off}`"
         )
     return None
 
 
 def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the indexes in `main` of commits whose late rows or dead letters no signal may have counted."""
+    """Return the indexes in `main` of commits with late rows or dead letters that signals may not have counted yet."""
     return [
         at
         for at, snapshot in enumerate(main)
@@ -139,7 +140,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 def _held_positions(
     metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
 ) -> dict[int, str]:
-    """Return indexes in `main`, with reasons: all snapshots from the head to there must be kept."""
+    """Return indexes in `main`, each with the reason to keep all snapshots from the head to that index."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
@@ -151,13 +152,13 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index of the oldest snapshot that an open backfill's audit may need."""
+    """Return the index of the oldest snapshot that an open backfill's audit may need, with the reason."""
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
         return {}
     first = next((at for at, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
-    return {first: "the audit of an open backfill may have begun there"}
+    return {first: "the audit of an open backfill may need it"}
 
 
 def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
@@ -189,7 +190,10 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
 def _branch_snapshots(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield the snapshots that other users' branches keep, outside main or by their own retention."""
+    """Yield the snapshots that other users' branches keep, with reasons.
+
+    A branch keeps its snapshots that are not in main, and those within its own retention.
+    """
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue

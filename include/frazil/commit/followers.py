@@ -46,7 +46,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 FIRST_RECORD = "frazil.first-commit-record"
-"""The first commit record, in the summary of a snapshot with rows of several batches."""
+"""Summary key for the first commit record, if the snapshot has rows of several batches."""
 NO_BATCH = BatchKey(0, 0)
 MAX_PARALLEL_COMMITS = 16
 RETRY_TIMEOUT_S = 30.0
@@ -243,7 +243,7 @@ class Followers:
             self.make(target, journals)
 
     def _commit_missing(self, target: Target, journals: Sequence[Journal], *, retry_policy: RetryPolicy) -> None:
-        """Commit the files that a table does not have: appended batches as one snapshot, merged ones one by one."""
+        """Commit the files that a table does not have: appended batches as one snapshot, merged batches one by one."""
         merges = self.merges.setdefault(target, {})
         while True:
             table = self.tables.handle(target).current()
@@ -324,9 +324,8 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
 
 def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
-    owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
     return dataclasses.replace(
-        owned.with_batch(journal.key),
+        marker.owned_by(journal.key.epoch).with_batch(journal.key),
         at=journal.key,
         offsets={**marker.offsets, **ends},
         source=merge_identities(marker.source, journal.source),

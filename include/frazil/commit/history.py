@@ -17,7 +17,7 @@ from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
-"""The summary keys of skipped ranges and published backfills, whose times no commit record has."""
+"""Summary keys of skipped ranges and of published backfills. No commit record has the times of these snapshots."""
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
-"""The newest commit records, which audits and health checks read, are not folded."""
+"""Number of the newest commit records that are not folded, because audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """The content that closes a batch's key: the batch must never be committed."""
 
@@ -60,7 +60,7 @@ class Journal:
     windows: Mapping[int, int] | None = None
     """Number of rows by window start, in microseconds since 1970; None if the rows were not counted."""
     partitions: int | None = None
-    """The table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
+    """Number of table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
     with_ignored: int = 0
     """Records with fields that did not become columns, counted if the table may evolve."""
     without_columns: int = 0
@@ -287,7 +287,7 @@ class JournalStore:
         for group in split_records(old, lambda key: self._read_to_fold(key, marker.stream), limit=limit):
             if not self._folded.write(group):
                 log.warning(
-                    "cannot fold %d commit records of stream %r: an object of the same name has other records",
+                    "cannot fold %d commit records of stream %r: an object with the same name contains other records",
                     len(group),
                     marker.stream,
                 )

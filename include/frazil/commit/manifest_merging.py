@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, recently_written, write_merged
 
 FAN_IN = 32
-"""Manifests of one size class that are merged into one."""
+"""Number of manifests of one size class that are merged into one."""
 MAX_ENTRIES = 2_048
 MERGE_ENABLED = "commit.manifest-merge.enabled"
 """Iceberg's table property that switches merging off."""

@@ -86,15 +86,15 @@ class ManifestLayout:
 
 
 MAX_CACHED_ENCODINGS = 64
-"""Two for each of a stream's tables."""
+"""Maximum number of encodings in memory. A stream uses two for each of its tables."""
 
 
 MAX_KEPT_BYTES = 64 * 2**20
-"""Memory for the entries of manifests: about a kilobyte for each file, and 40 bytes for each of its columns."""
+"""Maximum memory (bytes) for manifest entries: about 1 KB for each file, and 40 bytes for each of its columns."""
 MAX_KEPT_FILES = 32
-"""Entries of a commit with more files are not kept: such commits are few."""
+"""Maximum number of files in a commit whose entries are kept: commits with more files are few."""
 MAX_KEPT_ENTRIES = 1_024
-"""A manifest with as many entries is not merged again."""
+"""Entries of a manifest with this many or more are not kept, because it is not merged again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,7 +531,7 @@ class AvroEncoding:
 
 
 class PreparedAvroFile(AvroOutputFile[D]):
-    """An Avro file with a resolved encoding. Except for the random sync marker, its bytes equal PyIceberg's."""
+    """An Avro output file that reuses an `AvroEncoding`. Only its random sync marker differs from PyIceberg's bytes."""
 
     def __init__(self, output_file: OutputFile, encoding: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
         self.output_file, self.file_schema, self.schema_name = output_file, encoding.file_schema, encoding.schema_name

@@ -22,7 +22,7 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 MAX_EPOCHS = 256
-"""Epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
+"""Maximum number of epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
 
 
 class BatchKey(NamedTuple):
@@ -91,13 +91,13 @@ class Marker:
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     given_up_epoch: int = 0
-    """The epoch of the first reset that accepted such a loss, if known."""
+    """The epoch of the first reset that accepted a loss in `given_up`, if known."""
     adopted_rows: int = 0
     """Rows that the table had when an operator let the stream append to it."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
-    """The last batch that all routed tables have, with all earlier ones. None if the stream never had a route."""
+    """The newest batch that all routed tables have, like all batches before; None if the stream never had a route."""
     own_table: OwnTable | None = None
     """The stream's own table; only in the dead-letter table's marker."""
 

@@ -36,7 +36,7 @@ from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MIN_SPLIT_BYTES = 64 * 2**20
-"""Size below which a second phase of tasks would cost a group more than it saves."""
+"""Minimum size of a group that is split: for a smaller group, a second phase of tasks costs more than it saves."""
 
 F = TypeVar("F", StagedFile, TableFile)
 GroupValues = tuple[Any, ...]

@@ -122,7 +122,7 @@ def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -
 def first_missing_batch(
     decided: Callable[[], Iterable[Journal]], default_marker: Marker, target: Target, marker: Marker
 ) -> BatchKey | None:
-    """Return the first batch that a routed table is missing. `decided` returns the `decided_journals`."""
+    """Return the first batch that is missing from a routed table. `decided` returns the `decided_journals`."""
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None

@@ -1,4 +1,4 @@
-"""Detects that a stream's table was dropped or renamed, even if another table has its name. The marker in the
+"""Detects that a stream's table was dropped or renamed, even if another table now has its name. The marker in the
 dead-letter table, which `frazil forget` removes last, names the stream's own table.
 """
 

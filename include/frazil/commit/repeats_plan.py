@@ -34,7 +34,7 @@ from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Event-time spans in one scan; of more, the nearest ones are joined."""
+"""Maximum number of event-time spans in one scan. If there are more, the nearest ones are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
 
 Span = tuple[int, int]

@@ -35,7 +35,7 @@ class AvailableOffsets:
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """Truncations of logs before the stream's position; Kafka has other records from there on."""
+    """Offsets, below the stream's position, at which logs were truncated. Kafka has other records from there on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StateBeforeReset:
     marker_text: str | None
     """The marker's property. A reset is refused if it has changed since."""
     held: Offsets
-    """How far the table has the stream's records: after a rollback, less than the marker's offsets."""
+    """The next offsets after the stream's records in the table; below the marker's offsets after a rollback."""
     source: SourceIdentity | None
     """The source of the offsets in `held`; None if `held` is unknown."""
     rolled_back: bool
@@ -63,7 +63,7 @@ class OffsetMove:
     first: int
     end: int
     cut: int | None = None
-    """The truncation of Kafka's log before `held`, if any."""
+    """The offset, below `held`, at which Kafka's log was truncated; None if it was not."""
 
     @property
     def skipped(self) -> int:

@@ -47,7 +47,7 @@ from frazil.commit.manifest_writing import (
 )
 from frazil.ingest.contract import Content, StagedFile
 from frazil.merge.deletion_vectors import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, VECTOR_OFFSET
-from frazil.pyiceberg_fixes.version_3 import file_key, next_row_id, without_row_ids
+from frazil.pyiceberg_fixes.version_3 import file_key, next_row_id
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 
@@ -76,7 +76,7 @@ class BaseManifests:
     stays: Sequence[ManifestFile]
     removed_files: Sequence[DataFile]
     summary: Summary | None
-    """The previous snapshot's summary, which still counts these files."""
+    """Summary of the previous snapshot, which still counts `removed_files`; None if there is no previous snapshot."""
     written: Sequence[ManifestFile] = ()
     """Manifests of `stays` that were rewritten to mark files as deleted."""
 
@@ -234,7 +234,7 @@ class SnapshotWriter:
             yield layout, [to_data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
         by_spec = attrgetter("spec_id")
         for spec_id, moved in itertools.groupby(sorted(self.moved, key=by_spec), key=by_spec):
-            yield ManifestLayout.for_spec(metadata.specs()[spec_id], metadata), [without_row_ids(f) for f in moved]
+            yield ManifestLayout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
 
 
 def base_without_files(

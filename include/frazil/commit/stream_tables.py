@@ -31,7 +31,7 @@ class StreamTables:
     align: Alignment | None = None
     """How the writer keeps rows of open windows out of main, if declared. None for readers."""
     at_once: CommitTables | None = None
-    """Commits all tables of a batch in one step; None if one after the other."""
+    """Commits all tables of a batch in one step; None if the tables are committed one by one."""
     merging: MergeConfig | None = None
     """How staged files are merged; None for readers, and if they are appended."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)

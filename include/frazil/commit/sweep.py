@@ -212,7 +212,10 @@ def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the paths that a table may have of an uncommitted batch. Only dead letters are committed before it."""
+    """Return the table's referenced paths if an uncommitted batch may own some of them; otherwise an empty set.
+
+    Only the dead-letter table can reference such files, because dead letters are committed before their batch.
+    """
     if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
     return swept.referenced_paths

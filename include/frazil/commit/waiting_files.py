@@ -1,6 +1,6 @@
-"""Stores rows of routed tables that cannot be loaded or created, in files next to the default table and in its format.
-Once the table exists, they are rewritten with its columns, and a record lists the new files. A note says why the table
-is missing, and up to which batch an operator discarded rows.
+"""Stores the rows of routed tables that cannot be loaded or created. The rows wait in files next to the default table,
+in the default table's format. Once a routed table exists, its rows are rewritten with its own columns, and a record
+lists the new files. A note states why the table is missing, and up to which batch an operator discarded its rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 REWRITTEN_FOLDER = "waited"
-"""Rewritten rows, below the stream's folder; no batch folder has this name, so no sweep deletes them."""
+"""Folder of rewritten rows. No batch folder has this name, so no sweep deletes the rows."""
 RECORD_FILE_NAME = "files.json"
 
 

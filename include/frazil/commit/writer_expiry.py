@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
@@ -25,6 +26,9 @@ from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
+
+DELETE_DELAY_MS = 900_000
+"""Time from a snapshot's expiry to the deletion of its files, for readers and maintenance that loaded it before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +53,17 @@ class WriterExpiry:
     read_pins: Callable[[], Pins]
     clock_ms: Callable[[], int]
     start: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread
+    delete_delay_ms: int = DELETE_DELAY_MS
     _planned: _Removal | None = None
     _proposed: tuple[Snapshot, ...] = ()
     """The snapshots that the last attempt of a commit expires."""
-    _expired: list[Snapshot] = field(default_factory=list)
-    """Expired snapshots whose files still exist."""
+    _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
+    """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
     _former: list[str] = field(default_factory=list)
-    """Versions of `metadata.json` to delete, which only PyIceberg's own transactions do."""
+    """Old versions of `metadata.json` to delete. PyIceberg deletes them only after its own transactions."""
     _running: threading.Thread | None = None
     _due: int = 0
-    """The length of main's history from which the next removal is planned."""
-
+    """Number of snapshots in main's history at which the next removal is planned."""
     _last: Table | None = None
     """The table after the last commit."""
 
@@ -95,33 +99,39 @@ class WriterExpiry:
         proposed, self._proposed = self._proposed, ()
         if proposed:
             present = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-            self._expired += [s for s in proposed if s.snapshot_id not in present]
+            self._expired += [(self.clock_ms(), s) for s in proposed if s.snapshot_id not in present]
         deletes = property_as_bool(table.properties, TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, False)
         if deletes and last is not None and last.metadata.table_uuid == table.metadata.table_uuid:
             self._former += _versions(last) - _versions(table)
-        has_waste = self._expired or len(self._former) >= self._step
+        has_waste = bool(self._expired_before(self._delete_before_ms)) or len(self._former) >= self._step
         length = sum(1 for _ in ancestors(table.metadata))
         is_due = length >= self._due and self._planned is None
         if (has_waste or is_due) and not (self._running and self._running.is_alive()):
-            self._running = self.start(lambda: self._run(table, is_due=is_due))
+            delete_before_ms = self._delete_before_ms
+            self._running = self.start(lambda: self._run(table, delete_before_ms, is_due=is_due))
 
     def end(self) -> None:
-        """Delete the files of snapshots that the last commits expired."""
+        """Delete the files of all snapshots that this writer expired."""
         if self._running is not None:
             self._running.join()
         if self._last is not None:
-            self._run(self._last, is_due=False)
+            self._run(self._last, self.clock_ms() + 1, is_due=False)
 
-    def _run(self, table: Table, *, is_due: bool) -> None:
+    @property
+    def _delete_before_ms(self) -> int:
+        return self.clock_ms() - self.delete_delay_ms + 1
+
+    def _expired_before(self, at_ms: int) -> list[Snapshot]:
+        return [snapshot for _, snapshot in takewhile(lambda one: one[0] < at_ms, self._expired)]
+
+    def _run(self, table: Table, delete_before_ms: int, *, is_due: bool) -> None:
         try:
-            self._delete_files(table)
+            self._delete_files(table, delete_before_ms)
             if is_due:
                 self._plan(table)
         except Exception as error:  # catalogs and storages raise anything, and commits must continue
             what = "cannot expire snapshots of table %s: %r; maintenance expires them and deletes their files"
             log.warning(what, ".".join(table.name()), error)
-            self._expired.clear()
-            self._former.clear()
             self._due += self._step
 
     def _plan(self, table: Table) -> None:
@@ -133,21 +143,25 @@ class WriterExpiry:
         self._due = sum(1 for _ in ancestors(metadata)) - len(found) + self._step
         log.debug("%s, %d by this writer", plan.sentence, len(found))
 
-    def _delete_files(self, table: Table) -> None:
-        expired, former = self._expired[:], self._former[:]
-        waste = sorted({*_unused_files(expired, table), *former})
+    def _delete_files(self, table: Table, before_ms: int) -> None:
+        """Delete the files of snapshots that expired before this time, once: then only the orphan cleanup does."""
+        expired, former = self._expired_before(before_ms), self._former[:]
+        del self._expired[: len(expired)], self._former[: len(former)]
+        waste = sorted({*_unused_files(expired, [s for _, s in self._expired], table), *former})
         if waste and may_delete_files(table.properties):
             open_store(waste[0], table.io.properties).delete(waste)
-        del self._expired[: len(expired)], self._former[: len(former)]
 
 
-def _unused_files(expired: Iterable[Snapshot], table: Table) -> set[str]:
-    """Return the manifest lists of expired snapshots, and the manifests that no snapshot of `table` has."""
+def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table: Table) -> set[str]:
+    """Return the manifest lists of expired snapshots, and the manifests that neither `table` has nor snapshots that
+    expired later.
+    """
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
-    kept = [s for s in table.metadata.snapshots if s.snapshot_id not in newer]
+    kept = [*later, *(s for s in table.metadata.snapshots if s.snapshot_id not in newer)]
     manifests = {path for snapshot in expired for path in manifest_paths(snapshot, table.io)}
-    manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
+    if manifests:
+        manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
     return manifests | {snapshot.manifest_list for snapshot in expired}
 
 

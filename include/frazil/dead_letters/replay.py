@@ -45,7 +45,7 @@ from frazil.stream.stage_rows import StageRows
 TARGET_FILE_ROWS = 100_000
 """Approximate number of rows per file in a copy of dead letters."""
 COPY_RETENTION_MS = 86_400_000
-"""Age from which copies of dead letters are deleted."""
+"""Maximum age of copies of dead letters. Older copies are deleted."""
 
 
 @dataclass(frozen=True, slots=True)

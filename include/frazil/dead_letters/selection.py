@@ -38,7 +38,7 @@ class Selection(Model):
     discarded: bool = False
 
     def row_filter(self, spec: StreamSpec) -> str:
-        """Return an Iceberg row filter."""
+        """Return the Iceberg row filter that matches the stream's selected dead letters."""
         parts = [f"stream = '{spec.name}'"]
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
@@ -60,7 +60,7 @@ class Selection(Model):
 
 
 def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the selected rows of main, one file after the other."""
+    """Yield the selected rows of the main branch in batches, file by file."""
     head = head_of(table.metadata)
     if head is None:
         return
@@ -91,7 +91,7 @@ class DeadLetter:
     """One dead letter. Bytes that are not UTF-8 text are escaped."""
 
     where: str
-    """`topic[partition]@offset`."""
+    """The record's coordinates, as `topic[partition]@offset`."""
     rejected_at_ms: int
     reason: str
     error: str
@@ -99,7 +99,7 @@ class DeadLetter:
     value: str | None
     """The value; None for a tombstone."""
     headers: dict[str, list[str | None]]
-    """Kafka allows a header name to repeat."""
+    """The values of each header name, because Kafka allows a name to repeat."""
     replays: int
     discarded: str | None
     """The user, the time and the reason, if it was discarded."""

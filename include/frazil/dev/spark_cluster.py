@@ -22,7 +22,7 @@ from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 
 PORTS_FILE = "ports"
 WORKERS, SLOTS_PER_WORKER = 2, 4
-"""There are more slots than real cores, so that several applications can run."""
+"""Number of workers, and slots of each: more slots than real cores, so that several applications can run."""
 
 
 class SparkMaster(process.EmbeddedServer):

@@ -14,15 +14,15 @@ from frazil.errors import FrazilError
 class CheckState(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """Works now, but may fail later or elsewhere."""
+    """What was checked works now, but may fail later or elsewhere."""
     WRONG = "wrong"
     SKIPPED = "skipped"
-    """Does not concern this machine."""
+    """The check does not concern this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The finding of a check, in one sentence. `fix` is empty if nothing is to be done, or if `said` already has it."""
+    """The finding of a check, in one sentence. `fix` is empty if there is nothing to do, or if `said` contains it."""
 
     subject: str
     state: CheckState

@@ -15,7 +15,7 @@ from frazil.events import BatchCommitted, Event
 from frazil.history.objects import HistoryObject, HistoryStore
 from frazil.history.points import EventKind, HistoryEvent, Part, Point, StreamHistory
 from frazil.spec.units import format_count
-from frazil.timetext import format_elapsed
+from frazil.timetext import format_elapsed, format_utc
 
 log = logging.getLogger(__name__)
 
@@ -183,9 +183,9 @@ class Recorder:
                 return EventKind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}"
             case events.NoticeIssued(sentence=sentence, replaces=""):
                 return EventKind.NOTICE, sentence
-            case events.FutureEventTimes(key=key, rows=rows, max_future=limit):
+            case events.FutureEventTimes(key=key, rows=rows, max_future=limit, newest_ms=newest_ms):
                 sentence = f"{format_count(rows, 'row')} of batch {key} had event times more than {limit} in the future"
-                return EventKind.FUTURE, sentence
+                return EventKind.FUTURE, f"{sentence}, the newest {format_utc(newest_ms)}"
             case events.DistributionChosen(shuffled=shuffled, reason=reason) if shuffled is not self._shuffled:
                 self._shuffled = shuffled
                 sentence = f"rows are {'shuffled' if shuffled else 'no longer shuffled'} from now on: {reason}"

@@ -126,7 +126,7 @@ def _process_state(launch: Launch) -> ProcessState:
 
 
 STARTED = b"started"
-"""What the detached process sends to the caller when the writer runs."""
+"""Message that the detached process sends to the caller when the writer runs."""
 CANNOT_START_CODE = 127
 """Exit code that is recorded if the command cannot be started, as in a shell."""
 GROUP_END_TIMEOUT_S = 5.0

@@ -1,5 +1,6 @@
 """Finds, signals and ends processes that are identified by pid and start time. A reused pid is never signalled.
-Also asks an agent, a writer's local process whose Spark driver runs in a cluster, to kill its driver.
+Records agents, and asks them to kill their drivers. An agent is the local process of a writer whose Spark driver runs
+in a cluster.
 """
 
 from __future__ import annotations
@@ -89,14 +90,14 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 AGENT_FILE = "agent.json"
 KILL_SIGNAL = signal.SIGUSR1
-"""Asks an agent to kill its driver and then end."""
+"""Signal that asks an agent to kill its driver and then end."""
 AGENT_KILLED = (
     "the agent was killed, or its host went down; the driver in the cluster may still run, and the next start "
     "reattaches to it"
 )
 """The error of an agent that ended without a message."""
 KILL_TIMEOUT_MS = 60_000
-"""How long an agent may take to kill its driver. Then it is killed, and the next agent kills the driver."""
+"""How long an agent may take to kill its driver. A slower agent is killed, and the next agent kills the driver."""
 
 
 def record_agent(folder: Path) -> None:

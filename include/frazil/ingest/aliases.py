@@ -18,7 +18,7 @@ from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder
 from frazil.ingest.formats.fields import Unit, default_of, drop_default, fill_nulls
 
 FIRST_ALIAS_ID = 200_000_000
-"""First field id of alias columns. No table column has such a high id; an envelope's begin at 500,000,000."""
+"""First field id of alias columns. Table columns have lower ids; ids of an envelope's fields begin at 500,000,000."""
 
 MakeDecoder = Callable[[Schema, Mapping[int, Unit]], Decoder]
 """Creates a decoder for a schema. The mapping says how each column's values are encoded, by field id."""

@@ -13,7 +13,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import escape_unsafe
 
 MAX_SAMPLES = 3
-"""Per error class."""
+"""Maximum number of samples per error class."""
 MAX_SAMPLE_CHARACTERS = 300
 
 

@@ -61,7 +61,7 @@ class DriftScope(NamedTuple):
 
     path: Path = ()
     selector: str = ""
-    """Field next to the struct. Only records in which it has one of `values` are searched; all if empty."""
+    """A field next to the struct: only records whose field has one of `values` are searched; empty for all."""
     values: frozenset[str] = frozenset()
 
 
@@ -75,7 +75,8 @@ class DriftDecoder(Protocol):
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Start reporting new fields and, if `widening`, columns that must become wider or optional.
 
-        All structs in `within` must have the same fields. A decoder that compares writer schemas ignores the selectors.
+        All structs in `within` must have the same fields. A decoder that compares writer schemas ignores
+        `DriftScope.selector`: schemas have no values to select by.
         """
 
 
@@ -93,7 +94,7 @@ class SchemaDrift:
     """Number of records in which no field fills a column. It is counted even if the table must not evolve."""
     names: tuple[str, ...] = ()
     cast: Mapping[str, int] = field(default_factory=dict)
-    """Values that a lenient cast converted, by column."""
+    """Number of values that a lenient cast converted, by column."""
     unplaced: int = 0
     """Number of change events without a position in the source's log, which orders changes."""
 

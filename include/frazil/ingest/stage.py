@@ -72,7 +72,7 @@ def stage(
     After an error that a record may have caused, the ranges are read again, and each chunk is first written in memory.
     A record that cannot be written on its own becomes a dead letter. Another error of this second run is raised.
 
-    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and errors of the storage. The
+    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and storage errors. The
     files of a failed stage are removed as far as possible.
     """
 
@@ -139,7 +139,7 @@ class ReadResult:
 
     result: StageResult
     sent: tuple[int, ...]
-    """Rows by shuffle writer."""
+    """Number of rows sent to each shuffle writer."""
     partitions: int
     """Number of table partitions among the sent rows: the files that the task would write without a shuffle."""
 
@@ -148,7 +148,7 @@ class ReadResult:
 class WriteResult:
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
-    """Rows by the task that sent them."""
+    """Number of rows received, by the task that sent them."""
 
 
 def stage_before_shuffle(
@@ -179,7 +179,7 @@ def stage_after_shuffle(
 ) -> WriteResult:
     """Write the rows that tasks sent to one shuffle writer, in any order.
 
-    `on_progress` gets the number of rows written. Raises PossibleRecordError and errors of the storage; the files are
+    `on_progress` gets the number of rows written. Raises PossibleRecordError and storage errors; the files are
     then removed.
     """
     table = open_writer(context, "main", file_namer(writer, attempt))

@@ -29,8 +29,8 @@ MAX_MERGED_BYTES = 2**20
 MAX_UNSPLIT_BYTES = 64 * 2**20
 """Maximum bytes of rows that are buffered before they are split. Fewer rows would make tiny parts."""
 MIN_PART_ROWS = 512
-"""Average rows per partition from which an added table is split at once: splitting off a part costs about as much as
-handling this many rows.
+"""An added table with at least this many rows per partition, on average, is split at once: splitting off a part costs
+about as much as handling this many rows.
 """
 
 

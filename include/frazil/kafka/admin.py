@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Self
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
@@ -27,9 +27,11 @@ ERROR_POLL_INTERVAL_S = 0.1
 """Interval at which connection errors are checked while a request waits for its response."""
 INTERACTIVE_TIMEOUT_S = 5.0
 """Timeout for an interactive command, which does not retry."""
+LEADERS_TIMEOUT_S = 2.0
+"""Timeout for reading the leaders after a failed request: a command must not wait twice for brokers that are down."""
 MAX_NAMED_PARTITIONS = 5
 MAX_TOPICS = 1000
-"""Topics that may match a pattern. Each commit stores the offsets of all of them."""
+"""Maximum number of topics that a pattern may match: each commit stores the offsets of all of them."""
 LEADER_ERRORS = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -48,6 +50,12 @@ LEADER_ERRORS = frozenset(
 class Topics:
     identity: SourceIdentity
     partitions: tuple[TopicPartition, ...]
+    leaderless: frozenset[TopicPartition] = frozenset()
+    """The partitions without a leader, from which nothing can be read."""
+
+    @property
+    def led(self) -> tuple[TopicPartition, ...]:
+        return tuple(tp for tp in self.partitions if tp not in self.leaderless)
 
 
 class KafkaAdmin:
@@ -96,9 +104,11 @@ class KafkaAdmin:
             described = self._descriptions(answers)
         except (KafkaException, TimeoutError) as error:
             raise self._as_frazil_error(error, "describing") from error
+        leaders = {(name, p.id): p.leader for name, topic in sorted(described.items()) for p in topic.partitions}
         return Topics(
             SourceIdentity(cluster_id, {name: str(topic.topic_id) for name, topic in sorted(described.items())}),
-            tuple((name, p.id) for name, topic in sorted(described.items()) for p in topic.partitions),
+            tuple(leaders),
+            frozenset(tp for tp, leader in leaders.items() if leader is None or leader.id < 0),
         )
 
     def check_not_hidden(self, topics: Collection[str]) -> None:
@@ -220,7 +230,7 @@ class KafkaAdmin:
         while True:
             try:
                 futures = [self._request_offsets(tps, which, isolation) for which, isolation in questions]
-                return [{(tp.topic, tp.partition): self._wait_for(of) for tp, of in each.items()} for each in futures]
+                return [{(tp.topic, tp.partition): self._offset(of) for tp, of in each.items()} for each in futures]
             except (KafkaException, TimeoutError) as error:
                 is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_ERRORS
                 if is_moving and time.monotonic() <= deadline:
@@ -258,6 +268,12 @@ class KafkaAdmin:
         self._admin.clear_errors()
         return found
 
+    def _offset(self, answer: Future[Any]) -> Any:
+        found = self._wait_for(answer)
+        if found.offset == OFFSET_INVALID:
+            raise TimeoutError  # librdkafka reports no error if this leader did not answer, but another did
+        return found
+
     def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
         return to_access_denied(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
 
@@ -272,21 +288,24 @@ class KafkaAdmin:
             if isinstance(self._topics, TopicPattern):
                 return TopicMissing(f"{what}: a topic that matched the pattern was deleted. The next poll ignores it")
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
-        if code in LEADER_ERRORS and (names := self._partitions_without_leader()):
-            return KafkaUnavailable(
-                f"{what}: no leader for {', '.join(names[:MAX_NAMED_PARTITIONS])} ({len(names):,} in all). The stream "
-                "reads nothing until each topic-partition has a leader. Start the brokers that have their replicas"
-            )
         is_late = is_timeout(error)
+        if (is_late or code in LEADER_ERRORS) and (names := self._partitions_without_leader()):
+            return KafkaUnavailable(
+                f"{what}: no leader for {', '.join(names[:MAX_NAMED_PARTITIONS])} ({len(names):,} in all). "
+                "Start the brokers that have their replicas"
+            )
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
         last = f"; the last error was: {errors[-1].str()}" if is_late and errors else ""
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
 
     def _partitions_without_leader(self) -> list[str]:
-        """Return the names of the stream's partitions that have no leader now; empty if they cannot be fetched."""
+        """Return the names of the stream's partitions that have no leader now; empty if they cannot be fetched.
+
+        Afterwards, librdkafka no longer sends requests to brokers that have left the cluster.
+        """
         with suppress(KafkaException):
-            topics = self._admin.list_topics(timeout=self._timeout_s).topics
+            topics = self._admin.list_topics(timeout=min(self._timeout_s, LEADERS_TIMEOUT_S)).topics
             found = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]
             return [f"{name}[{id_}]" for name, id_ in sorted(found) if topics[name].partitions[id_].leader < 0]
         return []

@@ -35,15 +35,15 @@ _TOKEN_REFUSED = re.compile(
 """Token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka."""
 
 MAX_ERROR_AGE_S = 30.0
-"""Age up to which a connection error is reported as the cause of a missing response: librdkafka repeats lasting
-ones.
+"""Maximum age of a connection error that is reported as the cause of a missing response. librdkafka repeats errors
+that last.
 """
 
 _UNKNOWN_PROPERTY = ("No such configuration property", "Java ")
 """Beginnings of librdkafka's errors for properties that it does not have."""
 _INVALID_VALUE = "Invalid value"
 _UNCHECKED_PROPERTIES = frozenset({"plugin.library.paths", "debug"})
-"""Setting these already has an effect."""
+"""Properties that are not tried on a client, because setting them already has an effect."""
 
 _unused_clients: deque[AdminClient] = deque()
 """Clients that were freed in one of librdkafka's threads, and that another thread must destroy."""

@@ -17,9 +17,9 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 MIN_SHORT_POLLS = 3
-"""Consecutive polls that prove a truncation without leader epochs: the log ends before the position."""
+"""Number of consecutive polls, with a log end before the position, that prove a truncation without leader epochs."""
 MAX_OUTDATED_POLLS = 60
-"""Consecutive outdated responses, from a replaced broker, after which reading fails."""
+"""Number of consecutive outdated responses, from a replaced broker, after which reading fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,10 @@ class LogWatch:
         return cut
 
     def has_no_more_records(self, tp: TopicPartition, offset: int) -> bool:
-        """Return whether the log has no record from the offset on, not even in an open transaction, or is unknown."""
+        """Return whether the log has no record at or after the offset, not even in an open transaction.
+
+        Also returns True if the log's end is unknown.
+        """
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def count_in_transactions(self) -> dict[TopicPartition, int]:

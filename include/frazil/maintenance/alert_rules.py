@@ -17,13 +17,13 @@ CLEAR_RATIO = 0.8
 """An alert ends at this share of its threshold. The gap keeps it from flapping."""
 
 MIN_FILE_DIVISOR = 256
-"""Least number of data files by which a manifest list is divided, because it begins with 4 KiB of schema."""
+"""Minimum number of data files by which a manifest list's size is divided: the list begins with 4 KiB of schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     rule: str
-    """Such as `manifests`; a rule of one stream also names it: `freshness:<stream>`."""
+    """The rule's name, such as `manifests`. A rule of one stream also names the stream: `freshness:<stream>`."""
     value: float | None
     threshold: float
     shown: str
@@ -32,7 +32,7 @@ class Reading:
     hold_ms: int | None = None
     """How long the value must stay beyond the threshold; None for `maintenance.alerts.hold`."""
     unread: bool = False
-    """Whether the value's source, also that of rules `<rule>:<subject>`, could not be read."""
+    """Whether the value's source could not be read. Values of rules `<rule>:<subject>` are then unknown, too."""
 
     @property
     def is_beyond(self) -> bool:

@@ -16,9 +16,9 @@ from frazil.maintenance.health import TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 
 MAX_GAPS = 3
-"""Measurement intervals after which the hold time restarts."""
+"""Number of measurement intervals without a measurement after which the hold time restarts."""
 DEFAULT_GAP_MS = 300_000
-"""The assumed measurement interval, and its minimum."""
+"""Minimum measurement interval that is assumed, even if the last two measurements were closer together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class AlertState:
     active: bool
     """Whether the alert has fired and has not resolved yet."""
     seen_ms: int | None = None
-    """When the value was last beyond the threshold before the alert fired."""
+    """When the value was last measured beyond the threshold; not updated once the alert is active."""
     gap_ms: int = 0
     """Time between the last two measurements beyond the threshold."""
     alone: bool = True

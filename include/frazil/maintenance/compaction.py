@@ -16,7 +16,7 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import format_count
 
 MIN_DELETES_PER_FILE = 0.1
-"""Shared delete files per data file from which a whole partition is rewritten."""
+"""A whole partition is rewritten if it has at least this many shared delete files per data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Rewrite:
     """Files of older specs that Iceberg rewrites too, because they may have rows of the partition."""
     old_spec_bytes: int = 0
     deleted_percent: int | None = None
-    """Data files with at least this percentage of deleted rows are rewritten, if there are any."""
+    """If set, data files with at least this percentage of deleted rows are rewritten."""
     small: bool = True
     """Whether small files are rewritten."""
     largest_bytes: int | None = None
-    """The largest file to rewrite, if only some files with many deleted rows are."""
+    """Size of the largest file to rewrite, if the run rewrites only some of the files with many deleted rows."""
     busy: bool = False
     """Whether batches are being merged into the partition. The rewrite then comes last, and is retried."""
 
@@ -52,7 +52,7 @@ class Rewrite:
 
 
 MAX_BUSY_REWRITES = 8
-"""Rewrites of busy partitions in one run."""
+"""Maximum number of rewrites of busy partitions in one run."""
 
 
 class LeftReason(StrEnum):

@@ -48,7 +48,7 @@ def plan_manifests(
 
 
 FULL_CHECK_INTERVAL = timedelta(days=1)
-"""The full check finds what metadata alone does not show."""
+"""Interval of the full check, which finds what metadata alone does not show."""
 
 
 class Action(StrEnum):

@@ -47,7 +47,7 @@ from frazil.table.tables import state_location
 logger = logging.getLogger(__name__)
 
 MAX_COMMIT_RECORDS = 12
-"""Commit records read per stream."""
+"""Maximum number of commit records that are read per stream."""
 
 
 class NotMadeByRoute(SpecError):
@@ -71,7 +71,7 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
 class AskKafka(Enum):
     NEVER = auto()
     FOR_ALERTS = auto()
-    """Only if an alert needs the lag."""
+    """Ask Kafka only if an alert needs the lag."""
     ALWAYS = auto()
 
 
@@ -86,7 +86,7 @@ def measure(
     """Return the table's health; None if the table does not exist.
 
     With `deep`, the health includes the files of each partition. `ask_kafka` says whether to ask Kafka for the lag of
-    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and any error of the storage.
+    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and storage errors.
     """
     with translate_catalog_errors(catalog.name):
         try:

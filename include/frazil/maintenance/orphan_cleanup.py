@@ -53,9 +53,9 @@ from frazil.table.tables import may_delete_files, state_location
 log = logging.getLogger(__name__)
 
 FILES_PER_DELETION = 1_000
-"""Deletions until the table's metadata is loaded again."""
+"""Number of files deleted before the table's metadata is loaded again."""
 MAX_READ_ATTEMPTS = 3
-"""Attempts to read metadata, whose files an expiry may delete at the same time."""
+"""Maximum number of attempts to read metadata, whose files an expiry may delete at the same time."""
 MAX_EXAMPLES = 20
 
 
@@ -230,9 +230,9 @@ class _Cleanup:
         return others
 
     def _find_roots(self) -> dict[Place, str]:
-        """Return the folders to list: the table's location, and the data and metadata folders if they are elsewhere.
+        """Map each folder to list to its path in the table's metadata.
 
-        Each has its path as the table spells it.
+        The folders are the table's location, and the data and metadata folders if they are elsewhere.
         """
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}

@@ -142,7 +142,10 @@ def _bare_manifest(path: str) -> ManifestFile:
 
 
 def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callable[[str], Place]) -> str | None:
-    """Return a `metadata.json` in a folder that never held this table's metadata, so it is another table's; or None."""
+    """Return the path of another table's `metadata.json`, or None.
+
+    A `metadata.json` is another table's if its folder never held this table's metadata.
+    """
     own = {place(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
     own.add(table_folders(table, place).metadata.path)
     found = (f for f in files if METADATA_SUFFIX in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
@@ -150,7 +153,7 @@ def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callab
 
 
 def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
-    """Return a candidate that is a `metadata.json` with another table's UUID, or None."""
+    """Return the path of a candidate `metadata.json` that has another table's UUID; None if there is no such file."""
     paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))

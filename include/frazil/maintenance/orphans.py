@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 MEMORY_FORMAT = 1
 MAX_REMEMBERED = 100_000
-"""Files that are remembered. Later runs handle the rest."""
+"""Maximum number of files that are remembered. Later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class OrphanMemory:
 
 
 _FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
-"""The kind of storage by URI scheme, if it is not the scheme."""
+"""Kind of storage by URI scheme, for schemes that are not themselves the name of the kind."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
@@ -151,9 +151,9 @@ def _clean_path(path: str) -> str:
 
 
 MIN_RUN_DISTANCE_MS = 3_600_000
-"""Time between the run that finds a file and the run that deletes it."""
+"""Minimum time between the run that finds a file and the run that deletes it."""
 MAX_LISTED = 3
-"""Files in a message."""
+"""Maximum number of paths in a message."""
 
 _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\d{8,})/(\d{8,})/")
 """A staged file's folder: stream, backfill id, epoch, batch."""
@@ -276,7 +276,7 @@ def classify_files(
 ) -> Evaluation:
     """Classify the table's own files: referenced, registered, young, or candidates for deletion.
 
-    The result also says why no candidate may be deleted, if so.
+    If no candidate may be deleted, the result also states why.
     """
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
@@ -300,9 +300,9 @@ def classify_files(
 
 
 def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Return why the listing cannot be complete, or None.
+    """Return why the listing cannot be complete; None if it may be complete.
 
-    It must have all live files that are in its folders, and at least half of all live files.
+    A complete listing has all live files of its folders, and at least half of all live files.
     """
     lost = [p.path for p in references.live if p.path not in present and any(p.is_inside(root) for root in roots)]
     if lost:

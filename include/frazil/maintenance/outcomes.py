@@ -29,11 +29,11 @@ from frazil.table.tables import state_location
 class Ending(StrEnum):
     DONE = "done"
     SKIPPED = "skipped"
-    """No useful work, or switched off."""
+    """The action had no useful work, or is switched off."""
     GAVE_UP = "gave up"
     """Another commit won the race; the next run tries again."""
     REFUSED = "refused"
-    """Unsafe, or forbidden by the table's settings: an operator must check."""
+    """The action is unsafe, or the table's settings forbid it: an operator must check."""
     FAILED = "failed"
 
 
@@ -55,15 +55,15 @@ class Outcome:
 log = logging.getLogger(__name__)
 
 MAINTENANCE_FOLDER = "_maintenance"
-"""Next to the folders of streams, whose names never begin with `_`."""
+"""Folder of maintenance outcomes, next to the folders of streams, whose names never begin with `_`."""
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
-"""Stored results per action and ending, so that failures do not hide earlier work."""
+"""Maximum number of stored results per action and ending, so that failures do not hide earlier work."""
 MAX_AGE_MS = 90 * 24 * 3_600_000
 """Age at which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHAN_CLEANUP = "orphans"
-"""Name in stored outcomes; not one of the `Action` values."""
+"""Name of the orphan clean-up in stored outcomes; not one of the `Action` values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterabl
 
 
 def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
-    """Return the stored results of this table, oldest first. Raises any error of the storage."""
+    """Return the stored results of this table, oldest first. Raises storage errors."""
     data = open_store(_path(table), table.io.properties).get(_path(table))
     if data is None:
         return ()

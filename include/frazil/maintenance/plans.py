@@ -61,7 +61,7 @@ def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
 
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the bytes of the `files` files removed with expired snapshots, from their children's summaries."""
+    """Estimate the bytes of the `files` files that expiry removes, from summaries of expired snapshots' children."""
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
     removed = sum(
@@ -72,9 +72,9 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
 
 
 BUSY_INTERVALS = 2
-"""How long a changed partition is busy, in longest commit intervals of its stream."""
+"""Number of its stream's longest commit intervals for which a changed partition counts as busy."""
 MAX_BATCHES = 12
-"""Merged ones, and unmerged ones, that are read for each stream."""
+"""Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
 
 
 def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:

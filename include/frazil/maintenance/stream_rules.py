@@ -28,11 +28,11 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""Minimum for a known percentage of fewer than `MIN_RECORDS` records."""
+"""If fewer than `MIN_RECORDS` records exist, the percentage is unknown unless none, or at least this many, are bad."""
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""The threshold's minimum for fewer than `MIN_RECORDS` records."""
+"""The lowest threshold if there are fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
-"""Windows or days in a message."""
+"""Maximum number of windows or days in a message."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
 RULES_FROM_RUN_FOLDER = ("restarts", "registry", "stall")
 
@@ -47,7 +47,7 @@ class IncompleteWindow:
     waits_for: str
     """What the window waits for, as text; "" if the window is not due yet."""
     is_history: bool = False
-    """Whether it ended before the table's oldest snapshot, as when a stream reads old records."""
+    """Whether the window ended before the table's oldest snapshot, as when a stream reads old records."""
 
 
 def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:

@@ -29,11 +29,11 @@ class NewestChanges:
 
     rows: pa.Table
     numbers: Numbers
-    """Each row's change among all changes."""
+    """The index of each row's change among all changes."""
     superseded: int
     """Changes that lost to a newer one of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """The change that supplies each row's value, if an earlier change does, by column."""
+    """The change that supplies each row's value, by column. Only columns that an earlier change fills are included."""
     orders: pa.Array | None = None
     """The order values of all changes."""
     deleted_by: Numbers | None = None
@@ -97,9 +97,9 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return the order values.
+    """Return the order values, raised so that values of a newer log exceed those of older logs.
 
-    Within a key and partition, values of a newer log are raised above those of older logs.
+    Only values of the same key and partition are compared.
     """
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]

@@ -24,7 +24,7 @@ class MergeRules:
     """The declared merge settings, with the table's column names."""
 
     key: tuple[str, ...]
-    """Primitive columns, never null, and no floats."""
+    """The key columns, which are primitive, never null, and never floating-point."""
     order_by: str | None = None
     """The column that orders changes; null is the lowest value. A change is stale if its value is below that of the
     table's row. Among equal values, and without a column, the greater offset wins, and across partitions the greater
@@ -51,7 +51,7 @@ class MergeRules:
     """
     how: RowRemoval = "auto"
     event_time: str | None = None
-    """The event-time column; with `window_us`, it counts changed rows by window."""
+    """The event-time column. If `window_us` is set, changed rows are counted by window."""
     window_us: int | None = None
     within_us: int | None = None
     """The event-time distance within which rows of a key are repeats (dedupe). The changes are then staged data files;
@@ -64,7 +64,7 @@ class DeleteFile:
     path: str
     records: int
     alone: bool
-    """Whether it concerns one data file, so a new delete file can replace it."""
+    """Whether the delete file concerns only one data file, so that a new delete file can replace it."""
     key: str = ""
     """The name by which a commit removes it, if not the path: a Puffin file may have several deletion vectors."""
 
@@ -94,9 +94,9 @@ class MergeTask:
     """Change files. Their rows are numbered in this order."""
     files: tuple[TableFile, ...]
     inserts: bool
-    """Whether this task inserts the keys that its files do not have, because no others can."""
+    """Whether this task inserts the keys that no file has. Exactly one task per key does."""
     matched: bytes = b""
-    """The changes that other tasks matched (`BitMap64`), if this task inserts the others."""
+    """The changes that earlier tasks matched (`BitMap64`), if this task inserts the remaining ones."""
     share: tuple[str, ...] = ()
     """The files of `changes` that this task of a dedupe rewrites."""
 
@@ -138,13 +138,13 @@ class MergeCounts:
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Below the row's `order_by`."""
+    """Changes whose `order_by` value is below the row's."""
     superseded: int = 0
-    """Behind another change of batch and key."""
+    """Changes that lost to a newer change of the same key in the batch."""
     unchanged: int = 0
     """Updates without new values, and deletes of unknown keys."""
     repeated: int = 0
-    """Repeats of a row of table or batch."""
+    """Repeats of a row in the table or in the batch."""
 
     def __add__(self, other: MergeCounts) -> MergeCounts:
         return MergeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -155,7 +155,7 @@ class MergeResult:
     files: tuple[StagedFile, ...]
     """Data files, and delete files for one data file each."""
     replaced: tuple[str, ...]
-    """Data files that were rewritten; for repeats: files of its `share`."""
+    """Data files that were rewritten; with dedupe, files of the task's `share`."""
     dropped_deletes: tuple[str, ...]
     """Keys of delete files that delete nothing, or that one of `files` replaces."""
     counts: MergeCounts

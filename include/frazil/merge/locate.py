@@ -40,12 +40,7 @@ class KeyIndex:
         # The first filter is the column with the most distinct values, so that few rows are left for the join.
         self._first = max(key, key=lambda name: len(columns[name].unique())) if newest.rows.num_rows else key[0]
         self._values = columns[self._first].unique()
-        self.bounds = {
-            name: _min_max(array)
-            for name, array in columns.items()
-            if len(array)
-            and (pa.types.is_integer(array.type) or pa.types.is_string(array.type) or pa.types.is_date(array.type))
-        }
+        self.bounds = {name: _min_max(array) for name, array in columns.items()}
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property

@@ -175,11 +175,11 @@ MAX_DELETED_SHARE = 0.2
 MAX_TIER_RATIO = 4
 """A file is rewritten with new rows if it is at most this many times as large as the new file."""
 MIN_JOINED_FILES = 4
-"""That are rewritten together."""
+"""Minimum number of files that are rewritten together with new rows."""
 MIN_FILE_BYTES = 64 * 2**10
-"""Assumed for the new file: smaller ones cost readers just as much."""
+"""Minimum size assumed for the new file: smaller files cost readers just as much."""
 SMALL_FILE_BYTES = 2**20
-"""Below it, the allowed share of deleted rows shrinks: rewriting costs little, a delete file costs readers."""
+"""Below this file size, fewer deleted rows are allowed: a rewrite costs little, but a delete file costs readers."""
 DEFAULT_ROW_BYTES = 50
 """Assumed size of a row, if no file shows the actual size."""
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
 STALE_AFTER_S = 120.0
-"""Age in seconds above which an answer is returned, as pending, only if its refresh is late."""
+"""Age in seconds at which an answer is stale: `gather` then waits for its refresh, unless this takes too long."""
 RETENTION_S, SWEEP_INTERVAL_S = 12 * 3600.0, 60.0
 """Seconds after which an answer that was not requested again is dropped, and the interval of this check."""
 
@@ -88,7 +88,10 @@ class PendingAnswer(Generic[T]):
 
 
 class AnswerCache:
-    """The cache of one process. Each daemon thread works on a group's queue within the context `around`."""
+    """Cached answers of one process. Daemon threads, at most `threads` per group, read the entries in a group's queue.
+
+    Each thread runs in a context that `around` creates.
+    """
 
     def __init__(
         self,

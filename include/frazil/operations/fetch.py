@@ -1,4 +1,4 @@
-"""Blocking reads for the page, which raise the errors of catalogs. `frazil.operations.answers` limits the wait."""
+"""Blocking reads for the page. They raise catalog errors. `frazil.operations.answers` limits the wait."""
 
 from __future__ import annotations
 

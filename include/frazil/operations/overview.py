@@ -62,7 +62,7 @@ class Windows:
 
     grain: str
     complete_to: str | None
-    """The end of the last window before which no window is open or held."""
+    """The end of the last window before the first window that is open or held."""
     waits_for: str
     held: tuple[str, ...] = ()
     holders: tuple[DelayReason, ...] = ()
@@ -82,7 +82,7 @@ class StreamReading:
     broken: str = ""
     """Errors in the stream's file, one per line."""
     conflict: str = ""
-    """Conflicts of this valid declaration, which is in use, with others, one per line."""
+    """Conflicts with other declarations, one per line. This declaration is valid, and in use."""
     last_known: bool = False
     """Whether `status` was read before this process started, and is being read again."""
     outdated: str | None = None
@@ -116,7 +116,7 @@ class OverviewLine:
     """Whether that count starts at the stream's last reset instead of the oldest snapshot."""
     windows: Windows | None = None
     has_windows: bool = True
-    """Whether windows are declared; `windows` is None also while they are unknown."""
+    """Whether windows are declared. If they are, `windows` is None only while they are unknown."""
     health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None

@@ -193,7 +193,7 @@ class ActionState:
 
 
 def build_action_state(status: StreamState | None, history: TableHistory | None, *, is_read: bool) -> ActionState:
-    """Build the state from a stream's status and history. `is_read` is as in `ActionState`."""
+    """Build the state from a stream's status and history. For `is_read`, see `ActionState`."""
     if status is not None and status.table_exists is False:
         history, is_read = None, True
     found = history or TableHistory(has_dead_letters=not is_read)
@@ -278,8 +278,8 @@ def compute_moves(
             raise SpecError(
                 f"stream {spec.name!r} has or had a route. This reset would make it read "
                 f"{format_count(again, 'offset')} again, and duplicate the rows that its tables have for them. Nothing "
-                f"was changed. To add rows that a table is missing, run `frazil reset {spec.name} --to marker` and "
-                f"`frazil backfill {spec.name}`"
+                f"was changed. To add rows that are missing from a table, run `frazil reset {spec.name} --to marker` "
+                f"and `frazil backfill {spec.name}`"
             )
     return list_moves(target, held=keep_same_topics(seen.held, seen.source, now.source), available=now)
 

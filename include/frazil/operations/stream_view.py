@@ -59,7 +59,7 @@ class Period:
     begin_ms: int
     end_ms: int
     hours: int = 0
-    """Length in hours, if the period ends now; 0 if the user chose a begin and an end."""
+    """Length in hours, if the period ends now; 0 if the user chose its start and end."""
 
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
@@ -134,7 +134,7 @@ class Partition:
     """The newest event time that counts for the watermark."""
     idle: bool
     holds: bool
-    """Whether it holds the stream's watermark back."""
+    """Whether this topic-partition holds the stream's watermark back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
 
 
 def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
-    """Merge the period's points into points of its span, oldest first. The last point may cover less time."""
+    """Merge the period's points into one point per `span_ms`, oldest first. The last point may cover less time."""
     found: dict[int, Point] = {}
     points = [point for point in points if shown.contains(point.at_ms)]
     for point in points:

@@ -24,7 +24,7 @@ def first_row_id(record: DataFile | ManifestFile) -> int | None:
 
 
 def vector_of(file: DataFile) -> str | None:
-    """Return the data file whose deletion vector this is."""
+    """Return the path of the data file to which this deletion vector applies; None if it is another kind of file."""
     found: str | None = file[_REFERENCED_POSITION] if file.file_format is FileFormat.PUFFIN else None
     return found
 
@@ -33,14 +33,6 @@ def file_key(file: DataFile) -> str:
     """Return the path, which is unique except for deletion vectors: a Puffin file may have several."""
     of = vector_of(file)
     return file.file_path if of is None else f"{file.file_path}#{of}"
-
-
-def without_row_ids(file: DataFile) -> DataFile:
-    """Return the file as a new one, whose rows get other ids."""
-    copied = DataFile(*file._data)
-    copied[FIRST_ROW_ID_POSITIONS[DataFile]] = None
-    copied.spec_id = file.spec_id
-    return copied
 
 
 def next_row_id(metadata: TableMetadata, before: Snapshot | None = None) -> int | None:

@@ -92,7 +92,7 @@ _PANDAS_TYPES = {
 """Nullable pandas types, because a null would turn integers into floats, which cannot hold large ones."""
 
 MAX_ARROW_ROWS = 5_000_000
-"""Maximum number of rows for pandas, which takes 0.8 GB for 1 million (bench/gate.py). Not measured."""
+"""Maximum rows for pandas, which takes 0.8 GB for 1 million (bench/gate.py). The limit itself is not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class GateRequest:
     event_time: str
     """Name of a column of type timestamptz or timestamp."""
     from_us: int
-    """Begin of the window (inclusive), in microseconds since 1970, UTC."""
+    """Start of the window (inclusive), in microseconds since 1970, UTC."""
     to_us: int
     """End of the window (exclusive), in microseconds since 1970, UTC."""
     partition: str

@@ -36,7 +36,7 @@ class WantedDriver:
     version: str
     until_caught_up: bool = False
     restart_generation: int = 0
-    """See `frazil.supervise.decision.DesiredState`."""
+    """The desired state's restart generation; see `frazil.supervise.decision.DesiredState`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class DriverObservation:
     status: DriverStatus
     """The ordered driver's status; UNKNOWN while its name is unknown."""
     found: str | None
-    """The name of a driver whose submission had no response, or None."""
+    """The driver's name, as found in the cluster, if its submission returned none; None if it was not found."""
     followed: bool
     """Whether this agent submitted the driver, or has seen it running."""
     stop: str | None
@@ -126,7 +126,7 @@ def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> 
 
 
 def _await_submission(observation: DriverObservation, order: Order) -> AgentStep:
-    """Return the step while the driver's name is unknown. It may run, start later, or not exist."""
+    """Return the next step while the driver's name is unknown: the driver may run, start later, or not exist."""
     if name := (observation.report.submission if observation.report else None) or observation.found:
         return AgentStep(AgentAction.ADOPT, name)
     if observation.force and not order.kill:
@@ -144,7 +144,7 @@ def _await_submission(observation: DriverObservation, order: Order) -> AgentStep
 
 
 def _describe_difference(observation: DriverObservation, order: Order) -> str | None:
-    """Return how the ordered driver differs from the wanted one, or None."""
+    """Return how the ordered driver differs from the wanted one; None if they agree."""
     if order.master != observation.master:
         return f"resources.master has changed from {order.master}"
     if order.wanted.fingerprint != observation.wanted.fingerprint:

@@ -55,7 +55,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
-"""Time by which the watermark may exceed the end of a window that is not signalled yet: a DAG checks every minute."""
+"""Maximum time by which the watermark may exceed the end of an unsignalled window: a DAG checks every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcom
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The state at one time of a table whose windows are signalled."""
+    """A table, its feeds and its signals as read at one time, and the decision which windows to signal."""
 
     table: Table
     specs: tuple[StreamSpec, ...]
@@ -427,14 +427,14 @@ class DecidedBatches:
 
     @cached_property
     def _unfinished(self) -> tuple[Journal, ...]:
-        """The journals of batches that some routed table may be missing, read once for all tables."""
+        """The journals of batches that may be missing from some routed table, read once for all tables."""
         if self.table is None or self.marker is None:
             return ()
         tables = StreamTables.open(self.marker.stream, {"main": self.table}, clock_ms=clock.now_ms)
         return tuple(decided_journals(tables, self.marker))
 
     def first_missing(self, target: str, marker: Marker) -> BatchKey | None:
-        """Return the first decided batch that a routed table is missing; None if it has all rows."""
+        """Return the first decided batch that is missing from a routed table; None if the table has all rows."""
         if self.marker is None:
             return None
         return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)

@@ -60,7 +60,7 @@ class TableSignals:
     """The table `frazil.signals` as loaded; None if it does not exist."""
     group: str | None = None
     since: int = 0
-    """The number of the table's last signal before it joined the group, which does not have these signals."""
+    """Number of the table's last signal before it joined the group, which has only the later signals."""
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
@@ -90,7 +90,7 @@ class TableSignals:
         return [self.for_table(name) for name in names if _read_group(self.at, name)[0] == self.table]
 
     def event_key(self, signal: Signal) -> str:
-        """Return the partition key of a signal's event. In a group's events, the table follows the window."""
+        """Return the partition key of a signal's event: `<window>`, or `<window>|<table>` for a group."""
         return f"{signal.partition}|{signal.table}" if VALUE in self.table else signal.partition
 
     def held(self) -> list[Signal]:
@@ -159,8 +159,8 @@ class Append(NamedTuple):
 def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
     """Append the signals of a table, or of several tables of a group, and move the cursors, in one commit.
 
-    Returns False, and appends nothing, if a cursor or the group's number has moved. Raises the errors of
-    `commit_snapshot`.
+    Returns False, and appends nothing, if a cursor or the number of the last signal has changed since it was loaded.
+    Raises the errors of `commit_snapshot`.
     """
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
     handle = TableHandle(catalog, SIGNALS_TABLE)

@@ -59,7 +59,7 @@ ROOTS = {
     ),
     "s3-4.0": RootModules(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",), transitive=False),
 }
-"""The sets of jars by name. Catalogs need those other than `DEFAULT_SETS`."""
+"""The sets of jars by name. Sets that are not in `DEFAULT_SETS` are for catalogs."""
 DEFAULT_SETS = ("kafka", "spark")
 
 

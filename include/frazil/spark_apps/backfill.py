@@ -26,7 +26,7 @@ def main() -> int:
     from frazil.backfill.stage import stage
     from frazil.stream.spark_engine import SparkEngine
 
-    parser = argparse.ArgumentParser(description="Stage the records of a stream's topics that its table is missing.")
+    parser = argparse.ArgumentParser(description="Stage a stream's Kafka records that are missing from its table.")
     parser.add_argument("name", help="the stream's name")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
     parser.add_argument("--request", type=json.loads, required=True, help="the request, as JSON")

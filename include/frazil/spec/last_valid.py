@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 MAX_FILE_ABSENCE_MS = 60_000
 """How long one of several files may be missing before it counts as removed."""
 MAX_FOLDER_ABSENCE_MS = 600_000
-"""The same for all files of a folder: longer, because an unmounted volume also looks empty."""
+"""How long all files of a folder may be missing: longer, because an unmounted volume also looks empty."""
 REMOVED_FILE_REPORT_MS = 900_000
 """How long a removed file is still reported, so that its DAG can stop running processes."""
 

@@ -24,7 +24,7 @@ from frazil.spec.routed_stream import feeding, list_windowed_views
 from frazil.spec.yaml_file import FileCache, read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
-"""Settings for all streams of its folder."""
+"""File with settings for all streams of its folder."""
 
 
 def load_stream(path: Path) -> StreamSpec:
@@ -103,7 +103,7 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
 
 
 def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
-    """Return the valid streams of a folder by name, and the problems of the other files.
+    """Return the valid streams of a folder, sorted by name, and the problems of the other files.
 
     Raises SpecError if there are neither streams nor problems.
     """

@@ -1,4 +1,4 @@
-"""A stream as one of its tables sees it: its own table, or a table of its route."""
+"""A view of a stream for one of its tables: its own table, or a table of its route."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frazil.spec.sinks import Sinks
 
 
 class RoutedStream(StreamSpec):
-    """A stream as seen by one table of its route: its `table` is the routed table. Never declared.
+    """A view of a stream for one table of its route: its `table` is the routed table. Never declared.
 
     The table has windows if the route's `complete` lists it. A table that only the template matches also has windows if
     `complete` lists the template. A view with the template itself as its table stands for all tables of the template
@@ -40,17 +40,17 @@ class RoutedStream(StreamSpec):
         return template
 
     def of_member(self, table: str) -> RoutedStream:
-        """Return the stream as seen by another table."""
+        """Return the view for another table of the route."""
         return self.model_copy(update={"table": Table.model_construct(identifier=table, catalog=self.table.catalog)})
 
 
 def is_group(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
-    """Return whether this is a stream as seen by all tables of its route's template."""
+    """Return whether the stream's `table` is its route's template, which stands for all tables of the template."""
     return isinstance(spec, RoutedStream) and spec.table.identifier == spec.sinks.template
 
 
 def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
-    """Return the stream as seen by a table; None if neither the stream nor its route names the table.
+    """Return the stream's view for a table; None if neither the stream nor its route names the table.
 
     If `complete` lists the template, `table` may also match the template, or be the template, which stands for all its
     tables.
@@ -103,5 +103,5 @@ def partitions_dag_id(table: str) -> str:
 
 
 def partitions_dag_of(spec: StreamSpec) -> str:
-    """Return the id of the partition DAG of the table that a stream sees as its own."""
+    """Return the id of the partition DAG of a stream's `table`."""
     return partitions_dag_id(spec.name if VALUE in spec.signal_name else spec.table.identifier)

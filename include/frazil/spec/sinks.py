@@ -45,7 +45,7 @@ class Sinks:
 
     stream: str
     decides: str
-    """The default table. Its commit decides a batch."""
+    """The default table. A commit to it makes a batch count as committed."""
     fenced: str
     """The dead-letter table. It is committed first; the default table's epoch fences it."""
     mode: Mode

@@ -26,7 +26,7 @@ ALLOWED_TYPES = ", ".join(
 )
 
 MAX_DECIMAL_PRECISION = 38
-"""Iceberg specification, primitive types."""
+"""Maximum precision of decimals, according to the Iceberg specification."""
 
 UNREADABLE_TYPES = {
     "time": (
@@ -38,7 +38,12 @@ UNREADABLE_TYPES = {
 instead.
 """
 
-_FORMAT_3_TYPES = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
+_FORMAT_3_TYPES = {
+    **dict.fromkeys(("timestamp_ns", "timestamptz_ns"), "Spark 4.1 could not read any column of the table"),
+    "variant": "PyIceberg 0.12 could not open the table; write {type: string, as: json} for any value",
+    **dict.fromkeys(("geometry", "geography", "unknown"), "frazil cannot write it"),
+}
+"""Types of Iceberg's format version 3, and the reason why each is refused."""
 _JSON_NAMES = frozenset({"json", "jsonb", "object", "any", "dict"})
 """Types of other systems whose values are JSON."""
 _ICEBERG_NAMES = {
@@ -87,7 +92,7 @@ _SQL_NAMES = {
 }
 """Iceberg's names of SQL types with several words. The patterns match tokens separated by one space."""
 MAX_SQL_TOKENS = 8
-"""One more token than in `timestamp ( 6 ) without time zone`."""
+"""Maximum number of tokens of a SQL type that are matched: one more than in `timestamp ( 6 ) without time zone`."""
 MAX_NESTING = 50
 
 
@@ -359,7 +364,7 @@ def _unknown_type_error(name: str) -> ValueError:
             "for known fields: struct<name: type>, list<type> or map<string, type>"
         )
     if lower in _FORMAT_3_TYPES:
-        return ValueError(f"has {name!r}, a type of Iceberg's format version 3 that frazil cannot write")
+        return ValueError(f"has {name!r}, a type of Iceberg's format version 3: {_FORMAT_3_TYPES[lower]}")
     close = get_close_matches(lower, [*PRIMITIVE_NAMES, "decimal", "fixed", "struct", "list", "map"], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return ValueError(f"has {name!r}, which is not an Iceberg type{hint} (allowed: {ALLOWED_TYPES})")

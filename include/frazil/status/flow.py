@@ -1,4 +1,4 @@
-"""Computes rates and counts of rejected records from the snapshot summaries of a stream's newest commits. Pure."""
+"""Computes record rates and dead-letter counts from the snapshot summaries of a stream's newest commits. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAST_HOUR_BUCKETS = 30
 """Number of parts of the last hour, two minutes each."""
 RATE_PERIOD_MS = HOUR_MS // 6
 RECENT_PERIOD_MS = HOUR_MS // 12
-"""Period over which alerts count recent records, or a longer commit interval, up to an hour."""
+"""Minimum period over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
 MIN_RATE_INTERVALS = 3
@@ -53,7 +53,7 @@ class Flow:
     """Rates and counts of a stream's recent commits, as far as the table still has their snapshots."""
 
     records_per_s: float | None
-    """Over the last ten minutes or three commit intervals; None before the first commit."""
+    """Average over ten minutes, or three longest commit intervals if that is longer; None before the first commit."""
     last_hour: tuple[int, ...]
     """Records in each two-minute part of the last hour, oldest first."""
     rejected_last_day: int
@@ -64,7 +64,7 @@ class Flow:
     measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """An hour, or longer until `measured` has `MIN_RECORDS` records, but at most a day."""
+    """Length of the period of `measured`: an hour, or up to a day until there are `MIN_RECORDS` records."""
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5

@@ -1,4 +1,6 @@
-"""Computes how long records wait for a stream. Pure. DAG files load this module, so it loads no PyIceberg."""
+"""Computes a stream's freshness: how long its oldest uncommitted record may have waited. Pure. DAG files load this
+module, so it loads no PyIceberg.
+"""
 
 from __future__ import annotations
 

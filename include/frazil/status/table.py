@@ -49,7 +49,7 @@ class TableReading:
     marker: Marker | None = None
     desired: DesiredState | None = None
     fingerprint: str | None = None
-    """See `table_fingerprint` in `frazil.supervise.desired`."""
+    """The table's fingerprint; see `table_fingerprint` in `frazil.supervise.desired`."""
     in_full: bool = True
     """Whether Kafka and routed tables are to be read too."""
 

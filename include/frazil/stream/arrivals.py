@@ -5,12 +5,13 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import PlannerReport
 
 MAX_REPORTS = 120
-"""Beyond it, every second report is dropped, so the result may be too early, never too late."""
+"""Maximum number of reports. Above it, every second one is dropped, so the result may be too early, never too late."""
 
 
 class CaughtUpTracker:
@@ -22,7 +23,8 @@ class CaughtUpTracker:
 
     def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
         """Add a report. Return the time of the newest report whose records all come before the committed `offsets`."""
-        if report is not None and not (self._reports and report.observed_at_ms <= self._reports[-1].observed_at_ms):
+        before_ms = self._reports[-1].observed_at_ms if self._reports else -1
+        if report is not None and report.is_complete and report.observed_at_ms > before_ms:
             if self._reports and _has_same_records(self._reports[-1], report):
                 self._reports.pop()
             self._reports.append(report)
@@ -38,4 +40,6 @@ def _has_same_records(one: PlannerReport, other: PlannerReport) -> bool:
 
 
 def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
-    return not report.unread(offsets) and not report.in_transactions
+    """Return whether all records of the report are before the offsets, also those that were in transactions then."""
+    ends = {tp: end + report.in_transactions.get(tp, 0) for tp, end in report.ends.items()}
+    return not replace(report, ends=ends).unread(offsets)

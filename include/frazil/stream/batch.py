@@ -78,11 +78,11 @@ log = logging.getLogger(__name__)
 Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
-"""How often one batch is restaged because tables evolved or did not exist yet."""
+"""Maximum number of times that one batch is restaged, because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
-"""An epoch reports no more ignored fields. Records may have any number."""
+"""Number of ignored fields after which an epoch stops reporting them: records may have any number."""
 MAX_RECENT_COMMITS = 4
-"""Commit records from which a new writer computes its averages; each may take megabytes."""
+"""Maximum number of commit records from which a new writer computes averages: each may take megabytes."""
 
 
 @dataclass(slots=True)
@@ -105,9 +105,9 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     counted: SchemaDrift = NO_DRIFT
-    """This epoch's records whose fields match no column, cast values, and changes without a position."""
+    """This epoch's counts: records whose fields match no column, cast values, and changes without a position."""
     reported: SchemaDrift = NO_DRIFT
-    """The part of `counted` in published notices."""
+    """The part of `counted` that published notices have reported."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Reported ignored fields: the table's name, followed by the field's path."""
     recent: RecentSizes | None = None
@@ -184,7 +184,9 @@ class BatchRunner:
         )
         if journal.future:
             furthest = max(journal.progress, key=lambda p: p.future).topic_partition
-            self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
+            newest_ms = max((p.newest_future_us // 1000 for p in journal.progress if p.newest_future_us), default=None)
+            limit = format_duration(self.spec.watermark.max_future)
+            self.emit(FutureEventTimes(key, journal.future, furthest, limit, newest_ms))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
         """Return the merge counts of all tables that have committed the batch."""

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,7 +88,6 @@ class BatchLoop:
         """Create the epoch's planner. Clears an earlier epoch's report, and ends its stretch of the commit interval."""
         r = self.runner
         exchange = open_exchange(r.run_folder)
-        _delete_obsolete_files(r)
         self.set_planner_report(None)
         # An earlier writer may have stretched the commit interval; this writer evaluates the table itself.
         write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
@@ -162,13 +160,6 @@ def _set_next_position(planner: BatchPlanner, answer: Future[Position]) -> None:
         answer.set_result(planner.next_position())
     except BaseException as error:
         answer.set_exception(error)
-
-
-def _delete_obsolete_files(runner: BatchRunner) -> None:
-    """Delete what earlier versions left in the run folder."""
-    for old in runner.run_folder.glob("checkpoint-*"):
-        shutil.rmtree(old, ignore_errors=True)
-    (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:

@@ -10,9 +10,9 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import escape_unsafe
 
 MAX_ENDS = 200_000
-"""Remembered transaction ends. A restarted connector sends recent events again."""
+"""Maximum number of transactions whose ends are remembered. A restarted connector sends recent events again."""
 MAX_OPEN_POSITIONS = 200
-"""Source positions at which transactions may be open at once. Comparing them takes quadratic time."""
+"""Maximum number of source positions of open transactions: comparing them takes quadratic time."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Evolves a stream's tables to the schema drift in a batch's records, before the batch is committed."""
+"""Evolves a stream's tables to match the schema drift in a batch's records, before the batch is committed."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def _use_current_names(
         now = first if kept_name else find_current_name(main, former[first])
         if now is None:
             refused.append(RefusedField(change.path, "was dropped from the stream's tables"))
-        else:
-            kept.append(replace(change, path=(now, *rest)))
+        elif (renamed := replace(change, path=(now, *rest))) not in kept:
+            kept.append(renamed)
     return kept, tuple(refused)
 
 

@@ -38,7 +38,7 @@ MAX_POLLING_S = 5.0
 """Each planner's maximum polling interval if a process has many writers."""
 FOLD_INTERVAL_S = 600.0
 FOLD_PAUSE_S = 1.0
-"""After each folded object, so that years of commit records do not slow batches down."""
+"""Pause after each folded object, so that years of commit records do not slow batches down."""
 
 
 class Slots:
@@ -201,7 +201,7 @@ class FoldingThread:
 
 class ReadPins(Protocol):
     def __call__(self, catalog: Catalog, table: str, *, since_ms: int) -> Pins:
-        """Return what expiry of a table must keep for its signals. Raises any error of the catalog."""
+        """Return what expiry of a table must keep for its signals. Raises catalog errors."""
 
 
 class KafkaClients:
@@ -233,7 +233,7 @@ class Hosting:
     """Reads which snapshots signals need. Without it, writers expire no snapshots."""
     slots: Slots = field(default_factory=lambda: Slots(1))
     max_polling_s: float = 1.0
-    """Beyond the default, batches start earlier by the polling interval."""
+    """Each planner's maximum polling interval. If it exceeds the default, batches start earlier by the interval."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError
+from frazil.fast_imports import fast_imports
 from frazil.host.process_log import log_to_stderr
 from frazil.spark.java import find_java, require_pyspark, runs_in_jvm
 from frazil.spec.model import StreamSpec
@@ -42,13 +43,15 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False, read_pi
     require_pyspark()
     if not runs_in_jvm():
         find_java(os.environ)
-    from frazil.stream.spark_engine import SparkEngine  # needs PySpark
+    with fast_imports():
+        from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 
     engine = SparkEngine(spec)
     engine.start()
-    from frazil.stream.hosting import Hosting  # see the module
-    from frazil.stream.writer import Writer
-    from frazil.telemetry.telemetry import Telemetry
+    with fast_imports():
+        from frazil.stream.hosting import Hosting  # see the module
+        from frazil.stream.writer import Writer
+        from frazil.telemetry.telemetry import Telemetry
 
     telemetry = Telemetry.from_environment(spec.name)
     hosting = Hosting(telemetry=telemetry, read_pins=read_pins)

@@ -40,11 +40,11 @@ POLL_INTERVAL_S = 1.0
 DESCRIBE_INTERVAL_S = 10.0
 """Time between two fetches of the topics' partitions."""
 MAX_ABSENT_POLLS = 3
-"""Polls in a row that must miss a topic of a pattern before it counts as deleted."""
+"""Number of polls in a row that must miss a topic of a pattern before it counts as deleted."""
 QUEUE_DECAY = 0.8
-"""Decay of `queue_s` from batch to batch."""
+"""Factor by which `queue_s` decays from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Time without a response from Kafka. Starting brokers respond with errors for some seconds."""
+"""Time without a response from Kafka before a warning: starting brokers respond with errors for some seconds."""
 WARN_INTERVAL_S = 30.0
 UNREACHABLE_TIMEOUT_S = 120.0
 """Time without a response from Kafka after which the writer ends, and its supervisor restarts it."""
@@ -82,9 +82,9 @@ class BatchPlanner:
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
-    """The last poll that Kafka answered."""
+    """Time of the last poll that Kafka answered; None before the first."""
     silent_since: float | None = None
-    """The first poll without a response since the last response."""
+    """Time of the first poll without a response since the last response; None if Kafka answered the last poll."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
     """The longest time (s) that a recent batch waited for a slot, with decay."""
@@ -98,6 +98,8 @@ class BatchPlanner:
     """Number of times that Kafka has described the stream's topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offset of each partition that appeared while the writer ran."""
+    leaderless: frozenset[TopicPartition] = frozenset()
+    """Topic-partitions without a leader, as Kafka last described them. They are not read, and are never idle."""
     whole: WholeTransactions | None = None
     """Finds boundaries of source transactions, if batches must have whole ones."""
 
@@ -108,7 +110,8 @@ class BatchPlanner:
     @property
     def ends(self) -> Mapping[TopicPartition, int]:
         """The offsets up to which records may be read."""
-        return self.watch.stable
+        ends = self.watch.stable
+        return {tp: end for tp, end in ends.items() if tp not in self.leaderless} if self.leaderless else ends
 
     def next_position(self) -> Position:
         """Return where the next batch must end, or the unchanged position if none is due. Raises Kafka's errors."""
@@ -163,31 +166,33 @@ class BatchPlanner:
 
     def _poll(self, now: float) -> None:
         """Fetch the logs' ends, check for truncated logs and recreated topics, and report."""
-        ends = dict(self.ends)
+        ends = dict(self.watch.stable)
         if now - self.described_at >= DESCRIBE_INTERVAL_S:
             self._update_topics(ends)
             self.described_at = now
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read_offsets()
+        led = {tp: offset for tp, offset in read.items() if tp not in self.leaderless}
         if self.whole:
             self.whole.read_transaction_ends()
         try:
-            truncated = self.watch.poll(self.kafka, read, self.position.leader_epochs)
-        except TopicMissing:
-            self.described_at = float("-inf")  # the next poll describes the topics again
+            truncated = self.watch.poll(self.kafka, led, self.position.leader_epochs)
+        except KafkaUnavailable:
+            self.described_at = float("-inf")  # the next poll describes the topics again, and who leads them
             raise
         if truncated and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
             self._update_topics(ends)
         check_not_truncated(read, truncated, stream=self.settings.stream)
-        if self.whole:
+        if self.whole and led:
             self._limit_to_whole_transactions(self.whole, read)
+        ends = dict(self.ends)
         for tp, start in read.items():
-            if self.ends.get(tp, start) > start:
+            if ends.get(tp, start) > start:
                 # A new record may have arrived right after the last poll.
                 self.first_seen.setdefault(tp, None if first_poll else last_poll)
             else:
                 self.first_seen.pop(tp, None)
-            if not self.watch.has_no_more_records(tp, start):
+            if tp in self.leaderless or not self.watch.has_no_more_records(tp, start):
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
         if self.silent_since is not None and self.warned_at >= self.silent_since:
@@ -195,7 +200,8 @@ class BatchPlanner:
         self.answered_at, self.silent_since = now, None
         waits_for = self.whole.waits_for if self.whole else ""
         waiting = self.watch.count_in_transactions()
-        self.reported = PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms())
+        known, leaderless = dict(self.watch.stable), self.leaderless & read.keys()
+        self.reported = PlannerReport(known, dict(self.began), waiting, waits_for, self.clock_ms(), None, leaderless)
         self.report(self.reported)
 
     def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
@@ -233,7 +239,10 @@ class BatchPlanner:
             self.kafka.check_not_hidden(missing)
         self.polls += 1
         self._count_missing_polls(found.identity.topic_ids)
-        beginnings = self.kafka.earliest(found.partitions)
+        if found.leaderless != self.leaderless:
+            log.warning("topic-partitions without a leader: %s", sorted(found.leaderless) or "none")
+        self.leaderless = found.leaderless
+        beginnings = self.kafka.earliest(found.led)
         check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)
         new = {tp: offset for tp, offset in beginnings.items() if tp not in self.position.offsets}
         if new:
@@ -242,7 +251,7 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count the consecutive polls from which a topic was missing. Only topics of a pattern may be missing."""
+        """Count the consecutive polls in which a topic was missing. Only topics of a pattern may be missing."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -281,20 +290,20 @@ class BatchPlanner:
     def _choose_position(self, now: float) -> Position:
         """Move the planner's position to the end of the next batch, if one is due. Return the position."""
         policy = self.settings.policy
-        offsets = self.position.offsets
-        unread = sum(max(self.ends.get(tp, start) - start, 0) for tp, start in offsets.items())
+        offsets, ends = self.position.offsets, self.ends
+        unread = sum(max(ends.get(tp, start) - start, 0) for tp, start in offsets.items())
         rates = read_rates(self._exchange)
         rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
         due = decide_batch(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
         idle = self._idle_partitions(now)
         if due.now:
-            end = limit_ends(offsets, self.ends, max_records=policy.max_records)
+            end = limit_ends(offsets, ends, max_records=policy.max_records)
             if self.whole:
                 end = {tp: max(offsets[tp], self.whole.at) if tp in self._read_offsets() else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # Records that a bounded batch leaves unread keep their waiting time.
-                if end[tp] >= self.ends.get(tp, end[tp]):
+                if end[tp] >= ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
             last = self.whole.last if self.whole else NO_TRANSACTION
             epochs = {**self.position.leader_epochs}
@@ -317,10 +326,10 @@ class BatchPlanner:
         """Return the partitions that have had no unread records for the idle timeout. Partitions that are idle in the
         marker stay idle until they have some. Records in open transactions count as unread, because they may be older
         than all others. Partitions of a missing topic are not idle at first: a response may have omitted the topic by
-        mistake.
+        mistake. Partitions without a leader are never idle.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
-        silent = {tp for tp, start in read.items() if self.watch.has_no_more_records(tp, start)}
+        silent = {tp for tp, at in read.items() if tp not in self.leaderless and self.watch.has_no_more_records(tp, at)}
         retired = {
             tp
             for tp in self.position.offsets

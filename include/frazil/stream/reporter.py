@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,6 +30,7 @@ from frazil.events import (
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full_log
+from frazil.offsets.spans import TopicPartition
 from frazil.stream.arrivals import CaughtUpTracker
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.plan import PlannerReport
@@ -255,7 +257,8 @@ class Reporter:
         report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
         sample = _build_sample(state, marker, report, at_ms=self._clock_ms())
         sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms, delay_s=self._delay_s)
-        lag = sum(sample.unread.values()) if report else state.lag
+        unread = report.unread(marker.offsets) if report else {}
+        lag = (sum(unread.values()) if report.is_complete else None) if report else state.lag
         caught_up_at_ms = self._arrivals.update(report, marker.offsets)
         self._watch.set_stretch(stretch)
         # During an outage no stall is evaluated, because the outage is reported. The history begins again afterwards.
@@ -273,15 +276,15 @@ class Reporter:
                 # The writer has caught up, however late.
                 self._state = dataclasses.replace(self._state, backpressure_ms=0)
         if report is not None:
-            self._report_lag(sample)
+            self._report_lag(sample, unread)
 
-    def _report_lag(self, sample: WriterSample) -> None:
+    def _report_lag(self, sample: WriterSample, unread: Mapping[TopicPartition, int]) -> None:
         if abs(sample.at_ms - self._measured_ms) < LAG_INTERVAL_MS:
             return
-        self._measured_ms, state, lag = sample.at_ms, self._state, sum(sample.unread.values())
+        self._measured_ms, state, lag = sample.at_ms, self._state, sum(unread.values())
         since_ms = sample.at_ms - (state.caught_up_at_ms or state.last_commit_at_ms or self._began_ms)
         freshness_ms = max(since_ms, 0) if lag or state.in_transactions else 0
-        self._emit(LagMeasured(lag, sample.unread, freshness_ms, state.backpressure_ms, state.in_transactions))
+        self._emit(LagMeasured(lag, unread, freshness_ms, state.backpressure_ms, state.in_transactions))
 
     def _write(self) -> None:
         with self._lock:
@@ -299,12 +302,14 @@ class Reporter:
 
 
 def _build_sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> WriterSample:
+    unread, leaderless = report.unread(marker.offsets) if report else {}, report.leaderless if report else ()
     return WriterSample(
         at_ms=at_ms,
         phase=state.phase,
         advanced_at_ms=state.advanced_at_ms,
         offsets=marker.offsets,
-        unread=report.unread(marker.offsets) if report else {},
+        unread={tp: count for tp, count in unread.items() if tp not in leaderless},
+        leaderless={tp: unread.get(tp, 0) if report and tp in report.ends else None for tp in leaderless},
         in_transactions=report.in_transactions if report else {},
         transaction=report.transaction if report else "",
         planned_at_ms=report.observed_at_ms if report else None,

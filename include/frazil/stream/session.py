@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Set by the submission of a driver to a cluster."""
+"""Spark properties that the submission of a driver to a cluster sets."""
 MAX_TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory of one Python worker and the records that it stages."""
@@ -160,7 +160,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def find_executor_problem(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return why an executor cannot stage records for this driver, or None."""
+    """Return why an executor cannot stage records for this driver; None if all executors can."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"
@@ -204,7 +204,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 
 
 POLL_INTERVAL_S = 30.0
-"""Interval of the checks for executors. A check may find none, because new ones may be about to arrive."""
+"""Interval of the checks for executors. One check may find none, because new executors may be about to arrive."""
 
 
 @contextmanager

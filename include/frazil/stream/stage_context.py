@@ -1,4 +1,4 @@
-"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' state."""
+"""Builds the staging context from the tables' state. All tasks of a batch, or of a backfill's chunk, share it."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_COMMITS = 2
-"""Commits that must leave the watermark unchanged, so that one late record does not count as a stall."""
+"""Minimum number of commits without a new watermark in a stall, because one late record is not a stall."""
 STALL_INTERVALS = 3
-"""Commit intervals without progress. A healthy writer commits twice in this time."""
+"""Number of commit intervals without progress that count as a stall. A healthy writer commits twice in this time."""
 MIN_STALL_MS = 20_000
 """Minimum time of a stall. Spark on a busy host needs 10 s to start a Python worker."""
 MAX_SAMPLE_GAP_MS = 30_000
@@ -29,7 +29,7 @@ MAX_SAMPLE_GAP_MS = 30_000
 FIRST_ANSWER_TIMEOUT_MS = 60_000
 """Timeout of a planner that has never had an answer. Starting brokers answer late."""
 MIN_NAMED_DELAY_S = 1.0
-"""Shorter delays by a quota are usual, and do not stop a batch."""
+"""Minimum delay by a quota that a stall's reason names: shorter delays are usual, and do not stop a batch."""
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. In the others, log ends are not observed."""
@@ -74,7 +74,9 @@ class WriterSample:
     """When the phase, the batch, or its record count last changed."""
     offsets: Mapping[TopicPartition, int]
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Records after the committed offset at the planner's last report."""
+    """Records after the committed offset at the planner's last report, of topic-partitions with a leader."""
+    leaderless: Mapping[TopicPartition, int | None] = field(default_factory=dict)
+    """The unread records of topic-partitions without a leader; None if unknown."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets that wait for transactions to end."""
     transaction: str = ""
@@ -98,7 +100,7 @@ class UnreadRecords:
     offset: int | None
     """The committed offset; None for a new partition, which is in no marker yet."""
     progress_at_ms: int
-    """When the records were first seen, or the first batch with them last read further."""
+    """When the records were first seen or, if later, when the first batch that reads them last made progress."""
     first_batch: BatchName | None
     """The first batch that reads these records, if any. Another batch over the same records is not progress."""
 
@@ -112,7 +114,7 @@ class SampleHistory:
     watermark_since_ms: int
     """When the watermark last moved, or the stream last had nothing to read for a while."""
     advances: int = 0
-    """Samples since then at which a commit had advanced offsets."""
+    """Number of samples since `watermark_since_ms` at which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
     """The time since which all records are committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -120,6 +122,7 @@ class SampleHistory:
     waits: Mapping[TopicPartition, UnreadRecords] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     """The readable end of each partition with open transactions, and when the stream reached it (ms)."""
+    leaderless_since_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
@@ -145,6 +148,7 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
         moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
         waits={tp: _update_unread_records(before.waits.get(tp), tp, sample) for tp in sample.unread},
         open_since={tp: _open_since(before.open_since.get(tp), tp, sample) for tp in sample.in_transactions},
+        leaderless_since_ms={tp: before.leaderless_since_ms.get(tp, sample.at_ms) for tp in sample.leaderless},
     )
 
 
@@ -175,13 +179,14 @@ def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sam
 
 
 def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
-    """Return a stall at `sample`, the last in `history`: of Kafka, planner, offsets, a transaction or the watermark."""
+    """Return a stall at `sample`, the last in `history`."""
     if sample.phase not in WORKING_PHASES:
         return None
     return (
         _find_silent_kafka(sample)
         or _find_silent_planner(history, sample, limits=limits, stream=stream)
         or _find_offset_stall(history, sample, limits=limits, stream=stream)
+        or _find_missing_leader(history, sample)
         or _find_open_transaction(history, sample, limits=limits)
         or _find_watermark_stall(history, sample, limits=limits)
     )
@@ -271,6 +276,24 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
 def _restart_remedy(stream: str) -> str:
     how = f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
     return f"{how} starts again at the table's position without losing anything"
+
+
+def _find_missing_leader(history: SampleHistory, sample: WriterSample) -> Stall | None:
+    since = history.leaderless_since_ms
+    tp = min(since, key=lambda tp: (since[tp], tp), default=None)
+    if tp is None or sample.at_ms - since[tp] < MIN_STALL_MS:
+        return None
+    others = f" (and {len(since) - 1:,} more)" if len(since) > 1 else ""
+    unread = sample.leaderless[tp]
+    count = "how many is unknown" if unread is None else f"{unread:,} of them are known"
+    return Stall(
+        StallKind.LEADER,
+        since[tp],
+        _partition_name(tp),
+        f"{_partition_name(tp)}{others} has had no leader since {_since_text(since[tp], sample)}: its records from "
+        f"offset {sample.offsets.get(tp, 0)} on are not read ({count}), and the watermark waits for them. The other "
+        "topic-partitions are written. Start the brokers that have its replicas: the writer then continues by itself",
+    )
 
 
 def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:

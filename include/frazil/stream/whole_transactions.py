@@ -29,9 +29,9 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 MAX_EVENTS_PER_READ = 100_000
-"""Offsets in one step. After each step, the events of complete transactions are forgotten."""
+"""Maximum number of offsets in one step. After each step, the events of complete transactions are forgotten."""
 MAX_ENDS_PER_READ = 20_000
-"""Ends that are not needed yet take memory."""
+"""Maximum number of offsets per partition in one read: ends of transactions that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
 """Maximum step back of the connector's clock: the search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
@@ -55,7 +55,7 @@ class WholeTransactions:
     began: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if known."""
     waits_for: str = ""
-    """The transaction for which records are held back, and what to do, or ""."""
+    """The transaction for which records are held back, and what to do; "" if none are held back."""
     is_stuck: bool = False
     """Whether all events and ends were read, and a transaction has certainly not ended."""
     _waits: bool = False
@@ -69,7 +69,7 @@ class WholeTransactions:
     _reported: bool = False
     """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
-    """The offset of an unfinished transaction, and when it was first seen (`clock`)."""
+    """The boundary after which records are held back, and when this was first seen (`clock`)."""
     _warned: float = 0.0
 
     @property
@@ -78,7 +78,7 @@ class WholeTransactions:
         return self._log.at if self._log else 0
 
     def read_transaction_ends(self) -> None:
-        """Read transaction ends if records wait for one. Call this before fetching the logs' ends."""
+        """Read the ends of transactions if records wait for one. Call this before fetching the logs' ends."""
         more = self._waits
         while more:
             more = self._read_ends()
@@ -116,7 +116,7 @@ class WholeTransactions:
         return self._log.at if all_read else end
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
-        """Move the last boundary, reading more transaction ends if needed. Returns the open transaction's id, or ""."""
+        """Move the last boundary. Reads more transactions' ends if needed. Returns the open transaction's id, or ""."""
         open_one = log.settle(whole=all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
         more = not (all_read and self._waits)
@@ -168,7 +168,7 @@ class WholeTransactions:
             )
 
     def _read_ends(self) -> bool:
-        """Read the next transaction ends. Returns whether more may follow."""
+        """Read the next ends of transactions. Returns whether more may follow."""
         assert self._log is not None
         if self._since_ms is None:
             return False
@@ -183,9 +183,9 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
-                "that the connector runs. If the source was replaced or restored, and its new log began within an hour "
-                "of the old log's end, or with a clock that is behind, remove envelope.transactions until the stream "
-                "has caught up"
+                "that the connector runs. The stream recognises no new log that began within an hour of the old log's "
+                "end, or with a clock that is behind: after such a restore, remove envelope.transactions until the "
+                "stream has caught up"
             )
         return (
             f"topic {self.topic} does not have the end of the source's transaction {open_one}. Check that the "
@@ -211,7 +211,7 @@ class KafkaTopics:
             yield chunk, self.decoder.read_transactions(chunk)
 
     def ends(self, since_ms: int) -> tuple[list[TransactionEnd], bool]:
-        """Return the next transaction ends since `since_ms`, and whether more may follow."""
+        """Return the next ends of transactions, beginning at `since_ms`, and whether more may follow."""
         try:
             topic = self.kafka.describe()
         except TopicMissing:  # the first transaction creates the topic

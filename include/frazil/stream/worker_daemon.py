@@ -6,13 +6,14 @@ thread, no open connection and no Kafka client. OpenBLAS and jemalloc start thre
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import re
 import sys
 import traceback
 from importlib import import_module
 from importlib.machinery import PathFinder
+
+from frazil.fast_imports import fast_imports
 
 MODULE = __name__
 STAGE_MODULE = "frazil.stream.stage_rows"
@@ -26,9 +27,9 @@ def preload() -> None:
     """Import what staging needs. If this fails, each worker tries again and reports the error."""
     os.environ |= WITHOUT_THREADS
     _remove_archives_from_path()
-    # Spark reads the daemon's port from standard output, so nothing else may be printed there.
-    with contextlib.redirect_stdout(sys.stderr):
-        gc.disable()
+    # Spark reads the daemon's port from standard output, so nothing else may be printed there. Imported objects are
+    # excluded from garbage collection, which would copy the pages that workers share with the daemon.
+    with contextlib.redirect_stdout(sys.stderr), fast_imports():
         try:
             import_module("pyspark.worker")
             import_module(STAGE_MODULE)
@@ -37,9 +38,6 @@ def preload() -> None:
             import_module("frazil.ingest.compiled").start_compiler()
         except Exception:
             traceback.print_exc()
-        gc.enable()
-    # Exclude imported objects from garbage collection: it would copy the pages that workers share with the daemon.
-    gc.freeze()
 
 
 def _remove_archives_from_path() -> None:

@@ -23,7 +23,7 @@ class DesiredMode(StrEnum):
 class DesiredState:
     mode: DesiredMode = DesiredMode.RUNNING
     generation: int = 0
-    """Increases with each pause, resume and restart."""
+    """Number that increases with each pause, resume and restart."""
     restart_generation: int = 0
     reason: str = ""
     by: str = ""
@@ -156,9 +156,9 @@ class Decision:
     reason: str
     """A sentence for the log, with the numbers on which the decision is based."""
     until_ms: int | None = None
-    """When a hold ends by itself, or None."""
+    """When a hold ends by itself; None if it does not, and for other actions."""
     subject: str = ""
-    """The launch id or problem that a GIVE_UP is about, once."""
+    """The id of the failed launch, or the problem. The supervisor gives up only once for each; empty otherwise."""
 
 
 SECOND_MS = 1_000
@@ -176,7 +176,7 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Maximum time without progress in each phase, well above its own timeouts."""
+"""Maximum time without progress in each phase, well above the phase's own timeouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class SupervisionPolicy:
     """The limits and backoffs that a supervisor applies."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
-    """A writer without progress for longer counts as hung; in WAITING only with lag."""
+    """Maximum time without progress in each phase. A slower writer counts as hung; in WAITING only if it has lag."""
     heartbeat_limit_ms: int = MINUTE_MS
     """Maximum age of a live writer's heartbeat, which is renewed about once a second."""
     hung_grace_ms: int = 30 * SECOND_MS

@@ -73,6 +73,8 @@ def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy:
     phase = _phase(heartbeat)
     if phase is Phase.WAITING and not (heartbeat and heartbeat.lag):
         return None
+    if heartbeat is not None and heartbeat.stall is not None and heartbeat.stall.kind is StallKind.LEADER:
+        return None  # all that can be read was read
     idle_ms = now_ms - max(_advanced_at_ms(heartbeat, launch), observed.watched_since_ms)
     limit_ms = policy.advance_limits_ms[phase]
     if idle_ms <= limit_ms:

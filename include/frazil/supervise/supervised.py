@@ -288,7 +288,7 @@ class TableReader:
             return UnreadableState(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        """Return the fingerprint of the stream's table, cached for a while, or None."""
+        """Return the fingerprint of the stream's table, cached for `RELOAD_INTERVAL_MS`; None if unknown."""
         read_at_ms, known = self._fingerprint
         if self._clock() - read_at_ms < RELOAD_INTERVAL_MS:
             return known

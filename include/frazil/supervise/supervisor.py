@@ -47,7 +47,7 @@ class SupervisionStep:
     decision: Decision
     observed: DecisionInput
     problem: str | None
-    """The error of the action, or None. The next step observes and decides again."""
+    """The error if the action failed; otherwise None. The next step observes and decides again."""
     writer_log: tuple[str, ...]
     """Lines that the writer has logged since the previous step."""
     at_ms: int = 0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 MAX_CACHED_METADATA = 8
-"""A few versions of a stream's two tables."""
+"""Maximum number of cached versions of table metadata: a few for each of a stream's two tables."""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
@@ -68,8 +68,9 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
 
 
 def _cut_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
-    """Drop the log's entries before the newest expired snapshot, as Java does. PyIceberg leaves a gap, in which a query
-    at a past time would read the snapshot before it.
+    """Return `made` without the snapshot log's entries before the newest expired snapshot, as Java does.
+
+    PyIceberg keeps these entries, so a query at a time when an expired snapshot was current would read an older one.
     """
     removed = {id_ for update in updates if isinstance(update, RemoveSnapshotsUpdate) for id_ in update.snapshot_ids}
     stays = [entry.snapshot_id not in removed for entry in before.snapshot_log]

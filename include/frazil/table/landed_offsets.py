@@ -28,10 +28,10 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges, ranges_filter, topics_filter
 
 MAX_PARALLEL_FILES = 2
-"""A file is fetched while another is sorted, which takes 25 bytes per row."""
+"""Maximum number of files read in parallel: one is fetched while another is sorted, with 25 bytes per row."""
 
 DISCARDED_COLUMN = "discarded_at"
-"""When an operator discarded a dead letter."""
+"""The column with the time at which an operator discarded a dead letter."""
 
 OffsetArray = NDArray[np.int64]
 _PartitionOffsets = tuple[TopicPartition, OffsetArray, bool]
@@ -44,7 +44,7 @@ class RowSelection:
 
     topics: Collection[str]
     within: OffsetRanges | None = None
-    """All offsets if None."""
+    """The offset ranges to select; None selects all offsets."""
     topic_ids: Mapping[str, str] | None = None
     """If set, dead letters count only if their topic had this id."""
     stream: str | None = None
@@ -52,7 +52,7 @@ class RowSelection:
     discarded: bool = True
     """Whether discarded dead letters count."""
     branch: str | None = None
-    """The current snapshot if None."""
+    """The branch to read; None reads the current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
         """Return the table's columns that the selection needs in addition to the coordinates."""

@@ -196,7 +196,10 @@ def _is_harmless(key: str, value: str) -> bool:
 
 
 def _variable_reference(catalog: str, key: str) -> str:
-    """Return a reference to PyIceberg's environment variable: `__` stands for a dot, `_` for a hyphen."""
+    """Return `${VARIABLE}` for the environment variable from which PyIceberg reads the catalog's property `key`.
+
+    In the variable's name, `__` stands for a dot, and `_` for a hyphen.
+    """
     name = f"PYICEBERG_CATALOG__{catalog}__{key.replace('.', '__')}".upper()
     return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 METADATA_SUFFIX = ".metadata.json"
 STATE_FOLDER = "_frazil"
-"""Keeps the state of streams, below a table's location."""
+"""The folder below a table's location that holds the state of streams."""
 _VERSION = re.compile(r"v?(\d+)")
 
 

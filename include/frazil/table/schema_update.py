@@ -1,4 +1,4 @@
-"""Evolves the schema of an existing table to a declaration, or as a stream's records require."""
+"""Evolves the schema of an existing table to match a declaration, or a stream's records."""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ _PYTHON_ONLY = frozenset(
 
 
 def to_spark_properties(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's property of the catalog and its subkeys. Raises SpecError if Spark cannot open it."""
+    """Return the Spark properties of a catalog: `spark.sql.catalog.<name>` and its subkeys.
+
+    Raises SpecError if Spark cannot open the catalog.
+    """
     kind = catalog_type(properties)
     translated = {_JAVA_NAMES.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
     if virtual := translated.pop("s3.force-virtual-addressing", None):

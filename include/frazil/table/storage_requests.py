@@ -9,7 +9,7 @@ Kind = Literal["writes", "reads"]
 """`writes` also list objects; `reads` are all others, except deletions, which are free."""
 
 PART_BYTES = 5 * 2**20
-"""Size from which Arrow uploads a file in parts of this size."""
+"""Arrow uploads a larger file in parts of this size."""
 
 
 class StorageRequests(NamedTuple):

@@ -95,7 +95,10 @@ EPOCHS = _counter(
     "Times that this process took over the stream; more than one means a restart within the process.",
 )
 STALLED = _gauge(
-    "stalled", "{stall}", "1 while the stream is stalled, by `kind`: kafka, offsets, watermark or transaction.", "kind"
+    "stalled",
+    "{stall}",
+    "1 while the stream is stalled, by `kind`: kafka, leader, offsets, watermark or transaction.",
+    "kind",
 )
 OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, storage or Kafka fails, or routed tables are behind.")
 OUTAGES = _counter("outages", "{outage}", "Outages of the catalog, the storage, Kafka or routed tables.")

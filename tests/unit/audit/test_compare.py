@@ -359,6 +359,13 @@ def test_overlapping_ranges_beside_offsets_that_kafka_gave_twice_have_one_note()
     assert [(f.kind, f.count) for f in compare_partition(evidence)] == [(FindingKind.NOT_COMPARED, 10)]
 
 
+def test_rows_beyond_what_overlapping_ranges_count_are_too_many():
+    ranges = (CommittedRange(0, 10, 4, 0, TOPIC_ID), CommittedRange(5, 15, 4, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 15, TOPIC_ID, ranges, OffsetTally(range(15)), OffsetTally())
+    assert wrong(compare_partition(evidence)) == [(FindingKind.MISCOUNTED, 7)]
+    assert wrong(compare_partition(replace(evidence, rewritten=((0, 15),)))) == []
+
+
 def test_a_row_that_only_the_former_topic_of_the_name_had_is_missed():
     ranges = (CommittedRange(0, 5, 5, 0, "old"), CommittedRange(0, 3, 3, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 3, TOPIC_ID, ranges, OffsetTally([*range(5), *range(3)]), OffsetTally())

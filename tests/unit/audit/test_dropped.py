@@ -21,3 +21,5 @@ def test_a_record_for_which_the_transform_raises_leaves_the_others_as_they_are(m
     monkeypatch.setattr(source_records, "open_reader", lambda *_: Reader(values, 10))
     found = dropped_offsets(spec, cast("Any", SimpleNamespace()), {("t", 0): (0, 3)})
     assert {tp: [*offsets] for tp, offsets in found.items()} == {("t", 0): [2]}
+    monkeypatch.setattr(source_records, "open_reader", lambda *_: Reader(values[1:2], 10))
+    assert dropped_offsets(spec, cast("Any", SimpleNamespace()), {("t", 0): (0, 1)}) == {}

@@ -294,8 +294,8 @@ def test_what_a_topic_made_again_has_is_counted_next_to_the_rows_of_the_former_t
         of_period = audited(made, period)
         assert of_period.wrong == ()
         assert any("the topic was recreated" in f.sentence for f in of_period.findings)
-        counted += [(p.rows, p.distinct, p.of_former_topics) for p in of_period.partitions]
-    assert counted == [(150, 150, 150), (30, 30, 0)]
+        counted += [(p.rows, p.distinct, p.dead_letters, p.of_former_topics) for p in of_period.partitions]
+    assert counted == [(150, 150, 4, 150), (30, 30, 0, 0)]
 
     load_catalog(None).load_table("shop.other").delete("kafka_offset < 12")  # where the new topic has other tables
     assert audited(made, after).wrong == ()

@@ -14,6 +14,7 @@ from frazil.audit import kafka_source
 from frazil.audit.claims import Claims
 from frazil.audit.findings import FindingKind
 from frazil.audit.ranges import CommittedRange
+from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import TopicPartition
@@ -26,8 +27,10 @@ IDENTITY = SourceIdentity("c1", {"t": "id-1"})
 class StandInKafka:
     """A log whose leader of epoch 1 had nothing from offset 40 on, and which has grown to 100 since."""
 
-    def describe(self) -> Any:
-        return SimpleNamespace(identity=IDENTITY, partitions=(T0, T1))
+    leaderless: frozenset[TopicPartition] = frozenset()
+
+    def describe(self) -> Topics:
+        return Topics(IDENTITY, (T0, T1), self.leaderless)
 
     def earliest(self, partitions: Any) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
@@ -54,6 +57,30 @@ class StandInKafka:
 def test_a_log_that_was_cut_and_has_grown_is_found_unless_all_of_it_is_accepted(
     monkeypatch: pytest.MonkeyPatch, accepted: tuple[tuple[int, int], ...], found: int | None
 ) -> None:
+    kafka, notes = ask(monkeypatch, accepted)
+    assert [(note.kind, note.sentence) for note in notes] == [
+        (FindingKind.NOT_COMMITTED, f"{90 if found else 100} records are not committed yet")
+    ]
+    assert {tp: one.cut for tp, one in kafka.items()} == {T0: found, T1: None}
+    assert kafka[T0].offsets == BitMap64(range(90))
+    assert kafka[T1].offsets == BitMap64(range(10))
+
+
+def test_offsets_after_the_end_of_a_log_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandInKafka, "log_ends", lambda _, of: dict.fromkeys(of, LogEnd(80, 80, 2)))
+    assert ask(monkeypatch)[0][T0].offsets == BitMap64(range(80))
+
+
+def test_a_partition_that_nobody_leads_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandInKafka, "leaderless", frozenset({T1}))
+    kafka, notes = ask(monkeypatch)
+    assert kafka.keys() == {T0}
+    assert [(note.kind, note.where, note.count) for note in notes if "no broker leads" in note.sentence] == [
+        (FindingKind.NOT_COMPARED, "t-1", 10)
+    ]
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, accepted: tuple[tuple[int, int], ...] = ()) -> Any:
     @contextmanager
     def open_kafka(_: Any) -> Iterator[StandInKafka]:
         yield StandInKafka()
@@ -74,9 +101,4 @@ def test_a_log_that_was_cut_and_has_grown_is_found_unless_all_of_it_is_accepted(
         source=IDENTITY, offsets={T0: 90, T1: 10}, leader_epochs={T0: 2, T1: 1}, rewritten={T0: accepted}
     )
     spec: Any = SimpleNamespace(name="s", source=SimpleNamespace(reads=("t",)))
-    kafka, notes = kafka_source.ask_kafka(spec, marker, Claims(ranges))
-    assert [(note.kind, note.sentence) for note in notes] == [
-        (FindingKind.NOT_COMMITTED, f"{90 if found else 100} records are not committed yet")
-    ]
-    assert {tp: one.cut for tp, one in kafka.items()} == {T0: found, T1: None}
-    assert kafka[T1].offsets == BitMap64(range(10))
+    return kafka_source.ask_kafka(spec, marker, Claims(ranges))

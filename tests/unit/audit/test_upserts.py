@@ -98,6 +98,14 @@ def test_only_committed_records_are_counted_among_those_that_kafka_deleted(monke
     assert found.sentence == "18 committed records were not compared, because Kafka no longer has the records"
 
 
+def test_a_topic_with_a_partition_that_nobody_leads_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer change of a key may be in that partition."""
+    monkeypatch.setattr(StandInKafka, "leaderless", frozenset({T0}))
+    (found,) = compared(monkeypatch, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1))
+    assert (found.kind, found.where, found.count) == (FindingKind.NOT_COMPARED, "t", 60)
+    assert "no broker leads" in found.sentence
+
+
 def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:
     return compared_ranges(monkeypatch, {T0: ranges}, source=IDENTITY, leader_epochs={T0: ranges[-1].leader_epoch})
 

@@ -138,7 +138,7 @@ def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
     assert "The current batch commits" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     status = ended(process)
-    assert (status.exit_code, status.error) == (137, "a user ended it immediately, by a second Ctrl-C")
+    assert (status.exit_code, status.error) == (137, "a user ended it immediately, with a second Ctrl-C")
 
 
 def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Start, tmp_path: Path):

@@ -14,6 +14,8 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import StringType
 
 from frazil.commit import manifest_merging
+from frazil.commit.failed_rounds import is_overtaken
+from frazil.commit.snapshot import SnapshotWriter
 from frazil.errors import Fenced
 from frazil.table.branches import MAIN, head_of
 from tests.unit.commit.aligned import BRANCH, aligned_in
@@ -178,3 +180,31 @@ def test_a_new_column_changes_no_id(world: World):
         update.add_column("more", StringType())
     commit(world, committer, 2, 2 * FAN_IN)
     assert kept(before, check(world.load()))
+
+
+def test_a_snapshot_whose_number_another_branch_took_is_refused(world: World):
+    committer = world.begin()
+    commit(world, committer, 0, 1)
+    table = world.load()
+    ours = SnapshotWriter(()).prepare(table, summary={}, now_ms=world.clock_ms)
+    theirs = SnapshotWriter((), branch="aside").prepare(table, summary={}, now_ms=world.clock_ms)
+    world.catalog.inner.commit_table(table, theirs.requirements, theirs.updates)
+    with pytest.raises(ValueError, match="older than last sequence number") as refused:
+        world.catalog.inner.commit_table(table, ours.requirements, ours.updates)
+    assert is_overtaken(refused.value)
+    commit(world, committer, 1, 2)
+    check(world.load())
+
+
+def test_rows_that_a_merge_copies_keep_the_default_of_a_column_that_they_did_not_have(
+    catalog: FaultyCatalog, tmp_path: Path
+):
+    world = upsert_world(catalog, tmp_path, BY_REGION, version=3, how="copy-on-write")
+    committer = world.begin()
+    world.upsert(committer, [(1, ("eu", 1)), (2, ("eu", 2)), (3, ("us", 3))])
+    with world.load().update_schema() as update:
+        update.add_column("gate", StringType(), default_value="A1")
+    world.upsert(committer, [(1, ("eu", 10))])
+    rows = world.load().scan().to_arrow().sort_by("id")
+    assert rows["amount"].to_pylist() == [10, 2, 3]
+    assert rows["gate"].to_pylist()[1:] == ["A1", "A1"]

@@ -22,11 +22,13 @@ MAX_SNAPSHOTS = 11
 class Writer:
     """Commits a record a batch. Its thread's work runs at once, or when `work` is called."""
 
-    def __init__(self, world: Any, read_pins: Callable[[], Pins] = Pins, *, waits: bool = False) -> None:
+    def __init__(
+        self, world: Any, read_pins: Callable[[], Pins] = Pins, *, waits: bool = False, delay_ms: int = 0
+    ) -> None:
         self.world, self.committer = world, world.begin()
         self.work: Callable[[], None] = lambda: None
         start = self._wait if waits else lambda work: work()
-        self.expiry = WriterExpiry(SETTINGS, read_pins, lambda: world.clock_ms, start)
+        self.expiry = WriterExpiry(SETTINGS, read_pins, lambda: world.clock_ms, start, delay_ms)
         world.tables.main.expiry = self.expiry
         self.records = 0
 
@@ -108,6 +110,22 @@ def test_a_reader_of_an_expired_snapshot_still_has_its_data_files(world: Any):
     reading = [task.file.file_path for task in world.load().scan().plan_files()]
     writer.commit(30)
     assert all(Path(bare_path(path)).exists() for path in reading)
+
+
+def test_files_of_metadata_stay_for_a_while_for_those_who_loaded_the_snapshot_before(world: Any):
+    writer = Writer(world, delay_ms=30_000)
+    writer.commit(5)
+    loaded = world.load()
+    writer.commit(20)
+    assert loaded.metadata.current_snapshot_id not in ids(world)
+    assert len([*loaded.scan().plan_files()]) == 5
+    writer.commit(40)
+    with pytest.raises(FileNotFoundError):
+        loaded.inspect.manifests()
+    assert len(world.manifests() - world.used_manifests()) < 120
+    writer.expiry.end()
+    assert world.manifests() == world.used_manifests()
+    assert writer.is_whole()
 
 
 def test_another_engines_commit_in_between_lets_the_next_attempt_expire_nothing(world: Any):

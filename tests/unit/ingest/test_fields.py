@@ -5,12 +5,25 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    TimestamptzType,
+)
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
@@ -152,7 +165,7 @@ def test_paths_lead_on_from_the_object_that_unwrap_names() -> None:
     lines = b"\0\0\0\0\7" + b'{"out.er": {"user": {"id": 1}, "n": 2}}\n{"out.er": {"user": {"id": "x"}}}'
     decoded = decode([lines, lines.partition(b"\n")[0]], declared(columns, form))
     assert decoded.rows.select(["id", "n"]).to_pylist() == [{"id": 1, "n": 2}]
-    assert decoded.rejections[0].error.startswith("line 2: id: a whole number")
+    assert decoded.rejections[0].error.startswith("line 2: id: expected a whole number")
 
 
 def test_a_value_out_of_range_is_quoted_from_its_path() -> None:
@@ -232,11 +245,12 @@ def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
         '{"id" : 2, "q": {"s": 1, "s": 2}, "data": {"x": 3} }', '{"id": 1, "id": 2}',
     ]  # fmt: skip
     decoded = decode([f'{{"payload": {text}, "y": 1}}'.encode() for text in texts], declared(columns, rest="r"))
-    assert [tuple(row.values())[:-1] for row in decoded.rows.to_pylist()] == [
-        (texts[0], 1, "k", 7, None, None, '{"y": 1}'), (None, None, "none", None, None, None, '{"y": 1}'),
-        (texts[4], 2, "none", None, '{"x": 3}', 3, '{"y": 1}'),
-    ]  # fmt: skip
-    assert (decoded.kept.tolist(), decoded.drift.cast) == ([0, 1, 4], {"n": 1})
+    rows = zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True)
+    assert {place: tuple(row.values())[:-1] for place, row in rows} == {
+        0: (texts[0], 1, "k", 7, None, None, '{"y": 1}'), 1: (None, None, "none", None, None, None, '{"y": 1}'),
+        4: (texts[4], 2, "none", None, '{"x": 3}', 3, '{"y": 1}'),
+    }  # fmt: skip
+    assert decoded.drift.cast == {"n": 1}
     assert [(r.index, r.error) for r in decoded.rejections] == [
         (2, "payload: expected an object, got the string 'text'"),
         (3, "id: expected a whole number (long), got the string 'x'"),
@@ -327,3 +341,25 @@ def test_a_stream_without_paths_has_no_decoder_around_its_own() -> None:
     made = create_decoder("json", iceberg.table_schema(spec), {})
     assert type(made) is json_decoder.JsonDecoder
     assert made(Chunk.of_values([])).rows.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        (LongType(), 7),
+        (StringType(), "seven"),
+        (DateType(), date(2013, 1, 2)),
+        (TimestamptzType(), datetime(2013, 1, 2, 3, tzinfo=UTC)),
+        (DecimalType(9, 2), Decimal("-1.25")),
+        (BinaryType(), b"\xff\x00"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, PrimitiveType) else "",
+)
+@pytest.mark.parametrize("required", [True, False])
+def test_a_column_whose_default_another_engine_set_gets_it(kind: PrimitiveType, default: Any, required: bool) -> None:
+    added = NestedField(2, "added", kind, required=required, initial_default=default, write_default=default)
+    table = Schema(NestedField(1, "id", LongType(), required=True), added)
+    made = create_decoder("json", Schema.model_validate_json(table.model_dump_json()), {})
+    decoded = made(Chunk.of_values([b'{"id": 1}', b'{"id": 2, "added": null}', b"{}"]))
+    assert decoded.rows.to_pylist() == [{"id": 1, "added": default}, {"id": 2, "added": default}]
+    assert len(decoded.rejections) == 1

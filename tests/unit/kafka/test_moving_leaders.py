@@ -38,6 +38,9 @@ class MockCluster:
     def lead(self, partition: int, broker: int) -> None:
         assert self._call("partition_set_leader", ctypes.c_int, self._cluster, b"rides", partition, broker) == 0
 
+    def shut_down(self, broker: int) -> None:
+        assert self._call("broker_set_down", ctypes.c_int, self._cluster, broker) == 0
+
     def end(self) -> None:
         self._call("cluster_destroy", None, self._cluster)
         librdkafka().destroy(self._client)
@@ -78,6 +81,16 @@ def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, requested: Ca
             cluster.lead(2, leader)
             assert question(PARTITIONS).keys() == set(PARTITIONS)
             assert requested() > before + at_once
+
+
+@pytest.mark.parametrize("question", [KafkaAdmin.ends, KafkaAdmin.earliest, KafkaAdmin.log_ends])
+def test_a_leader_that_does_not_answer_has_no_offsets(cluster: MockCluster, question: Callable[..., Any]) -> None:
+    cluster.lead(1, 2)
+    with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=2.0) as kafka:
+        assert question(kafka, PARTITIONS).keys() == set(PARTITIONS)
+        cluster.shut_down(2)
+        with pytest.raises(KafkaUnavailable, match="listing offsets of topics rides"):
+            question(kafka, PARTITIONS)
 
 
 def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, requested: Callable[[], int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from uuid import UUID
 
@@ -15,10 +15,12 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
+    BinaryType,
     BooleanType,
     DateType,
     DecimalType,
     DoubleType,
+    FixedType,
     IntegerType,
     ListType,
     LongType,
@@ -27,6 +29,7 @@ from pyiceberg.types import (
     StringType,
     StructType,
     TimestamptzType,
+    TimeType,
     UUIDType,
 )
 
@@ -133,6 +136,48 @@ def test_times_of_imported_files_stay(tmp_path):
     table.merge(table.stage([{"id": 0, "at": moments[0], "note": "new"}]))
 
     assert [row["at"] for row in sorted(table.rows(), key=lambda row: row["id"])] == moments
+
+
+def test_times_in_nanoseconds_of_imported_files_stay(tmp_path):
+    at = datetime(2026, 12, 14, 11, 33, 10, 965000, tzinfo=UTC)
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "at", TimestamptzType(), required=False),
+    )
+    table = MadeTable(tmp_path, schema, MergeRules(("id",), how="copy-on-write"))
+    table.land([{"id": 0, "at": at}, {"id": 1, "at": at}])
+    (file,) = table.files
+    rows = pq.read_table(file.path)
+    finer = rows.schema.field("at").with_type(pa.timestamp("ns", "UTC"))
+    pq.write_table(rows.cast(rows.schema.set(1, finer)), file.path)
+    assert pq.read_schema(file.path).field("at").type == finer.type
+
+    table.merge(table.stage([{"id": 0, "at": None}]))
+
+    assert [row["at"] for row in sorted(table.rows(), key=lambda row: row["id"])] == [None, at]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (UUIDType(), [UUID(int=1).bytes, UUID(int=2**127).bytes]),
+        (DoubleType(), [1.5, math.nan]),
+        (BooleanType(), [True, False]),
+        (TimeType(), [time(1), time(2)]),
+        (BinaryType(), [b"a", b""]),
+        (FixedType(2), [b"aa", b"bb"]),
+        (DecimalType(9, 2), [Decimal("-1.00"), Decimal("2.00")]),
+        (TimestamptzType(), [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)]),
+    ],
+    ids=str,
+)
+def test_keys_of_a_type_without_comparable_statistics_are_found(tmp_path, kind, keys):
+    schema = Schema(NestedField(1, "key", kind, required=True), NestedField(2, "note", StringType(), required=False))
+    table = MadeTable(tmp_path, schema, MergeRules(("key",)))
+    table.land([{"key": key, "note": "old"} for key in keys])
+    counts = table.merge(table.stage([{"key": keys[1], "note": "new"}]))
+    assert (counts.updated, counts.inserted) == (1, 0)
+    assert sorted(row["note"] for row in table.rows()) == ["new", "old"]
 
 
 def test_a_change_of_the_sign_of_zero_is_a_change(tmp_path):

@@ -18,6 +18,7 @@ from frazil.commit.marker import BatchKey, LastTransaction
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch
 from frazil.events import DistributionChosen, NoticeIssued, StreamEvent
 from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
 from frazil.kafka.identity import SourceIdentity
@@ -60,6 +61,20 @@ def test_a_notice_of_a_task_is_given_once():
     for _ in range(2):
         BatchRunner._emit_notices(runner, answers)
     assert emitted == [NoticeIssued("a"), NoticeIssued("b")]
+
+
+def test_a_batch_that_commits_has_a_phase_of_its_own():
+    steps: list[Any] = []
+    runner: Any = SimpleNamespace(
+        emit=lambda what: steps.append(what.phase),
+        tables=SimpleNamespace(journals=SimpleNamespace(put=lambda _: True)),
+        committer=SimpleNamespace(commit=lambda _: steps.append("commit")),
+        route=SimpleNamespace(commit_batch=lambda: steps.append("routed tables")),
+        wait=None,
+        _report_outage=None,
+    )
+    BatchRunner._journal_and_commit(runner, SimpleNamespace(key=BatchKey(1, 1)))  # type: ignore[arg-type]
+    assert steps == [Phase.JOURNALING, Phase.COMMITTING, "commit", "routed tables"]
 
 
 def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():

@@ -15,7 +15,7 @@ from frazil.errors import OffsetGap
 from frazil.events import PhaseBegan, StreamEvent
 from frazil.host.heartbeat import Phase
 from frazil.stream import batch_loop
-from frazil.stream.batch_loop import BatchLoop, next_position, planning_interval_s
+from frazil.stream.batch_loop import BatchLoop, next_position, planning_interval_s, poll_during_batch
 from frazil.stream.plan import Position
 
 TP = ("t", 0)
@@ -86,6 +86,22 @@ class Looping:
         loop = BatchLoop(self.engine, self.runner, drain=False, set_planner_report=lambda _: None)  # type: ignore[arg-type]
         loop.run(until=until or (lambda: not self.planner.answers), wait=self.waits.append)
         return loop
+
+
+def test_a_poll_that_hangs_keeps_no_process_alive() -> None:
+    polls, over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        polls.set()
+        over.wait(60)
+
+    planner: Any = SimpleNamespace(observe=hang)
+    with poll_during_batch(planner):
+        assert polls.wait(30)
+    (thread,) = [t for t in threading.enumerate() if t.name == "observer"]
+    over.set()
+    thread.join(30)
+    assert thread.daemon
 
 
 def test_a_batch_runs_between_two_positions_that_differ_and_each_begins_where_the_last_ended(

@@ -21,6 +21,8 @@ def checked(counts: list[int]) -> None:
             raise ConnectionError from None
 
     with warn_if_executors_lost(executors, "no executor is left", poll_interval_s=0.001):
+        watching = [thread for thread in threading.enumerate() if thread.name == "executors"]
+        assert all(thread.daemon for thread in watching), "a JVM that hangs keeps no process alive"
         assert all_seen.wait(10)
 
 

@@ -17,6 +17,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import MAX_OUTDATED_POLLS, MIN_SHORT_POLLS, LogEnd
 from frazil.partitions.completeness import watermark_us
 from frazil.spec.source import TopicPattern
+from frazil.stream.arrivals import CaughtUpTracker
 from frazil.stream.plan import BatchPolicy, PlannerReport, Position, Rates, write_rates
 from frazil.stream.planner import UNREACHABLE_TIMEOUT_S, BatchPlanner, PlannerSettings
 
@@ -42,6 +43,7 @@ class StandInKafka:
         self.gone: set[str] = set()
         """Topics of which no leader answers, because they were deleted."""
         self.described = 0
+        self.leaderless: set[tuple[str, int]] = set()
         self.hidden: set[str] = set()
         """Topics that the stream may not describe (now)."""
 
@@ -53,14 +55,15 @@ class StandInKafka:
     def describe(self) -> Topics:
         self.described += 1
         self._answer()
-        return Topics(self.identity, tuple(tp for tp in self.end if tp[0] in self.identity.topic_ids))
+        partitions = tuple(tp for tp in self.end if tp[0] in self.identity.topic_ids)
+        return Topics(self.identity, partitions, frozenset(self.leaderless))
 
     def earliest(self, partitions):
-        self._answer()
+        self._answer(partitions)
         return {tp: self.begin[tp] for tp in partitions}
 
     def log_ends(self, partitions):
-        self._answer()
+        self._answer(partitions)
         if self.gone & {topic for topic, _ in partitions}:
             raise TopicMissing("a topic does not exist")
         self.requested |= set(partitions)
@@ -70,9 +73,9 @@ class StandInKafka:
         self._answer()
         return {tp: at for tp, at in self.log_cut.items() if tp in positions and positions[tp][0] > at}
 
-    def _answer(self) -> None:
-        if self.down:
-            raise KafkaUnavailable("no brokers")
+    def _answer(self, partitions=()) -> None:
+        if self.down or self.leaderless & set(partitions):
+            raise KafkaUnavailable("no brokers, or no leader")
 
 
 class World:
@@ -455,6 +458,54 @@ def test_a_partition_that_the_marker_calls_idle_is_so_no_more_once_a_transaction
     world.after(1)
     world.kafka.end[TP0] = 5
     assert world.after(70).idle == frozenset()
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["active before", "idle before"])
+def test_a_partition_without_a_leader_is_neither_read_nor_idle_and_no_other_waits_for_it(world: World, idle: bool):
+    world.planner.position = Position({TP0: 0, TP1: 0}, frozenset({TP1} if idle else ()))
+    world.after(1)
+    world.kafka.end[TP1] = 3
+    world.after(1)
+    world.kafka.leaderless = {TP1}
+    newest = {TP0: 7_000, TP1: 5}
+    for minute in range(1, 20):
+        world.kafka.end[TP0] = minute * 10
+        position = world.after(70)
+        assert position.offsets == {TP0: minute * 10, TP1: 0}
+        assert TP1 not in position.idle
+        assert watermark_us(newest, partitions=newest, idle=position.idle, previous_us=5) == 5, "it is held back"
+    last = world.reports[-1]
+    assert (last.silent_since_ms, last.leaderless, last.is_complete) == (None, {TP1}, True)
+    assert last.unread(position.offsets) == {TP1: 3}
+    world.kafka.leaderless.clear()
+    assert world.after(70).offsets == {TP0: 190, TP1: 3}
+    assert world.after(250).idle == frozenset(), "its records may arrive late, once it has a leader again"
+    assert world.after(60).idle == {TP0, TP1}
+
+
+def test_a_writer_that_begins_without_a_leader_reads_the_others_and_knows_no_lag(world: World):
+    world.kafka.leaderless = {TP1}
+    world.kafka.end = {TP0: 5, TP1: 3}
+    assert world.after(2).offsets == {TP0: 5, TP1: 0}
+    assert not world.reports[-1].is_complete
+    assert CaughtUpTracker().update(world.reports[-1], {TP0: 5, TP1: 0}) is None
+    assert world.after(3600).idle == frozenset()
+    world.kafka.leaderless.clear()
+    assert world.after(70).offsets == {TP0: 5, TP1: 3}
+    assert CaughtUpTracker().update(world.reports[-1], {TP0: 5, TP1: 3}) is not None
+
+
+def test_a_stream_has_caught_up_once_the_transactions_of_a_report_have_ended():
+    tracker, report = CaughtUpTracker(), PlannerReport({TP0: 5}, observed_at_ms=1_000)
+    assert tracker.update(report, {TP0: 3}) is None
+    assert tracker.update(replace(report, observed_at_ms=2_000), {TP0: 3}) is None
+    in_transaction = replace(report, in_transactions={TP0: 2}, observed_at_ms=3_000)
+    assert tracker.update(in_transaction, {TP0: 5}) == 2_000, "nothing was in a transaction then"
+    assert tracker.update(replace(in_transaction, observed_at_ms=4_000), {TP0: 5}) == 2_000
+    assert tracker.update(replace(report, leaderless=frozenset({TP1}), observed_at_ms=5_000), {TP0: 5}) == 2_000
+    ended = PlannerReport({TP0: 8}, observed_at_ms=6_000)
+    assert tracker.update(ended, {TP0: 7}) == 4_000
+    assert tracker.update(ended, {TP0: 8}) == 6_000
 
 
 def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_is_asked(world: World):

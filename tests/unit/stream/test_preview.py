@@ -6,6 +6,7 @@ import pytest
 
 from frazil.ingest.contract import OffsetRange
 from frazil.stream import preview
+from tests.unit.ingest.test_key_columns import stream as without_transform
 from tests.unit.ingest.test_transform import Reader, stream
 
 
@@ -19,3 +20,20 @@ def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_tha
     found = preview.preview(spec, limit=3)
     assert [(one.offset, one.fate) for one in found] == [(0, "row"), (1, "dead letter"), (2, "dropped")]
     assert found[1].error.startswith("Unwritable: SyntaxException: ")
+
+
+def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = {"format": {"type": "json", "envelope": "debezium"}}
+    spec = without_transform({"id": "long not null", "n": "long"}, source, mode="upsert", key="id")
+    other = b'{"op": "m", "message": {}}'
+    values = [b'{"op": "c", "after": {"id": 1, "n": 2}}', other, b'{"op": "c", "after": {"n": 2}}']
+    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 3)])
+    found = preview.preview(spec, limit=3)
+    assert [(one.fate, bool(one.error)) for one in found] == [
+        ("row", False),
+        ("no change", False),
+        ("dead letter", True),
+    ]

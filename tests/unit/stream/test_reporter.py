@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.events import BatchCommitted, DistributionChosen, EventDispatcher, NoticeIssued, OutageReported, PhaseBegan
+from frazil.commit.settle import SettleResult
+from frazil.events import (
+    BatchCommitted,
+    DistributionChosen,
+    EpochBegan,
+    Event,
+    EventDispatcher,
+    NoticeIssued,
+    OutageReported,
+    PhaseBegan,
+)
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
@@ -373,3 +383,9 @@ def test_a_kafka_that_has_never_answered_is_named_and_the_lag_stays_unknown(benc
     bench.planner_runs = False
     found = bench.after(30)
     assert (found.lag, found.caught_up_at_ms, found.stall and found.stall.kind) == (None, None, StallKind.KAFKA)
+
+
+def test_the_log_names_each_epoch_that_a_writer_begins(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        log_event(Event("s", 1, EpochBegan(5, MARKER, SettleResult())))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["a writer took over (epoch 5)"]

@@ -125,6 +125,7 @@ class Shop:
             )
             for target, drift in result.drift.items()
         }
+        self.refused = {target: [(f.path, f.reason) for f in one.refused] for target, one in found.items()}
         return {target: [*one.changes] for target, one in found.items()}
 
 
@@ -244,6 +245,7 @@ def test_a_field_that_was_renamed_or_dropped_in_the_default_table_is_so_in_a_tab
     records += [{"id": 1, "kind": "a", "note": "y", "gate": 2}, {"id": 2, "kind": "a", "remark": "z"}]
     result = shop.stage(records)
     assert shop.evolve(result) == {"main": [], "shop.a": ["added column remark string"]}
+    assert shop.refused["shop.a"] == [(("gate",), "was dropped from the stream's tables")]
     result = shop.stage(records)
     assert rows(result, "shop.a") == [
         {"id": 1, "kind": "a", "remark": "y"},

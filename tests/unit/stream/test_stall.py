@@ -119,6 +119,21 @@ def test_brokers_that_do_not_answer_are_named_after_20_s_however_long_the_interv
     assert writer.passes(PERIOD) == []
 
 
+@pytest.mark.parametrize(("unread", "text"), [(12, "(12 of them are known)"), (None, "(how many is unknown)")])
+def test_partitions_without_a_leader_are_named_after_20_s_although_commits_go_on(unread: int | None, text: str):
+    writer = Writer(leaderless={TP1: unread})
+    assert writer.passes(MIN_STALL_MS - PERIOD) == []
+    writer.commits(tp0=110)
+    (stall,) = writer.passes(PERIOD)
+    assert (stall.kind, stall.since_ms, stall.held_back_by) == (StallKind.LEADER, START, "t-1")
+    assert stall.reason.startswith("t-1 has had no leader since 2027-01-15 08:00:00Z (20 s): its records from offset")
+    assert text in stall.reason
+    writer.set(leaderless={TP1: unread, TP0: 0})
+    assert "t-1 (and 1 more) has had" in writer.passes(PERIOD)[0].reason
+    writer.set(leaderless={TP0: 0})
+    assert writer.passes(PERIOD) == []
+
+
 def test_records_that_wait_for_the_commit_interval_are_none():
     writer = Writer(unread={TP0: 5})
     assert writer.passes(STILL - PERIOD) == []

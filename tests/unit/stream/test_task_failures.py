@@ -82,5 +82,5 @@ def test_an_application_that_the_cluster_ended_is_one_sentence():
     words = said(
         "org.apache.spark.SparkException: Job 5 cancelled because SparkContext was shut down\n\tat org.apache.x"
     )
-    assert words.startswith("Spark of stream 'ticks' has ended. Nothing of the current batch was committed")
+    assert words.startswith("the Spark application of stream 'ticks' has ended. Nothing of the current batch was")
     assert "waits for executors" in words

@@ -252,8 +252,8 @@ def test_transactions_that_come_and_go_are_none_that_does_not_end(topics: StandI
 
 
 def test_a_topic_of_several_tables_is_refused(topics: StandInTopics) -> None:
-    topics.log = [EventTransaction("a", 1, None, ORDERS), EventTransaction("a", 1, None, ("public.lines",))]
-    with pytest.raises(SpecError, match=r"several tables \(public\.orders and public\.lines\)"):
+    topics.log = [EventTransaction("a", 1, None, ORDERS), EventTransaction("a", 1, None, ("public.li\nes",))]
+    with pytest.raises(SpecError, match=r"several tables \(public\.orders and public\.li\\nes\)"):
         Reader(topics).readable()
 
 

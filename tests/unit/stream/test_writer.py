@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -17,6 +18,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream import writer as writer_module
+from frazil.stream.planner import DESCRIBE_INTERVAL_S
 from frazil.stream.writer import MAX_START_ATTEMPTS, Epoch, Writer
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
 from frazil.table.catalogs import load_catalog
@@ -186,6 +188,18 @@ def test_a_start_without_its_secret_takes_no_stream_over_from_a_writer_that_runs
 
 def _ends(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_writer_checks_for_the_first_topic_of_its_pattern_at_intervals(frazil_home: Path):
+    spec = declared(frazil_home).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    source = {"topic-pattern": "t.*", "format": "json", "bootstrap-servers": "localhost:1"}
+    writer = Writer(StreamSpec.model_validate({**spec, "source": source}), engine=StartedEngine(), stopping=Stopping())
+    found: list[Any] = [(), (), (("t", 0),)]
+    kafka: Any = SimpleNamespace(describe=lambda: SimpleNamespace(partitions=found.pop(0)))
+    said: list[Any] = []
+    assert writer._wait_for_topics(kafka, said.append)
+    assert writer.stopping.waits == [DESCRIBE_INTERVAL_S] * 2  # type: ignore[attr-defined]
+    assert any("no topic of the cluster matches" in str(one) for one in said)
 
 
 def test_a_writer_that_is_asked_to_end_during_a_catalogs_outage_ends_well_and_soon(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import NO_RESTART_EXIT_CODES
-from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import (
     MAX_EXITS,
@@ -110,6 +110,7 @@ TABLE: list[tuple[str, DecisionInput, WriterAction, Cause]] = [
     ("advances", alive(make_heartbeat()), WriterAction.KEEP, Cause.ADVANCING),
     ("waits with nothing to do, for a week", alive(make_heartbeat(Phase.WAITING, advanced_ago=10_080 * MINUTE, lag=0)), WriterAction.KEEP, Cause.ADVANCING),
     ("waits, and the lag is unknown", alive(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=None)), WriterAction.KEEP, Cause.ADVANCING),
+    ("waits for a leader, with lag", alive(dataclasses.replace(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE), stall=Stall(StallKind.LEADER, NOW, "t-1", "no leader"))), WriterAction.KEEP, Cause.ADVANCING),
     ("waits with lag for too long", alive(make_heartbeat(Phase.WAITING, advanced_ago=7 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
     ("a long backlog that advances", alive(make_heartbeat(Phase.STAGING, advanced_ago=4 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
     ("a batch that stands still", alive(make_heartbeat(Phase.STAGING, advanced_ago=6 * MINUTE)), WriterAction.RESTART, Cause.HUNG),

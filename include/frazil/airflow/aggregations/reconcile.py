@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 FIRST_DAY_KEY = "frazil.first-day"
 """The store's key of the first day that is reconciled. Earlier days run on request only."""
 REQUESTED = "asked for"
-"""Stands in `Runs` for a run's state: an event of the asset requested the day."""
+"""Replaces a run's state in `Runs` if an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
 """The runs of each day: pairs of state (or REQUESTED) and start time in milliseconds."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 REQUESTED_DAYS_KEY = "frazil.requested-days"
-"""The store's key of each day's last request, in milliseconds. Read only if Airflow cannot list events."""
+"""The store's key for the time of each day's last request, in ms. Read only if Airflow cannot list events."""
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
-    """Send an event for each late day that has no run. Raises AirflowSkipException if no day needs an event."""
+    """Send an event for each overdue day that has no run. Raises AirflowSkipException if no day needs an event."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = open_existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = read_first_day(store)
@@ -66,7 +66,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
     requested = find_days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not requested:
-        raise AirflowSkipException(f"all {len(found)} late days were already requested, or have a run of {dag_id}")
+        raise AirflowSkipException(f"all {len(found)} overdue days were already requested, or have a run of {dag_id}")
     for one in requested:
         log.warning("%s: %s is complete (revisions %s) but not aggregated: requesting it", name, one.day, one.revisions)
     store.set(REQUESTED_DAYS_KEY, {**requested_before, **{str(one.day): now_ms for one in requested}})

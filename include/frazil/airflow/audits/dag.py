@@ -23,12 +23,12 @@ from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
 AUDIT_MINUTE = 15
-"""Minute of the hour of audits. A commit has the time of its first attempt, and may land up to ten minutes later."""
+"""Minute of the hour at which audits run. A commit is dated by its first attempt, and may land ten minutes later."""
 INTERVAL_VARIABLE = "FRAZIL_AUDIT_EVERY"
 PERMITTED_INTERVALS_H = (1, 2, 3, 4, 6, 8, 12, 24)
 """Permitted intervals in hours. Each divides 24, so that every hour of a day is audited."""
 MAX_ACTIVE_RUNS = 6
-"""Several, so that an audit does not wait for retries of the previous audit."""
+"""Maximum number of concurrent runs: several, so that an audit does not wait for retries of the previous audit."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 AUDITS = AssetAlias("frazil.audit", group=GROUP)

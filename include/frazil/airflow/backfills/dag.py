@@ -1,4 +1,4 @@
-"""The DAG `frazil_backfill`: a form to add records that a stream's table is missing.
+"""The DAG `frazil_backfill`: a form to add records that are missing from a stream's table.
 
 Three tasks write each record exactly once.
 

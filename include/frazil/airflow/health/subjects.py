@@ -71,7 +71,7 @@ class StoredState:
 class WatchedSubject:
     alerts: Alerts
     read: Callable[[], Iterable[Reading]]
-    """May raise any error of a catalog or storage."""
+    """Returns the subject's readings. May raise any error of a catalog or storage."""
     dags: tuple[str, ...] = ()
 
 

@@ -39,7 +39,7 @@ ACTIONS = (*map(str, Action), "orphans")
 LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
 MAX_ACTIVE_RUNS = 32
-"""A run lasts as long as its slowest table."""
+"""Maximum number of concurrent runs: a run lasts as long as its slowest table."""
 
 
 def maintenance_dag(

@@ -92,7 +92,7 @@ class RouteTables:
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
         """Return the start (ms) of the current pass and its last cleaned table; None if no pass is due.
 
-        In a new pass, the name of the last cleaned table is an empty text.
+        In a new pass, the name of the last cleaned table is an empty string.
         """
         kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")

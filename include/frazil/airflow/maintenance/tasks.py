@@ -132,9 +132,10 @@ def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[Mainta
     missing = ", ".join(sorted(set(names) - {table.name for table in tables}))
     unread = [stream.problem for stream in declared if stream.spec is None and stream.problem]
     if missing and (unread or not declared):
+        cause = "; ".join(unread) or f"{streams} has no declarations"
         raise AirflowFailException(
-            f"{missing}: not maintained, because this worker has never read a valid declaration. Fix the file: "
-            f"{'; '.join(unread) or f'{streams} has none'}"
+            f"{missing}: not maintained, because this worker has never read a valid declaration. {cause}. Fix the "
+            "declarations"
         )
     if missing:
         log.info("%s: not maintained, because no file in %s declares it", missing, streams)

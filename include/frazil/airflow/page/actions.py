@@ -81,7 +81,7 @@ class ActionSubject:
     method: str
     """The HTTP method that the user needs permission for: POST starts a run, PUT changes a stream or table."""
     route_name: str | None = None
-    """The maintenance DAG's name for all tables of a route, or None."""
+    """The maintenance DAG's name for all tables of a route; None if the action is not for all of them."""
 
 
 def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:

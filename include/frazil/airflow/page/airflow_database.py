@@ -23,7 +23,7 @@ from frazil.operations.page_actions import UnfinishedRun
 from frazil.operations.table_view import WindowRun
 
 MAX_WINDOW_RUNS = 5_000
-"""Maximum number of runs that are read for the windows of a table: the newest."""
+"""Maximum number of runs, newest first, that are read for the windows of a table."""
 
 
 @dataclass(frozen=True, slots=True)

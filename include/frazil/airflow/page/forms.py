@@ -31,7 +31,7 @@ class OutcomeUnknown(Exception):
 
 
 def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
-    """Return what the user must change in the form, or None."""
+    """Return what the user must change in the form; None if the form is valid."""
     try:
         if action in DAG_ACTIONS:
             conf = build_run_conf(action, name, form)

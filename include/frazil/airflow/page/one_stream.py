@@ -65,7 +65,7 @@ T = TypeVar("T")
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
 COSTS_CACHE_S = 120.0
-"""Long, because the costs of the last days need the whole recorded history."""
+"""Seconds for which costs are cached: long, because the costs of the last days need the whole recorded history."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def find_table(name: str) -> MaintainedTable | None:
 
 
 def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
-    """Return a table's streams, as seen by the table.
+    """Return the streams that write to a table, each as `view_from_table` returns it.
 
     Empty for dead-letter tables, and for a template's tables without windows.
     """

@@ -16,7 +16,7 @@ from frazil.airflow.writers.log_lines import mask_numbers
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
-"""Separate from the triggerer's other work, which a catalog that does not respond must not block."""
+"""A pool of its own, so that an unresponsive catalog does not block the triggerer's other work."""
 
 MIN_LOG_INTERVAL_S = 3_600.0
 """Minimum time between two log lines that differ only in their numbers: Airflow never rotates a deferred task's log."""

@@ -20,7 +20,7 @@ from frazil.spec.units import format_bytes, format_duration
 
 TASK_ID = "write"
 RETRIES = 1_000_000
-"""Only for a failed worker or triggerer: the supervisor restarts writers without ending the task."""
+"""Retries cover only a failed worker or triggerer: the supervisor restarts writers without ending the task."""
 RETRY_DELAY = timedelta(seconds=10)
 
 

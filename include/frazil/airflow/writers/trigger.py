@@ -36,10 +36,10 @@ REMOVAL_DELAY_S = 60.0
 NEXT_TRY_TIMEOUT_S = 3.0
 """Seconds within which the next try of a cleared task records itself, if its trigger runs on this host."""
 KILL_TIMEOUT_S = 28.0
-"""Airflow allows a trigger 30 s for a kill."""
+"""Maximum time that `on_kill` waits for the user's action: Airflow allows a trigger 30 s for a kill."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
-"""Separate from the event loop's few threads, where one catalog that does not respond would delay every writer."""
+"""Threads for blocking calls: one unresponsive catalog in the event loop's few threads would delay every writer."""
 
 RUNNING_ACTIONS: set[asyncio.Task[None]] = set()
 """References to unfinished work of killed triggers, because the event loop keeps only weak references."""

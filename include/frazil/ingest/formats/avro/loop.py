@@ -22,8 +22,8 @@ from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 
 NO_ROOM = 64
-"""Result NO_ROOM + d: domain d (the number of domains: the hash table of map keys) needs more room, and the record must
-be read again.
+"""Result NO_ROOM + d: domain d needs more room, and the record must be read again. If d is the number of domains, the
+hash table of map keys needs more room.
 """
 NOT_READ = 255
 QUOTE, LETTER_Z = 34, 90
@@ -457,8 +457,8 @@ def read_records(
 ) -> tuple[int, int]:
     """Read records, from index `first` on, until a record needs more room.
 
-    Returns the index of that record and the domain that needs more room. If all records were read, returns their number
-    and 0.
+    Returns the index of that record, and the domain (the rows, or the elements of one list or map column) that needs
+    more room. If all records were read, returns their number and 0.
 
     `roots` has the first operation of each record, or -1 to skip it. `wrong` receives each record's error code, and
     `where` the operation and position of the error.

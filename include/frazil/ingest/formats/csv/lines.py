@@ -1,4 +1,4 @@
-"""Reads individual lines for error texts."""
+"""Explains why a CSV line was rejected, and splits single lines into fields to quote them in error texts."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class JsonTexts:
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
         self._taken = parts_of(schema, units, hidden)
         self.faults: dict[int, str] = {}
-        """Map each row of the last call that has a value without a JSON text to the reason."""
+        """Map each row of the last call whose value cannot become JSON text to the reason."""
         self.missing: dict[int, str] = {}
         """Map each row of the last call without a required value to the value's full name."""
 

@@ -155,7 +155,7 @@ class ProtobufProgram(LoopProgram):
         self._set_places(row, op.MAPS, maps)
 
     def _add_field(self, written: FieldDescriptor, target: TargetColumn, absent: _AbsentFields) -> int:
-        """Return the operation of a field. The value for a missing field is added to `absent`."""
+        """Add the operation for a field, and return its index. Adds the value for a missing field to `absent`."""
         try:
             if written.is_repeated:
                 row = self._add_repeated(written, target)

@@ -1,9 +1,11 @@
-"""Skips expensive parts of imports in a command's process, so that commands start quickly."""
+"""Skips expensive parts of imports, so that commands and writers start quickly."""
 
 from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 
 
@@ -30,6 +32,17 @@ def end_fast_imports() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def fast_imports() -> Iterator[None]:
+    """Import without garbage collection and pandas, which a user's own functions may import later."""
+    begin_fast_imports()
+    try:
+        yield
+    finally:
+        end_fast_imports()
+        allow_pandas()
 
 
 def allow_pandas() -> None:

@@ -76,7 +76,7 @@ def test_no_command_that_reads_imports_what_takes_seconds(frazil_home: Path, tmp
 def test_pyarrow_does_without_pandas_until_spark_needs_it() -> None:
     program = (
         "import sys\n"
-        "from frazil.cli.light import allow_pandas, begin_fast_imports\n"
+        "from frazil.fast_imports import allow_pandas, begin_fast_imports\n"
         "begin_fast_imports()\n"
         "import pyarrow.dataset\n"
         "assert 'pandas' not in sys.modules\n"
