@@ -10,7 +10,7 @@ from itertools import islice
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from frazil.maintenance.alert_rules import MIN_FILE_DIVISOR
+from frazil.maintenance.alerts import MIN_FILE_DIVISOR
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import DueCheck, is_enabled
 from frazil.maintenance.health import TableHealth

@@ -50,7 +50,7 @@ ROOTS = {
     # Needed by some catalogs: see `ensure_catalog_jars`.
     "s3": RootModules(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
     "postgres": RootModules(("org.postgresql:postgresql:42.7.11",), transitive=False),
-    # An archive of the whole server: see frazil.dev.registry.
+    # An archive of the whole server: see frazil.dev.kafka.
     "registry": RootModules(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
     # Iceberg's newest runtime for Spark 4.0. With Spark 4.0, these sets replace those without a version.
     "spark-4.0": RootModules(

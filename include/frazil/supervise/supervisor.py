@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.history.points import EventKind, HistoryEvent
-from frazil.history.supervision import SupervisionRecorder
+from frazil.history.recorder import SupervisionRecorder
 from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import (
     Launch,

@@ -24,8 +24,7 @@ from frazil.host.local import LocalLauncher
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.host.supervising_run import confirm_given_up
 from frazil.ingest.contract import RangeProgress, Reject, Rejects
-from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertState, AlertStates, evaluate_readings
+from frazil.maintenance.alerts import AlertState, AlertStates, Reading, evaluate_readings
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
     evaluate_stream_rules,

@@ -13,7 +13,7 @@ import pytest
 
 from frazil.clock import now_ms
 from frazil.history.objects import read_history
-from frazil.history.supervision import RETRY_INTERVAL_MS
+from frazil.history.recorder import RETRY_INTERVAL_MS
 from frazil.host.launcher import ProcessState
 from frazil.host.supervising_run import announce_given_up, confirm_given_up, settle_given_up
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS
