@@ -166,8 +166,7 @@ class WriterApplication:
             if found is None or found.spec is None:
                 raise SpecError(f"stream {name} no longer belongs to the application {self.name}")
             sinks = (record_commit, *self.sinks)
-            engine = self.engine.view()
-            return Writer(found.spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
+            return Writer(found.spec, self.engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
         def record_commit(event: Event) -> None:
             if isinstance(event.what, BatchCommitted):

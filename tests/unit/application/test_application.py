@@ -138,7 +138,7 @@ def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -
     made = Shared(folder)
     for name in ("a", "b", "c"):
         made.declare(name)
-    with made.whole:
+    with made.whole.running():
         yield made
         made.application._end_all()
 
