@@ -1,5 +1,5 @@
-"""The status of a driver in a cluster, the interface that is implemented for each kind of cluster, and HTTP calls to
-a cluster's API, with timeouts and short error messages.
+"""The status of a driver in a cluster, and the interface that is implemented for each kind of cluster. Also has HTTP
+calls to a cluster's API, with timeouts and short error messages.
 """
 
 from __future__ import annotations

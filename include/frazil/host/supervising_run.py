@@ -1,5 +1,5 @@
-"""Records in a run folder which Airflow run supervises the stream, and that the supervisor gave up, so that it gives up
-only once for each cause, and other processes can show this.
+"""Records in a run folder which Airflow run supervises the stream. Also records that the supervisor gave up, so that it
+gives up only once for each cause, and other processes can show this.
 
 The task that fails may run on another host. So the supervisor first announces this in the run folder, and then informs
 Airflow. The announcement is confirmed when a later Airflow run supervises the stream.
