@@ -364,9 +364,11 @@ class _TextColumns:
         cast: dict[str, pa.Array] = {}
         for n, (name, (field, reading)) in enumerate(self.columns.items()):
             texts = replace_with_null(combine_chunks(decoded.rows.column(name)), reading.nulls)
-            values = rewrite(texts, rules_of(field.field_type, reading.unit)) if reading.is_lenient else texts
-            if reading.is_lenient and reading.unit is not None:
-                values = convert_iso_times(values, reading.unit)
+            values = texts
+            if reading.is_lenient:
+                values = rewrite(texts, rules_of(field.field_type, reading.unit))
+                values = values if reading.unit is None else convert_iso_times(values, reading.unit)
+                values = replace_with_null(values, [null for null in reading.nulls if not isinstance(null, str)])
             if reading.rounding and isinstance(field.field_type, DecimalType):
                 values = round_numbers(values, field.field_type.scale, reading.rounding)
             if values is not texts:
