@@ -15,7 +15,7 @@ from enum import StrEnum
 from frazil.aggregate.due import WaitingDay
 from frazil.commit.rejection_reasons import Reason
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.maintenance.alert_rules import CLEAR_RATIO, MIN_FILE_DIVISOR, Reading, evaluate_table_rules
+from frazil.maintenance.alerts import CLEAR_RATIO, MIN_FILE_DIVISOR, Reading, evaluate_table_rules
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.maintenance.stream_rules import (
     MIN_BAD_RECORDS,

@@ -26,10 +26,9 @@ from pyiceberg.table import Table
 
 from frazil.dev import kafka as dev_kafka
 from frazil.dev import process
-from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.kafka import EmbeddedKafka, EmbeddedRegistry
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
-from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.errors import FrazilError
 from frazil.home import run_folder

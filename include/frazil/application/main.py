@@ -66,7 +66,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
         Heartbeats() as heartbeats,
         FoldingThread() as foldings,
         Telemetry.from_environment(name) as telemetry,
-        SharedEngine(engine, batches=batches) as shared,
+        SharedEngine(engine, batches=batches).running() as shared,
     ):
         hosting = Hosting(
             kafka_client=KafkaClients().open,

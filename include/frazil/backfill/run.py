@@ -30,7 +30,6 @@ from frazil.backfill.changes import (
 )
 from frazil.backfill.commit import BackfillCommitter, abandon, finish_ended_backfill
 from frazil.backfill.files import FileSource
-from frazil.backfill.plan import missing_spans
 from frazil.backfill.request import (
     BackfillRequest,
     check_coordinates,
@@ -46,7 +45,7 @@ from frazil.backfill.rules import (
     read_further_message,
     require_marker,
 )
-from frazil.backfill.source import KafkaSource
+from frazil.backfill.source import KafkaSource, missing_spans
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import BackfillRecord, committed_chunks
 from frazil.commit.commit_checks import check_same_source

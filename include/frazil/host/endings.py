@@ -9,9 +9,9 @@ import logging
 import signal
 from pathlib import Path
 
-from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.processes import AGENT_KILLED, is_agent
 from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
 from frazil.host.writer_log import first_error, last_error
 

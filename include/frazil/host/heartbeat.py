@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+
+import msgspec
 
 from frazil.host.exchange import Exchange
 
@@ -49,10 +49,6 @@ class Stall:
     """The topic-partition that stalls the writer, such as `flights-3`; None if no single one does."""
     reason: str
     """A sentence that says what stalls, where, how long, and what to do."""
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Stall:
-        return cls(**{**value, "kind": StallKind(value["kind"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +99,5 @@ class Heartbeat:
     @classmethod
     def read(cls, exchange: Exchange) -> Heartbeat | None:
         raw = exchange.read(NAME)
-        return None if raw is None else cls.from_json(raw)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Heartbeat:
-        # Skip additions of later versions, whose writers may run next to this reader during an upgrade.
-        known = {field.name: raw[field.name] for field in dataclasses.fields(cls) if field.name in raw}
-        stall = Stall.from_json(raw["stall"]) if raw.get("stall") else None
-        notices = tuple(raw.get("notices", ()))
-        return cls(**{**known, "phase": Phase(raw["phase"]), "stall": stall, "notices": notices})
+        # Skips additions of later versions, whose writers may run next to this reader during an upgrade.
+        return None if raw is None else msgspec.convert(raw, cls)

@@ -27,6 +27,7 @@ from itertools import islice
 from typing import NamedTuple, Self
 from urllib.parse import unquote
 
+import msgspec
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.backfill_marker import open_backfills
@@ -88,8 +89,7 @@ class OrphanMemory:
         try:
             raw = json.loads(gzip.decompress(data))
             if (raw["format"], raw["table_uuid"]) == (MEMORY_FORMAT, table_uuid):
-                runs = (OrphanRun(r["at_ms"], Progress(**r["standing"]), tuple(r["paths"])) for r in raw["runs"])
-                return cls(table_uuid, tuple(runs))
+                return msgspec.convert(raw, cls)
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
             log.warning("the record of earlier cleanups cannot be read: this run counts as the first")
         return cls(table_uuid)

@@ -1,4 +1,4 @@
-"""Alert rules of a stream; `frazil.maintenance.alert_rules` has the rules of its table. Pure, except
+"""Alert rules of a stream; `frazil.maintenance.alerts` has the rules of its table. Pure, except
 `find_incomplete_window`. Rules about events, such as `restarts`, have no hold time.
 """
 
@@ -14,7 +14,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.aggregate.due import WaitingDay
 from frazil.host.heartbeat import StallKind
-from frazil.maintenance.alert_rules import Reading
+from frazil.maintenance.alerts import Reading
 from frazil.partitions.completeness import waiting_text
 from frazil.partitions.windows import Window
 from frazil.signals.completion import find_feeds

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from frazil import installed
-from frazil.host.json_file import read_json, replace_json
+from frazil.host.exchange import read_json, replace_json
 from frazil.status.state import StreamState
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import quote, urljoin
 
-from frazil.maintenance.alert_rules import DEFAULT_RUNBOOK, runbook_link
+from frazil.maintenance.alerts import DEFAULT_RUNBOOK, runbook_link
 from frazil.safe_text import escape_unsafe
 from frazil.timetext import format_utc
 

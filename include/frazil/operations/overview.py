@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from frazil.maintenance.alert_rules import runbook_link
+from frazil.maintenance.alerts import runbook_link
 from frazil.operations.calendar import DelayReason
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count

@@ -37,7 +37,7 @@ from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState
 from frazil.status.stream import LAG_UNKNOWN_PREFIX
-from frazil.supervise.observed import error_name
+from frazil.supervise.decision import error_name
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.landed_offsets import has_coordinates
 

@@ -125,7 +125,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
         records, rejected = (
-            _parse_number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
+            parse_number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
         )
         found.append(CommitCounts(snapshot.timestamp_ms, records, rejected))
         if snapshot.timestamp_ms < since_ms:
@@ -143,7 +143,7 @@ def _count_replayed(metadata: TableMetadata, stream: str, *, since_ms: int) -> i
         return 0
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, ancestors(metadata)):
         if (summary := snapshot.summary) and summary.get("frazil.backfill") == last.id:
-            return _parse_number(summary.get("frazil.records"))
+            return parse_number(summary.get("frazil.records"))
     return 0
 
 
@@ -162,10 +162,10 @@ def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int)
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, newest_first):
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         if summary.get("frazil.stream") == stream and "frazil.records" in summary:
-            dead = _parse_number(summary.get("frazil.rejected"))
-            found.records += _parse_number(summary["frazil.records"]) + dead
+            dead = parse_number(summary.get("frazil.rejected"))
+            found.records += parse_number(summary["frazil.records"]) + dead
             found.rejected += dead
-            found.stale += _parse_number(summary.get("frazil.stale"))
+            found.stale += parse_number(summary.get("frazil.stale"))
             for name, reason in parse_reasons(summary).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
     return found
@@ -190,6 +190,6 @@ def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms:
     )
 
 
-def _parse_number(text: str | None) -> int:
+def parse_number(text: str | None) -> int:
     """Parse a number in a snapshot summary. Returns 0 for an invalid value, which another program may have written."""
     return int(text) if text and text.isdecimal() else 0

@@ -20,7 +20,7 @@ from frazil.commit.expiry import Pins
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, StreamEvent
-from frazil.history.recording_threads import RecordingThreads
+from frazil.history.recorder import RecordingThreads
 from frazil.kafka.client import AdminClient
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog

@@ -26,8 +26,7 @@ from frazil.events import (
     ThrottleEvaluated,
 )
 from frazil.history.objects import HistoryStore, history_location
-from frazil.history.recorder import Recorder
-from frazil.history.recording_threads import RecordingThreads
+from frazil.history.recorder import Recorder, RecordingThreads
 from frazil.lineage.facts import LineageSettings
 from frazil.lineage.stream import Sender, StreamLineage
 from frazil.spec.model import StreamSpec

@@ -6,8 +6,7 @@ from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
 from frazil.spec.units import format_count
-from frazil.supervise.decision import Cause, Decision, SupervisionPolicy, WriterAction
-from frazil.supervise.observed import DecisionInput
+from frazil.supervise.decision import Cause, Decision, DecisionInput, SupervisionPolicy, WriterAction
 from frazil.timetext import format_elapsed
 
 MAX_FRESH_AGE_MS = 10_000

@@ -34,8 +34,13 @@ from frazil.events import (
 )
 from frazil.history.objects import HistoryObject, HistoryStore
 from frazil.history.points import EventKind, Part, Point, StreamHistory
-from frazil.history.recorder import EVENT_WRITE_INTERVAL_MS, RETRY_INTERVAL_MS, WRITE_INTERVAL_MS, Recorder
-from frazil.history.recording_threads import RecordingThreads
+from frazil.history.recorder import (
+    EVENT_WRITE_INTERVAL_MS,
+    RETRY_INTERVAL_MS,
+    WRITE_INTERVAL_MS,
+    Recorder,
+    RecordingThreads,
+)
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.local_storage import LocalStore

@@ -28,14 +28,18 @@ from frazil.host.records import (
     read_exits,
 )
 from frazil.supervise.decide import EXTERNAL_CAUSE_EXIT_CODES, FIXED_BY_TABLE_CHANGE, RESTARTABLE_EXIT_CODES, decide
-from frazil.supervise.decision import ADVANCE_LIMITS_MS, Cause, Decision, SupervisionPolicy, WriterAction
-from frazil.supervise.observed import (
+from frazil.supervise.decision import (
+    ADVANCE_LIMITS_MS,
+    Cause,
+    Decision,
     DecisionInput,
     DesiredMode,
     DesiredState,
     RemovedDeclaration,
+    SupervisionPolicy,
     UnreadableState,
     ValidDeclaration,
+    WriterAction,
 )
 
 NOW = 1_800_000_000_000

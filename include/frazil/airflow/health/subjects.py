@@ -20,7 +20,7 @@ from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.declared_streams import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, measure_route_share
-from frazil.maintenance.alert_rules import Reading, unread_reading
+from frazil.maintenance.alerts import Reading, unread_reading
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
     audit_reading,

@@ -20,10 +20,10 @@ from frazil.airflow.health.routes import RouteFindings
 from frazil.airflow.health.subjects import FailedRuns, IsPaused, StoredState, read_subjects, subjects_of
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
 from frazil.errors import FrazilError
-from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import (
     AlertStates,
     AlertStep,
+    Reading,
     evaluate_alerts,
     evaluate_readings,
     evaluate_unmeasured,

@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
-from frazil.maintenance.alert_rules import runbook_link
+from frazil.maintenance.alerts import runbook_link
 from frazil.operations.overview import ActiveAlert
 from frazil.operations.page_actions import UnfinishedRun
 from frazil.operations.table_view import WindowRun

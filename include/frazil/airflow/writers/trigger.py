@@ -188,8 +188,11 @@ class WriterTrigger(UserActionTrigger):
 
     def _begin(self) -> None:
         """Record which run supervises the writer on this host, which may differ from the worker's host."""
-        from frazil.host.given_up import settle_given_up
-        from frazil.host.supervising_run import SupervisingRun, write_supervising_run  # needed by a triggerer only
+        from frazil.host.supervising_run import (  # needed by a triggerer only
+            SupervisingRun,
+            settle_given_up,
+            write_supervising_run,
+        )
 
         if (instance := self.task_instance) is None:
             return
@@ -200,7 +203,7 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: SupervisionStep) -> None:
-        from frazil.host.given_up import announce_given_up
+        from frazil.host.supervising_run import announce_given_up
 
         if (instance := self.task_instance) is None:
             return
