@@ -19,7 +19,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
-from frazil.commit.failed_rounds import Outage, Refusals, Step, TableNames, classify_error
+from frazil.commit.failed_rounds import Outage, Refusals, Step, TableNames, classify_error, may_refuse_one_update
 from frazil.errors import FrazilError
 from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.catalog_mistakes import retry_after_s
@@ -41,6 +41,9 @@ class SnapshotExpiry(Protocol):
 
     def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
         """Return the updates to add to the next attempt of a commit. `load` loads the table."""
+
+    def withdraw(self) -> bool:
+        """Pause the expiry, if the attempt that the catalog refused had such updates. Return whether it had."""
 
     def continue_after(self, table: Table) -> None:
         """Prepare the next expiry after a commit, without waiting."""
@@ -308,6 +311,13 @@ class _Rounds(Generic[T]):
         for commit in self._commits:
             commit.handle.forget()
 
+    def withdraw_expiry(self) -> bool:
+        """Leave the expiry of snapshots out of the next attempts. Return whether the last attempt had any."""
+        if self.step != "commit":
+            return False
+        withdrawn = [commit.handle.expiry.withdraw() for commit in self._commits if commit.handle.expiry]
+        return any(withdrawn)
+
     def _commit(self, changes: Mapping[int, Change[T]], tables: Sequence[Table]) -> None:
         handles = [self._commits[index].handle for index in changes]
         parts = [TableChange(tables[index], change.requirements, change.updates) for index, change in changes.items()]
@@ -345,6 +355,12 @@ def _swap_tables(commits: Sequence[TableCommit[T]], at_once: CommitTables | None
             checked_again = True
             continue
         except Exception as error:  # after any other error the outcome is unknown; the next attempt determines it
+            if may_refuse_one_update(error) and rounds.withdraw_expiry():
+                log.warning(
+                    "the catalog refuses a commit to %s that expires snapshots (%r): trying without", names, error
+                )
+                rounds.forget()
+                continue
             refusals.count_error(error, rounds.step, rounds.tables)
             setback = classify_error(error, rounds.step, names, retry_policy.total_s)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()

@@ -91,6 +91,13 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSAL_STATUS_CODES
 
 
+def may_refuse_one_update(error: Exception) -> bool:
+    """Return whether the catalog refused a commit, and may accept it with fewer updates."""
+    if isinstance(error, ForbiddenError):
+        return not is_credentials_expiry(error)
+    return _is_refusal(error) and not is_overtaken(error)
+
+
 def is_overtaken(error: Exception) -> bool:
     """Return whether a snapshot was refused because another branch took its sequence number or row ids."""
     taken = ("older than last sequence number", "next-row-id")

@@ -14,6 +14,7 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
 from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, recently_written, write_merged
+from frazil.pyiceberg_fixes.version_3 import first_row_id
 
 FAN_IN = 32
 """Number of manifests of one size class that are merged into one."""
@@ -27,11 +28,12 @@ class MergedManifest:
     """A manifest that lists the live files of other manifests, written for one snapshot."""
 
     manifest: ManifestFile
-    replaces: frozenset[str]
+    replaces: frozenset[tuple[str, int | None]]
+    """Paths and first row ids: another engine's upgrade to format version 3 gives the rows ids."""
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
         """Return the manifests with this one instead of those that it replaces; None if one of those is missing."""
-        others = [one for one in manifests if one.manifest_path not in self.replaces]
+        others = [one for one in manifests if (one.manifest_path, first_row_id(one)) not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
 
@@ -57,4 +59,4 @@ def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot
         return None
     path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m0.avro"
     merged = write_merged(found, path=path, table=table, snapshot_id=snapshot_id)
-    return MergedManifest(merged, frozenset(one.manifest_path for one in found))
+    return MergedManifest(merged, frozenset((one.manifest_path, first_row_id(one)) for one in found))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -56,7 +57,9 @@ class WriterExpiry:
     delete_delay_ms: int = DELETE_DELAY_MS
     _planned: _Removal | None = None
     _proposed: tuple[Snapshot, ...] = ()
-    """The snapshots that the last attempt of a commit expires."""
+    """The snapshots that attempts of the current commit expire."""
+    _in_attempt: bool = False
+    """Whether the last attempt of a commit expires snapshots."""
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
     """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
     _former: list[str] = field(default_factory=list)
@@ -78,7 +81,7 @@ class WriterExpiry:
         """Return the planned removal once: if the commit fails because of it, the next attempt is without it. A commit
         asserts only main, so the table is loaded again for tags and branches that others have made since.
         """
-        planned, self._planned = self._planned, None
+        planned, self._planned, self._in_attempt = self._planned, None, False
         if planned is None:
             return ()
         try:
@@ -86,12 +89,20 @@ class WriterExpiry:
         except Exception as error:  # catalogs raise anything, and the commit itself must decide
             log.info("expiry of %d snapshots is postponed: %r", len(planned.snapshots), error)
             return ()
-        if planned.refs != _refs(metadata):
+        if planned.refs != _refs(metadata) or not may_delete_files(metadata.properties):
             return ()
         present = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         self._proposed = tuple(s for s in planned.snapshots if s.snapshot_id in present)
         ids = [snapshot.snapshot_id for snapshot in self._proposed]
+        self._in_attempt = bool(ids)
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
+
+    def withdraw(self) -> bool:
+        """Expire nothing until main's history is longer by `at-most`, if the refused attempt expired snapshots."""
+        withdrawn, self._in_attempt = self._in_attempt, False
+        if withdrawn and self._last is not None:
+            self._due = sum(1 for _ in ancestors(self._last.metadata)) + self.settings.at_most
+        return withdrawn
 
     def continue_after(self, table: Table) -> None:
         """After a commit, let the thread delete what it expired and plan the next removal, if due. Does not wait."""
@@ -111,11 +122,11 @@ class WriterExpiry:
             self._running = self.start(lambda: self._run(table, delete_before_ms, is_due=is_due))
 
     def end(self) -> None:
-        """Delete the files of all snapshots that this writer expired."""
+        """Delete what is due. The orphan cleanup deletes the files of snapshots that expired within the delay."""
         if self._running is not None:
             self._running.join()
         if self._last is not None:
-            self._run(self._last, self.clock_ms() + 1, is_due=False)
+            self._run(self._last, self._delete_before_ms, is_due=False)
 
     @property
     def _delete_before_ms(self) -> int:
@@ -159,7 +170,10 @@ def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table:
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
     kept = [*later, *(s for s in table.metadata.snapshots if s.snapshot_id not in newer)]
-    manifests = {path for snapshot in expired for path in manifest_paths(snapshot, table.io)}
+    manifests = set[str]()
+    for snapshot in expired:
+        with suppress(FileNotFoundError):  # another writer or maintenance expired it first, and deleted its files
+            manifests.update(manifest_paths(snapshot, table.io))
     if manifests:
         manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
     return manifests | {snapshot.manifest_list for snapshot in expired}
@@ -171,5 +185,5 @@ def _versions(table: Table) -> set[str]:
 
 def _refs(metadata: TableMetadata) -> dict[str, int]:
     """Return the snapshot ids of branches and tags by name, except branches that writers move with each commit."""
-    moving = (MAIN, open_branch_name(""))
-    return {name: ref.snapshot_id for name, ref in metadata.refs.items() if not name.startswith(moving)}
+    others = {name: ref for name, ref in metadata.refs.items() if name != MAIN}
+    return {name: ref.snapshot_id for name, ref in others.items() if not name.startswith(open_branch_name(""))}

@@ -172,6 +172,24 @@ def test_a_table_that_another_engine_upgrades_goes_on_with_ids_for_all_rows(cata
     assert len(world.rows()) == 9 * FAN_IN
 
 
+def test_a_merge_from_before_an_upgrade_is_not_used_once_rows_have_ids(catalog: FaultyCatalog, tmp_path: Path):
+    world = new_world(catalog, tmp_path, version=2)
+    committer, before = world.begin(), dict[str, range]()
+    commit(world, committer, 0, FAN_IN)
+
+    def upgrade_and_commit() -> None:
+        upgrade(world)
+        table = world.load()
+        theirs = SnapshotWriter(()).prepare(table, summary={}, now_ms=world.clock_ms)
+        world.catalog.inner.commit_table(table, theirs.requirements, theirs.updates)
+        before.update(check(world.load()))
+
+    world.catalog.next_meets(upgrade_and_commit, "demo.events")
+    commit(world, committer, FAN_IN, FAN_IN + 1)
+    assert before
+    assert kept(before, check(world.load()))
+
+
 def test_a_new_column_changes_no_id(world: World):
     committer = world.begin()
     commit(world, committer, 0, 2)

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.exceptions import BadRequestError, ForbiddenError
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 
+from frazil.commit import manifest_lists
 from frazil.commit.expiry import Pins
 from frazil.commit.history import ancestors
 from frazil.commit.sweep import bare_path
 from frazil.commit.writer_expiry import WriterExpiry
 from frazil.spec.maintenance import Expiry
+from frazil.table.recent import BoundedCache
 
 SETTINGS = Expiry(keep=timedelta(hours=6), at_least=2, at_most=8)
 MAX_SNAPSHOTS = 11
@@ -90,12 +94,13 @@ def test_tags_and_branches_and_all_after_a_readers_tag_stay_readable(world: Any)
     assert writer.is_whole()
 
 
-def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any):
+@pytest.mark.parametrize("tag", ["late", "main-before-the-migration"])
+def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any, tag: str):
     writer = Writer(world, waits=True)
     writer.commit(10)
     oldest = ids(world)[0]
     writer.work()  # plans to expire the oldest
-    world.load().manage_snapshots().create_tag(oldest, "late").commit()
+    world.load().manage_snapshots().create_tag(oldest, tag).commit()
     writer.commit()
     assert oldest in ids(world)
     writer.work()
@@ -123,6 +128,12 @@ def test_files_of_metadata_stay_for_a_while_for_those_who_loaded_the_snapshot_be
     with pytest.raises(FileNotFoundError):
         loaded.inspect.manifests()
     assert len(world.manifests() - world.used_manifests()) < 120
+    loaded = world.load()
+    writer.commit(20)
+    writer.expiry.end()
+    assert loaded.metadata.current_snapshot_id not in ids(world)
+    assert len([*loaded.scan().plan_files()]) == 65, "an end of the writer shortens no delay"
+    world.clock_ms += 30_000
     writer.expiry.end()
     assert world.manifests() == world.used_manifests()
     assert writer.is_whole()
@@ -156,6 +167,45 @@ def test_a_commit_whose_answer_is_lost_expires_once_and_its_files_are_deleted(wo
     writer.work()
     assert writer.is_whole()
     assert world.manifests() == world.used_manifests()
+
+
+def test_another_that_expires_a_planned_snapshot_first_stops_no_later_expiry(
+    world: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    # A snapshot of another writer: this process does not know its manifests.
+    monkeypatch.setattr(manifest_lists, "_paths", BoundedCache[tuple[str, ...]](0))
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    writer.work()
+
+    def their_expiry() -> None:
+        world.expire_all_but_newest()
+        world.foreign_append()
+
+    world.catalog.next_meets(their_expiry, world.table)
+    writer.commit()
+    writer.work()
+    assert "cannot expire" not in caplog.text
+    assert world.manifests() == world.used_manifests()
+
+
+@pytest.mark.parametrize("kind", [BadRequestError, ForbiddenError])
+def test_a_catalog_that_refuses_to_expire_gets_the_commits_without(world: Any, kind: type[Exception]):
+    refused: list[int] = []
+
+    def commit_table(table: Any, requirements: Any, updates: Any) -> Any:
+        if any(isinstance(update, RemoveSnapshotsUpdate) for update in updates):
+            refused.append(len(table.metadata.snapshots))
+            raise kind("the principal may not remove snapshots")
+        return commit(table, requirements, updates)
+
+    writer = Writer(world)
+    commit, world.catalog.inner.commit_table = world.catalog.inner.commit_table, commit_table
+    writer.commit(40)
+    assert len(ids(world)) == 41
+    assert writer.is_whole()
+    assert world.time.waits == []
+    assert 0 < len(refused) <= 40 / SETTINGS.at_most, "it is rarely tried again"
 
 
 def test_what_a_killed_writer_leaves_is_used_by_no_snapshot(world: Any):
@@ -214,6 +264,15 @@ def test_a_snapshot_that_a_signal_names_stays(world: Any):
     writer.commit(40)
     assert named <= set(ids(world))
     assert len(ids(world)) <= MAX_SNAPSHOTS + 1
+
+
+def test_files_that_may_be_shared_since_the_plan_keep_all_snapshots(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    writer.work()
+    world.load().transaction().set_properties({"gc.enabled": "false"}).commit_transaction()
+    writer.commit()
+    assert len(ids(world)) == 12
 
 
 @pytest.mark.parametrize("properties", [{"gc.enabled": "false"}])
