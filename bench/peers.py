@@ -29,8 +29,7 @@ from bench.meter.process_tree import measured
 from bench.peer.records import FIRST_ID, KINDS, PARTITIONS, Records, avro_schema, produce
 from bench.peer.report import Run, page
 from bench.peer.systems import CATALOG, NAMESPACE, SYSTEMS, Job, System, declared
-from frazil.dev.kafka import EmbeddedKafka
-from frazil.dev.registry import EmbeddedRegistry
+from frazil.dev.kafka import EmbeddedKafka, EmbeddedRegistry
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog

@@ -15,7 +15,7 @@ from enum import StrEnum
 from frazil.aggregate.due import WaitingDay
 from frazil.commit.rejection_reasons import Reason
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.maintenance.alert_rules import CLEAR_RATIO, MIN_FILE_DIVISOR, Reading, evaluate_table_rules
+from frazil.maintenance.alerts import CLEAR_RATIO, MIN_FILE_DIVISOR, Reading, evaluate_table_rules
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.maintenance.stream_rules import (
     MIN_BAD_RECORDS,
@@ -104,7 +104,7 @@ _NOTES = """\
 
 - `freshness` is at least {intervals} times the longest declared commit interval.
 - `writer` fires at once if the supervisor gave up, or if the writer ended with an error after which none is
-  [restarted](exit-codes.md). A stream that no writer has run on this host yet has `hold` for its first start.
+  [restarted](exit-codes.md). If no writer of a stream has run on this host yet, the alert fires after `hold`.
 - `stall` and `registry` fire after `maintenance.alerts.stall`. A watermark that does not advance while the writer
   commits is also a stall, but its alert fires after `hold`.
 - `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one

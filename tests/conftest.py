@@ -26,10 +26,9 @@ from pyiceberg.table import Table
 
 from frazil.dev import kafka as dev_kafka
 from frazil.dev import process
-from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.kafka import EmbeddedKafka, EmbeddedRegistry
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
-from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.errors import FrazilError
 from frazil.home import run_folder
@@ -100,7 +99,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not is_in_turn(item):
             item.add_marker(pytest.mark.soak)
-        if seconds.get(durations.function_of(item.nodeid), 0) >= durations.SLOW_S:
+        if durations.function_of(item.nodeid) in seconds:
             item.add_marker(pytest.mark.slow)
     order = {"airflow": 0, "spark": 1}
     groups = {item: group_of(item) for item in items}

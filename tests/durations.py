@@ -13,9 +13,7 @@ from pathlib import Path
 
 PATH = Path(__file__).with_suffix(".json")
 MIN_S = 0.1
-"""Functions that take less are not stored."""
-SLOW_S = 0.2
-"""`make unit` leaves out functions that take this many CPU seconds or more."""
+"""Functions that take less are not stored. `make unit` leaves out those that are."""
 
 
 def read() -> dict[str, float]:

@@ -25,12 +25,10 @@ from frazil.commit.sweep import batch_folder
 from frazil.events import BatchCommitted, EpochBegan, Event, LagMeasured, StallBegan, StreamEvent
 from frazil.history.objects import HistoryStore
 from frazil.history.points import EventKind, HistoryEvent
-from frazil.history.recorder import Recorder
-from frazil.history.supervision import SupervisionRecorder
+from frazil.history.recorder import Recorder, SupervisionRecorder
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
+from frazil.host.exchange import open_exchange, replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall
-from frazil.host.json_file import replace_json
 from frazil.host.lock import LOCK_FILE
 from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.peer import jars
 from bench.peer.records import FLINK, FLINK_AVRO, FRAZIL, SPARK, Records
-from frazil.dev.registry import EmbeddedRegistry
+from frazil.dev.kafka import EmbeddedRegistry
 from frazil.spark import jars as own_jars
 from frazil.spark.java import require_java
 

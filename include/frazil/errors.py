@@ -145,7 +145,7 @@ def find_subclasses(of: type[FrazilError] = FrazilError) -> frozenset[type[Frazi
 NO_RESTART_EXIT_CODES = frozenset(
     each.exit_code for each in find_subclasses() if not each.restartable and each.exit_code > 1
 )
-"""Exit codes after which a restarted writer would fail in the same way. A crash, 1, is not among them."""
+"""Exit codes after which a restarted writer would fail in the same way. They do not include 1, a crash."""
 
 
 def format_error(error: Exception) -> str:

@@ -49,7 +49,7 @@ class BatchCommitted:
     marker: Marker
     records: int
     rejected: int
-    """Dead letters."""
+    """Number of dead letters."""
     files: int
     stage_s: float
     commit_s: float
@@ -98,6 +98,8 @@ class FutureEventTimes:
     """The topic-partition from which most of these rows come."""
     max_future: str
     """The declared limit, such as `10m`."""
+    newest_ms: int | None = None
+    """The newest of these event times; None if the version of frazil that staged the batch did not record it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,11 @@ class ThrottleEvaluated:
     """The growth of the table's metadata. Emitted while it is too fast, and once when it no longer is."""
 
     reason: str | None
-    """Why the commit interval is longer than declared, or should be; None if it is as declared."""
+    """Why the commit interval is longer than declared, or should be; otherwise None."""
     stretch: float
     """Factor by which the commit interval is longer than declared."""
     was_under_pressure: bool
-    """Whether the growth was too fast at the previous evaluation."""
+    """Whether there was a reason at the previous evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class NoticeIssued:
     sentence: str
     """The fact, its reason, and what to do to change it. Begins with a lower-case letter."""
     replaces: str = ""
-    """An earlier sentence, such as one with a lower count, that only heartbeats show replaced; empty if none."""
+    """The earlier sentence that this one replaces; empty if none. Only heartbeats show the replacement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ StreamEvent = (
 class Event:
     stream: str
     at_ms: int
-    """Milliseconds since 1970, UTC."""
+    """Time of the event, in milliseconds since 1970, UTC."""
     what: StreamEvent
 
 

@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path
 
 MIN_FREE_BYTES = 2**16
-"""A disk with less counts as full, because a log or a record in a run folder may no longer fit."""
+"""Minimum free space: a disk with less counts as full, because a log or a run folder's record may no longer fit."""
 
 
 def home() -> Path:

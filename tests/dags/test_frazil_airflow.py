@@ -20,8 +20,7 @@ from frazil.host.heartbeat import Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import read_notes
 from frazil.host.supervising_run import SupervisingRun, read_supervising_run, write_supervising_run
-from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
+from frazil.supervise.decision import Cause, Decision, DecisionInput, DesiredState, ValidDeclaration, WriterAction
 from frazil.supervise.supervisor import SupervisionStep
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess

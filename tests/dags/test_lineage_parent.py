@@ -16,7 +16,7 @@ from openlineage.client.uuid import generate_static_uuid
 
 from frazil.errors import SpecError
 from frazil.events import EventDispatcher
-from frazil.history.recording_threads import RecordingThreads
+from frazil.history.recorder import RecordingThreads
 from frazil.lineage.facts import PARENT_VARIABLE, LineageSettings
 from frazil.spec.load import load_stream
 from frazil.stream.recording import record_events

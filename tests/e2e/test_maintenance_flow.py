@@ -13,6 +13,7 @@ import pytest
 from frazil.dev.airflow import SPARK_POOL, EmbeddedAirflow
 from frazil.spec.load import load_stream
 from tests import polling
+from tests.airflow_api import AirflowApi
 from tests.made_batches import EventTimes, MadeStream
 
 eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
@@ -98,7 +99,7 @@ def land(folder: Path, *, batches: int) -> MadeStream:
 @pytest.mark.rotates(3)
 @pytest.mark.timeout(900)
 def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
-    client = airflow.client()
+    client = AirflowApi.of(airflow)
     stream = land(tmp_path / "streams", batches=12)
     before = stream.tables.main.refresh().scan().to_arrow().sort_by("kafka_offset")
     client.wait_for_dag(HEALTH, within_s=120)

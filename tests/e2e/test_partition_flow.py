@@ -18,11 +18,11 @@ import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.dev.airflow import EmbeddedAirflow
-from frazil.dev.airflow_client import AirflowClient
 from frazil.errors import EnvironmentUnusable
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests import polling
+from tests.airflow_api import AirflowApi
 from tests.made_batches import EventTimes, MadeStream
 
 eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
@@ -131,7 +131,7 @@ def airflow(tmp_path: Path, frazil_home: Path) -> Iterator[EmbeddedAirflow]:
         yield started
 
 
-def failed_run(client: AirflowClient, said: str) -> tuple[str, str] | None:
+def failed_run(client: AirflowApi, said: str) -> tuple[str, str] | None:
     """The failed run of the partition DAG whose first task logged this, and that log."""
     for run in client.runs(LOOKS):
         with suppress(EnvironmentUnusable):  # on a busy host the task of another run may never have begun
@@ -145,7 +145,7 @@ def failed_run(client: AirflowClient, said: str) -> tuple[str, str] | None:
 def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_again(
     airflow: EmbeddedAirflow, tmp_path: Path
 ) -> None:
-    client = airflow.client()
+    client = AirflowApi.of(airflow)
     trips = Trips(tmp_path / "streams")
     client.wait_for_dag("reader", within_s=120)
     waiting = client.trigger("reader")["dag_run_id"]

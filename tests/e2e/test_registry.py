@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from frazil.cli.main import frazil as frazil_command
-from frazil.dev.kafka import EmbeddedKafka
-from frazil.dev.registry import EmbeddedRegistry
+from frazil.dev.kafka import EmbeddedKafka, EmbeddedRegistry
 from frazil.errors import EnvironmentUnusable, RegistryUnavailable
 from frazil.stream import outage
 

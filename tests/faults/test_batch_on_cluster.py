@@ -16,7 +16,7 @@ from frazil.aggregate.day_input import NO_REVISIONS
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
-from frazil.spark.catalog_jars import ensure_catalog_jars
+from frazil.spark.jars import ensure_catalog_jars
 from frazil.table.catalogs import load_catalog
 
 from .exactness import check_exact

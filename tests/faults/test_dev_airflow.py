@@ -14,6 +14,7 @@ from frazil.dev.airflow_client import AirflowClient, wait_for
 from frazil.doctor import host as doctor
 from frazil.doctor.finding import CheckState
 from frazil.errors import EnvironmentUnusable
+from tests.airflow_api import AirflowApi
 from tests.polling import eventually
 
 HELLO = '''
@@ -43,7 +44,7 @@ def airflow(shared_airflow: EmbeddedAirflow) -> EmbeddedAirflow:
     return shared_airflow
 
 
-def finished(client: AirflowClient, run_id: str) -> dict[str, Any]:
+def finished(client: AirflowApi, run_id: str) -> dict[str, Any]:
     def ended() -> dict[str, Any] | None:
         run = client.run("hello", run_id)
         return run if run["state"] in {"success", "failed"} else None
@@ -65,7 +66,7 @@ def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> N
 
 @pytest.mark.timeout(600)
 def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
-    client = airflow.client()
+    client = AirflowApi.of(airflow)
     client.wait_for_dag("hello", within_s=120)
     client.set_paused("hello", False)
     run = finished(client, client.trigger("hello")["dag_run_id"])
@@ -76,7 +77,7 @@ def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
 
 
 def test_a_viewer_may_check_but_not_act(airflow: EmbeddedAirflow) -> None:
-    viewer = airflow.client("viewer")
+    viewer = AirflowApi.of(airflow, "viewer")
     assert viewer.dags()
     with pytest.raises(EnvironmentUnusable, match="403"):
         viewer.set_paused("hello", True)

@@ -19,11 +19,11 @@ import pytest
 
 from frazil.dev import process
 from frazil.dev.airflow import EmbeddedAirflow
-from frazil.dev.airflow_client import AirflowClient
 from frazil.dev.postgres import EmbeddedPostgres
 from frazil.errors import Fenced
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
+from tests.airflow_api import AirflowApi
 from tests.polling import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -63,8 +63,8 @@ class Deployment:
         self.airflow, self.root = airflow, root
 
     @property
-    def client(self) -> AirflowClient:
-        return self.airflow.client()
+    def client(self) -> AirflowApi:
+        return AirflowApi.of(self.airflow)
 
     def start(self, name: str, *command: str, host: str) -> None:
         """Start a component under a name of its own, on a host."""

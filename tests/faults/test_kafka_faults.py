@@ -78,6 +78,7 @@ def second_broker(own_kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Embedded
         yield broker
 
 
+@pytest.mark.rotates(3)
 def test_a_partition_without_a_leader_holds_its_windows_and_no_other_partition(  # noqa: PLR0913, PLR0917
     own_kafka: EmbeddedKafka,
     second_broker: EmbeddedKafka,

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from frazil.dev.airflow import EmbeddedAirflow
-from frazil.dev.airflow_client import AirflowClient
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.processes import is_alive
 from tests import polling
+from tests.airflow_api import AirflowApi
 
 eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
 
@@ -52,7 +52,7 @@ STREAMS = ("killed", "restarts", "marked", "cleared", "paused", "changed", "refu
 class SupervisedStream:
     """One stream: its declaration, its DAG, and its writer as its run folder shows it."""
 
-    def __init__(self, name: str, *, home: Path, streams: Path, airflow: AirflowClient) -> None:
+    def __init__(self, name: str, *, home: Path, streams: Path, airflow: AirflowApi) -> None:
         self.name, self.home, self.file = name, home, streams / f"{name}.yaml"
         self.airflow, self.dag_id = airflow, f"frazil_writer_{name}"
         self.launcher = LocalLauncher(name, folder=home / "streams" / name)
@@ -121,12 +121,12 @@ def airflow(shared_airflow: EmbeddedAirflow) -> Iterator[EmbeddedAirflow]:
 
 
 @pytest.fixture(scope="module")
-def client(airflow: EmbeddedAirflow) -> AirflowClient:
-    return airflow.client()
+def client(airflow: EmbeddedAirflow) -> AirflowApi:
+    return AirflowApi.of(airflow)
 
 
 @pytest.fixture(scope="module")
-def stream(airflow: EmbeddedAirflow, client: AirflowClient) -> Callable[[str], SupervisedStream]:
+def stream(airflow: EmbeddedAirflow, client: AirflowApi) -> Callable[[str], SupervisedStream]:
     """A stream whose writer runs, and has committed a batch."""
     root = airflow.home.parent
 
@@ -257,9 +257,7 @@ def test_a_removed_stream_stops_after_the_batch_at_hand(removed: SupervisedStrea
     assert [(end.code, end.stopped_for) for end in removed.observe().exits] == [(0, "removed")]
 
 
-def test_a_broken_declaration_leaves_its_writer_alone_and_says_what_is_wrong(
-    stream: Any, client: AirflowClient
-) -> None:
+def test_a_broken_declaration_leaves_its_writer_alone_and_says_what_is_wrong(stream: Any, client: AirflowApi) -> None:
     broken = stream("broken")
     pid = broken.pid
     broken.file.write_text(broken.file.read_text().replace("event-time: ts", "event-tmie: ts"))
@@ -308,7 +306,7 @@ maintenance: {alerts: {dead-letters-per-minute: 5}}
 @pytest.mark.soak
 def test_a_circuit_that_opens_fails_the_task_with_its_samples_and_two_commands_get_out_of_it(  # noqa: PLR0913, PLR0917
     airflow: EmbeddedAirflow,
-    client: AirflowClient,
+    client: AirflowApi,
     kafka: Any,
     topic: Any,
     declared_stream: Any,

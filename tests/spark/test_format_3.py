@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema
-from pyiceberg.types import LongType, NestedField, PrimitiveType, TimestampNanoType, TimestamptzNanoType
+from pyiceberg.types import LongType, NestedField, PrimitiveType, StringType, TimestampNanoType, TimestamptzNanoType
 
 from frazil.commit.committer import Committer
 from frazil.maintenance.due import Action
@@ -154,6 +154,19 @@ def test_a_table_that_another_program_upgrades_is_written_on(spark: Any, world: 
     after = rows(spark)
     assert sorted(after) == list(range(end))
     assert_kept(before, after)
+
+
+def test_spark_reads_the_default_of_a_column_that_older_files_do_not_have(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0)
+    with world.load().update_schema() as update:
+        update.add_column("gate", StringType(), default_value="A1")
+    write(world, committer, end)
+    found = sql(spark, f"SELECT kafka_offset, gate FROM {TABLE}").collect()
+    by_pyiceberg = world.load().scan().to_arrow()
+    gates = {offset: "A1" if offset < end else None for offset in range(2 * end)}
+    assert {row.kafka_offset: row.gate for row in found} == gates
+    assert dict(zip(by_pyiceberg["kafka_offset"].to_pylist(), by_pyiceberg["gate"].to_pylist(), strict=True)) == gates
 
 
 ACCOUNTS = "default.demo.accounts"

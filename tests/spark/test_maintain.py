@@ -20,9 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.transforms import DayTransform
 
 from frazil.commit.commit_checks import check_ancestry, check_open_branch
+from frazil.commit.expiry import Pins, plan_expiry
 from frazil.errors import RolledBack
 from frazil.maintenance import run as maintenance_run
 from frazil.maintenance import spark_actions
@@ -65,7 +67,7 @@ partition-by: [{partitions}]
 maintenance:
   compaction: {{min-files: 2, open-files: 4, strategy: {strategy}}}
   manifests: {{most: 4}}
-  expiry: {{keep: 1h, at-least: 2}}
+  expiry: {{keep: 1h, at-least: 2, at-most: {at_most}}}
 """
 
 
@@ -92,9 +94,11 @@ def columns(rows: int) -> Mapping[str, pa.Array]:
 class Made:
     """A stream with commits, and its table as it is maintained."""
 
-    def __init__(self, spark: Any, folder: Path, name: str, partitions: str, rest: str = "") -> None:
+    def __init__(  # noqa: PLR0913 - what a stream is declared by
+        self, spark: Any, folder: Path, name: str, partitions: str, rest: str = "", *, at_most: int = 500
+    ) -> None:
         path, strategy = folder / f"{name}.yaml", "sort" if "sort-by" in rest else "binpack"
-        path.write_text(YAML.format(name=name, partitions=partitions, rest=rest, strategy=strategy))
+        path.write_text(YAML.format(name=name, partitions=partitions, rest=rest, strategy=strategy, at_most=at_most))
         self.folder, self.spec, self.spark = folder, load_stream(path), spark
         self.stream = MadeStream(self.spec, now_ms=0, partitions=1, columns=columns)
         self.catalog: Catalog = load_catalog(None)
@@ -286,6 +290,30 @@ def test_a_writer_commits_throughout_and_every_row_is_there_once(spark: Any, tmp
     if expiry.ending is Ending.GAVE_UP:  # each of its attempts lost against a commit; alone it has to succeed
         (expiry,) = made.maintain(Action.EXPIRY, later=timedelta(hours=2))
     assert expiry.ending is Ending.DONE
+    made.assert_whole()
+
+
+def test_a_compaction_lands_although_writers_expire_snapshots_meanwhile(
+    spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(spark, tmp_path, name, "day(at)", at_most=4)
+    made.land(6)
+    begun = made.table.metadata.current_snapshot_id
+    rewrite = SparkTable._rewrite
+
+    def after_expiry(table: SparkTable, *arguments: Any, **options: Any) -> Any:
+        made.land(6)
+        metadata, now_ms = made.table.metadata, time.time_ns() // 1_000_000
+        plan = plan_expiry(metadata, made.maintained.settings.expiry, Pins(), table=name, now_ms=now_ms)
+        assert plan.expire
+        made.table.catalog.commit_table(made.table, (), (RemoveSnapshotsUpdate(snapshot_ids=list(plan.expire)),))
+        return rewrite(table, *arguments, **options)
+
+    monkeypatch.setattr(SparkTable, "_rewrite", after_expiry)
+    (compaction,) = made.maintain(Action.COMPACTION)
+    assert compaction.ending is Ending.DONE, compaction
+    assert begun in {snapshot.snapshot_id for snapshot in made.table.metadata.snapshots}
+    assert set(made.table.metadata.refs) == {"main"}
     made.assert_whole()
 
 

@@ -23,7 +23,7 @@ from frazil.table.catalogs import translate_catalog_errors
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""The revisions of a day that its signals do not cover: it is still open, or began before the first signal."""
+"""Value of `revisions` for an incomplete day: not all its windows are signalled, or a quality gate holds one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Attempts to write the day, if other runs write it at the same time."""
+"""Maximum number of attempts to write the day while other runs write it at the same time."""
 _CONFLICT_ERRORS = ("ValidationException", "CommitFailedException")
-"""Iceberg's exceptions if another run wrote the day, or the catalog kept refusing the commit."""
+"""Names of Iceberg's exceptions when another run wrote the day, or the catalog kept refusing the commit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class AggregationSpec(Model):
     event_time: Text
     """A column of type timestamptz or timestamp."""
     target: Identifier
-    """Created if missing. Only this aggregation may write to its partitions."""
+    """Identifier of the target table, created if missing. Only this aggregation may write to its partitions."""
     catalog: str | None = None
     """The catalog of both tables; None means the default."""
     within: PositiveDuration = timedelta(hours=2)

@@ -29,7 +29,7 @@ from frazil.spec.units import format_duration, parse_duration
 DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
 PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "backfill", "dead letters"})
 MAX_TAGS_PER_KIND = 10
-"""Maximum number of stream tags, table tags and owners. A DAG with more of a kind gets none of it."""
+"""Maximum number of stream tags, table tags and owners. A kind with more of them is left out."""
 MIN_INTERVAL = timedelta(minutes=1)
 
 OnFailure = Call | Sequence[Call]

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 CONTEXT_KEY = "frazil"
 MAX_ATTEMPTS = 2
-"""Maximum number of attempts per notification: a lost one about an incident's end would leave it open."""
+"""Maximum number of attempts per notification: an incident whose end is not reported stays open."""
 NO_REASON = "Airflow reports no reason (the task's process may have been killed): see the task's log"
 
 Call = Callable[[Any], None]

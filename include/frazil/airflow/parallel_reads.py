@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MAX_THREADS = 8
-"""Several, so that a catalog that does not respond delays the task by only one timeout."""
+"""Maximum number of parallel reads: several, so that an unresponsive catalog delays the task by only one timeout."""
 
 
 def read_in_parallel(

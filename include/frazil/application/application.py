@@ -24,17 +24,16 @@ from frazil.errors import FrazilError, SpecError, WorkerDied
 from frazil.events import BatchCommitted, Event, Sink
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
-from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
 from frazil.host.records import LaunchKind
+from frazil.host.supervising_run import confirm_given_up
 from frazil.host.writer_log import rotate_full_log
 from frazil.spec.last_valid import STREAMS, DeclaredFile, find_declared
 from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Hosting
 from frazil.stream.writer import Writer
-from frazil.supervise.decision import WriterAction
-from frazil.supervise.observed import RemovedDeclaration, UnreadableState, ValidDeclaration
+from frazil.supervise.decision import RemovedDeclaration, UnreadableState, ValidDeclaration, WriterAction
 from frazil.supervise.supervised import FetchConnections, SupervisedProgram, SupervisedStream, WriterProgram
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
@@ -42,12 +41,12 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 MAX_CHECKS_PER_SECOND = 20
-"""Streams per second. A check takes a millisecond or more, and two requests to an object store."""
+"""Maximum number of streams checked per second. A check takes 1 ms or more, and two requests to an object store."""
 CHECK_INTERVAL_S = 2.0
 MAX_CHECK_THREADS = 2
-"""Threads per catalog, so that an unresponsive one delays only the checks of its own streams."""
+"""Maximum number of threads per catalog: an unresponsive catalog delays only the checks of its own streams."""
 KILL_TIMEOUT_S = 120.0
-"""Time in which a killed writer must end. Then the process ends, because a thread cannot be killed."""
+"""Time in which a killed writer must end. Otherwise the application ends, because a thread cannot be killed."""
 
 
 @dataclass(slots=True)
@@ -167,8 +166,7 @@ class WriterApplication:
             if found is None or found.spec is None:
                 raise SpecError(f"stream {name} no longer belongs to the application {self.name}")
             sinks = (record_commit, *self.sinks)
-            engine = self.engine.view()
-            return Writer(found.spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
+            return Writer(found.spec, self.engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
         def record_commit(event: Event) -> None:
             if isinstance(event.what, BatchCommitted):

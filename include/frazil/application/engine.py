@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, Self
 
 from frazil.application.daemon_threads import DaemonThreads
@@ -20,7 +21,10 @@ class CancellableEngine(Engine, Protocol):
 
 
 class SharedEngine:
-    """An engine that many writers use at the same time, in few threads: each thread also needs one in the JVM."""
+    """An engine that many writers use at the same time, in few threads: each thread also needs one in the JVM.
+
+    A writer that enters or leaves it changes nothing.
+    """
 
     def __init__(self, engine: CancellableEngine, *, batches: int) -> None:
         self._engine = engine
@@ -29,20 +33,27 @@ class SharedEngine:
         self._watch = threading.Thread(target=self._watch_engine, name="engine", daemon=True)
         self.failed: Exception | None = None
 
-    def __enter__(self) -> Self:
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Start the engine for all writers, and end it after the `with` block."""
         self._engine.__enter__()
         self._engine.warm_up()
         self._watch.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            self._jobs.close()
+            self._engine.__exit__(None, None, None)
+
+    def warm_up(self) -> None:
+        """Do nothing: `running` has warmed up the engine."""
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._jobs.close()
-        self._engine.__exit__(None, None, None)
-
-    def view(self) -> Engine:
-        """Return the engine as one writer uses it: the view neither starts nor ends the engine."""
-        return _EngineView(self)
+        """Do nothing: other writers still use the engine."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         if not plans:
@@ -82,33 +93,3 @@ class SharedEngine:
             self._ready.set()
             if self._over.wait(CHECK_INTERVAL_S):
                 return
-
-
-class _EngineView:
-    def __init__(self, engine: SharedEngine) -> None:
-        self._engine = engine
-
-    @property
-    def parallelism(self) -> int:
-        return self._engine.parallelism
-
-    def warm_up(self) -> None:
-        """Do nothing: the shared engine has warmed up."""
-
-    def ready(self, until: Callable[[], bool]) -> bool:
-        return self._engine.ready(until)
-
-    def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        return self._engine.run(plans, work)
-
-    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        return self._engine.merge(plans, work)
-
-    def check(self) -> None:
-        self._engine.check()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing: other writers still use the engine."""

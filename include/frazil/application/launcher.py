@@ -15,8 +15,15 @@ from frazil import clock
 from frazil.errors import EnvironmentUnusable, FrazilError, WriterBusy
 from frazil.home import run_folder
 from frazil.host.endings import ENDED_WITH_APPLICATION, record_exit
-from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.launcher import (
+    Launcher,
+    LaunchRequest,
+    LogChunk,
+    LogPosition,
+    Observation,
+    ProcessState,
+    open_launcher,
+)
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
@@ -46,7 +53,7 @@ class HostedLauncher(Launcher):
         self.killed_at_s: float | None = None
         """Monotonic time of the first request to kill the writer."""
         self.code: int | None = None
-        """The last writer's; None while a writer runs."""
+        """Exit code of the last writer; None while a writer runs, and before the first."""
 
     @property
     def is_running(self) -> bool:

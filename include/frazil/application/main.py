@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("frazil")
 
 MAX_BATCHES_PER_CORE = 2
-"""Concurrent batches: while some wait for the catalog or the storage, others use the cores."""
+"""Maximum number of concurrent batches per core: while some wait for catalog or storage, others use the cores."""
 
 
 def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:
@@ -66,7 +66,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
         Heartbeats() as heartbeats,
         FoldingThread() as foldings,
         Telemetry.from_environment(name) as telemetry,
-        SharedEngine(engine, batches=batches) as shared,
+        SharedEngine(engine, batches=batches).running() as shared,
     ):
         hosting = Hosting(
             kafka_client=KafkaClients().open,

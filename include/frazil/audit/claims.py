@@ -38,7 +38,7 @@ class Claims:
     rejected: int = 0
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
-    """Number of these records in each routed table."""
+    """How many of the `records` are in each routed table."""
     gone: tuple[str, ...] = ()
     """Commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()
@@ -46,19 +46,22 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Offsets of dead letters that became rows, in ranges of the original batches."""
     repeats: int | None = 0
-    """Records dropped as repeats, without accepted losses; None if unknown, or with backfills or replays."""
+    """Number of repeats that batches without accepted losses dropped; None if unknown, or with backfills or replays."""
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges of the topics with these ids."""
+        """Return the ranges of the topics with these ids, by topic-partition."""
         return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
 
     def former_offsets(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, BitMap64]:
-        """Return the offsets of earlier topics with the same names."""
+        """Return the committed offsets of earlier topics with the same names, by topic-partition."""
         current = self.of_topics(topic_ids)
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return `ranges` without those in `others`. Each range in `others` removes one equal range."""
+        """Return `ranges` by topic-partition, without those in `others`.
+
+        Each range in `others` removes one equal range.
+        """
         return {
             tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()

@@ -21,7 +21,7 @@ class RemainingOffsets:
     first: int
     offsets: BitMap64
     cut: int | None = None
-    """The truncation of the log, if any: Kafka has other records from there on."""
+    """Offset at which the log was truncated, with other records from there on; None if it was not truncated."""
     dropped: BitMap64 = field(default_factory=BitMap64)
     """Records that the current transform drops."""
 
@@ -40,13 +40,13 @@ class Evidence:
     whole: bool = True
     """False if ranges, rows and dead letters cover only a period."""
     elsewhere: tuple[CommittedRange, ...] = ()
-    """Ranges outside the audited period, if read, which may explain differences."""
+    """Ranges outside the audited period, which may explain differences; empty if they were not read."""
     rewritten: tuple[Span, ...] = ()
     """Offsets that Kafka assigned to a second record, so that rows may occur twice."""
     given_up: tuple[Span, ...] = ()
     """Committed offsets whose loss an operator accepted after a rollback."""
     given_up_epoch: int = 0
-    """Epoch of the first reset that accepted such a loss."""
+    """Epoch of the first reset that accepted a loss in `given_up`."""
     replayed: ByTopicId = field(default_factory=dict)
     """Dead letters that have become rows."""
     tables: str = "the table"
@@ -82,7 +82,7 @@ class Evidence:
 
     @property
     def dead_letter_groups(self) -> list[Group]:
-        """Groups of the current topic's ranges. `dead_letters` has no dead letters of earlier topics."""
+        """Groups of the current topic's ranges only, because `dead_letters` leaves out those of earlier topics."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
         return group_ranges(*current)
 

@@ -19,7 +19,7 @@ class FindingKind(StrEnum):
     """The tables have more or fewer rows than the commit records count."""
     ROW_AND_DEAD_LETTER = "row and dead letter"
     UNCLAIMED = "unclaimed"
-    """Rows that no commit covers."""
+    """The table has rows that no commit covers."""
     ROLLED_BACK = "rolled back"
     RECORD_GONE = "record gone"
     """A commit record that a snapshot names is missing or unreadable."""
@@ -50,7 +50,7 @@ class Finding:
     sentence: str
     where: str
     keys: tuple[Mapping[str, Any], ...] = ()
-    """The first keys concerned, if the stream has a key: values by column, as stored."""
+    """Values of the first affected keys by column, as stored; empty if the stream has no key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class PartitionAudit:
     """Records that have a row."""
     duplicates: int
     gaps: int | None
-    """Records that Kafka has but no table has, if compared with Kafka."""
+    """Number of records that Kafka has but no table has; None if not compared with Kafka."""
     dead_letters: int
-    """Includes dead letters of earlier topics with the same name."""
+    """Number of dead letters, including those of earlier topics with the same name."""
     dropped: int = 0
     """Records that the transform dropped, according to the commit records."""
     of_former_topics: int = 0
-    """The rows that are of earlier topics with the same name; 0 if their number is not known."""
+    """Number of rows from earlier topics with the same name; 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Audit:
     complete: bool = field(init=False)
     """Whether all committed records were compared."""
     clean: bool = field(init=False)
-    """Complete, and without an error."""
+    """Whether the audit is complete and found nothing wrong."""
 
     def __post_init__(self) -> None:
         complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)

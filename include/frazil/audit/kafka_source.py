@@ -93,7 +93,10 @@ def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, sp
 def find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return where current topics' logs were truncated below the committed end, unless this was accepted."""
+    """Return the offset at which each log of a current topic was truncated below the committed end.
+
+    Leaves out truncations that were accepted.
+    """
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))
     reached = defaultdict[TopicPartition, Counter[int]](Counter)

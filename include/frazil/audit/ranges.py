@@ -47,7 +47,7 @@ class Group:
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]
-    """Ranges outside the audited period that overlap these."""
+    """Ranges outside the audited period that overlap the audited ranges."""
 
     @property
     def is_single(self) -> bool:

@@ -43,7 +43,7 @@ from frazil.table.lost import registration_command
 from frazil.table.parallel import run_in_parallel
 
 MAX_READ_ATTEMPTS = 3
-"""Attempts to read a table while its waiting rows are being committed."""
+"""Maximum number of attempts to read a table while its waiting rows are being committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PublishedReplays:
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """Rows in each routed table."""
     last: BackfillMarker | None = None
-    """The last replay, while its dead letters stay because rows may wait for routed tables."""
+    """The last replay while its rows may wait for routed tables, so that its dead letters stay; otherwise None."""
     journals: Sequence[Journal] = ()
     given_up: Set[Target] = frozenset()
     """Tables for which an operator discarded the rows of the last replay."""

@@ -49,7 +49,7 @@ class StagedRecords:
     rows: Tallies
     dead_letters: Tallies
     elsewhere: tuple[Tallies, ...]
-    """The rows and dead letters that the tables have."""
+    """The rows and dead letters that the stream's tables already have."""
     source: Mapping[TopicPartition, BitMap64] | None = None
     """The source's records in these ranges; None if an event-time filter selected only some records."""
 

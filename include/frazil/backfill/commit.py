@@ -61,7 +61,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
-from frazil.history.supervision import record_action
+from frazil.history.recorder import record_action
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import TopicPartition, spans_overlap
 from frazil.spec.units import format_count

@@ -18,9 +18,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.backfill import plan
 from frazil.backfill.request import BackfillRequest
-from frazil.backfill.source import MAX_SAMPLE_OFFSETS, SAMPLE_POINTS, offset_ranges
+from frazil.backfill.source import (
+    MAX_SAMPLE_OFFSETS,
+    SAMPLE_POINTS,
+    offset_ranges,
+    select_first_records,
+    split_by_records,
+)
 from frazil.commit.marker import Marker
 from frazil.errors import SpecError, StaleBatch
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask
@@ -145,7 +150,7 @@ class FileSource:
         return spans_of.offsets_within(spans, self.index.records)
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-        return plan.split_by_records(spans, self.index.records, limit=limit)
+        return split_by_records(spans, self.index.records, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         pieces = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
@@ -154,7 +159,7 @@ class FileSource:
     def sample(self, spans: Spans) -> list[StageTask]:
         """Return a single task for the whole sample, so that each file is read only once."""
         points = self.chunks(spans, limit=math.ceil(self.max_records(spans) / SAMPLE_POINTS))
-        samples = (plan.select_first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points)
+        samples = (select_first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points)
         return [StageTask(0, tuple(r for sample in samples for r in offset_ranges(sample)))]
 
     def context(self, context: StageContext) -> StageContext:

@@ -35,7 +35,7 @@ class BackfillRequest(Model):
     from_offsets: OffsetsByTopic | None = None
     to_offsets: OffsetsByTopic | None = None
     from_event_time: UtcMoment | None = None
-    """Rows outside this range are left out, and so are records that cannot be decoded."""
+    """A bound on event times. Rows outside the bounds, and records that cannot be decoded, are left out."""
     to_event_time: UtcMoment | None = None
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""

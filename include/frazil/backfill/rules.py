@@ -1,22 +1,31 @@
-"""Checks that guard a backfill, mostly before each attempt to commit, and their error messages. Pure."""
+"""Checks that guard a backfill, mostly before each attempt to commit, and their error messages. Pure, except
+`describe_interruption`, which checks whether the backfill's process is alive.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 from collections.abc import Collection
+from datetime import timedelta
 
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from frazil.backfill.request import BackfillRequest
-from frazil.commit.backfill_marker import BackfillMarker
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name
 from frazil.commit.commit_checks import files_fit
 from frazil.commit.history import ancestors
 from frazil.commit.marker import Marker
 from frazil.commit.merging_modes import MERGING_MODES
 from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError, StaleBatch, WriterBusy
+from frazil.host.processes import is_alive
+from frazil.host.records import ProcessMark
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
+from frazil.table.branches import head_of
+from frazil.timetext import format_elapsed
 
 
 def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
@@ -203,3 +212,29 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
     raise StaleBatch(
         f"stream {stream!r} was reset, or its table was rolled back, since backfill {backfill.id} was audited"
     )
+
+
+COMMIT_TIMEOUT_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
+"""After this time without a commit, a backfill of another host counts as interrupted."""
+
+
+def describe_progress(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
+    what, chunks = "replay" if last.replays else "backfill", f"{last.chunks:,} of {max(last.planned, last.chunks):,}"
+    why = describe_interruption(last, metadata, now_ms=now_ms)
+    return f"{what} {last.id}: {last.state}, {chunks} chunks" + (f"; {why}" if why else "")
+
+
+def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
+    """Return why an open backfill makes no progress, and what to do; None if it may be running."""
+    if not last.is_open or (last.state is BackfillState.STAGED and last.request.get("target") == "branch"):
+        return None
+    ways = f"run the same command again, or `frazil backfill {last.stream} --abandon`"
+    worker, head = last.worker, head_of(metadata, branch_name(last.stream))
+    if worker is not None and worker.host == socket.gethostname():
+        alive = is_alive(ProcessMark(worker.pid, worker.started_at_s))
+        return None if alive else f"interrupted: no process works on it. To finish or end it, {ways}"
+    quiet_ms = now_ms - head.timestamp_ms if head else 0
+    if quiet_ms < COMMIT_TIMEOUT_MS:
+        return None
+    where = f"process {worker.pid} of host {worker.host}" if worker else "an unknown process"
+    return f"no commit for {format_elapsed(quiet_ms)} by {where}. If the process has ended, {ways}"

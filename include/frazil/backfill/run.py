@@ -30,7 +30,6 @@ from frazil.backfill.changes import (
 )
 from frazil.backfill.commit import BackfillCommitter, abandon, finish_ended_backfill
 from frazil.backfill.files import FileSource
-from frazil.backfill.plan import missing_spans
 from frazil.backfill.request import (
     BackfillRequest,
     check_coordinates,
@@ -46,7 +45,7 @@ from frazil.backfill.rules import (
     read_further_message,
     require_marker,
 )
-from frazil.backfill.source import KafkaSource
+from frazil.backfill.source import KafkaSource, missing_spans
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import BackfillRecord, committed_chunks
 from frazil.commit.commit_checks import check_same_source
@@ -71,7 +70,7 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of offset spans. Each is read separately."""
+"""Maximum number of offset spans in a backfill: each span is read separately."""
 MAX_ATTEMPTS = 3
 """Maximum number of attempts to stage or publish if the stream or the table changes in the meantime."""
 
@@ -262,7 +261,7 @@ class Backfill:
     def _tally_routed(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> dict[Target, Tallies]:
-        """Collect the offsets of routed tables' rows, including waiting rows. Raises RouteBehind on errors."""
+        """Return the offsets of each routed table's rows, including waiting rows. Raises RouteBehind on errors."""
         if marker.routed is None:
             return {}
         tables, named = self.opened.tables, self.spec.sinks.named

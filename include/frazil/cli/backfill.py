@@ -11,8 +11,8 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import abandon
-from frazil.backfill.interrupted import describe_interruption
 from frazil.backfill.request import BackfillRequest, parse_request
+from frazil.backfill.rules import describe_interruption
 from frazil.backfill.run import open_backfill
 from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, progress

@@ -13,10 +13,9 @@ from frazil.cli.options import json_option
 from frazil.cli.output import CommandOutput, echo, echo_json
 from frazil.dev import process
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
-from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.kafka import EmbeddedKafka, EmbeddedRegistry
 from frazil.dev.object_store import LAKE, EmbeddedObjectStore
 from frazil.dev.postgres import CATALOGS_FILE, EmbeddedPostgres, write_catalogs
-from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster, SparkMaster
 from frazil.home import dev_airflow_home, home
 

@@ -16,10 +16,9 @@ from frazil.backfill.request import check_coordinates
 from frazil.cli.options import TimeParam, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.open_streams import OpenStream, open_read_only
-from frazil.dead_letters.counts import count_by_day, read_samples
 from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.left_out import LeftOutReason, count_left_out, left_out_sentences
-from frazil.dead_letters.selection import ERROR_CLASS_PATTERN, Selection
+from frazil.dead_letters.selection import ERROR_CLASS_PATTERN, Selection, count_by_day, read_samples
 from frazil.errors import AdoptionRequired, SchemaIncompatible
 from frazil.fast_imports import allow_pandas
 from frazil.safe_text import escape_unsafe

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 WAIT_REPORT_INTERVAL_S = 30.0
-"""Time for which a wait must last before it is shown, and between lines about it."""
+"""How long a wait lasts before it is shown, and the time between two lines about it."""
 MAX_BUFFERED_LINES = 1000
 """Maximum number of lines buffered while the terminal is blocked; twice as many for the writer's last words."""
 CLEAR_LINE = "\r\x1b[K"

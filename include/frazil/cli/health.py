@@ -14,7 +14,7 @@ from frazil.cli.options import CatalogRequests, json_option, streams_option, tab
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_terminal_narrow, prefix_subject
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
-from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
+from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
 from frazil.maintenance.measure import AskKafka, NotMadeByRoute, find_template_tables, measure
 from frazil.maintenance.stream_rules import evaluate_stream_rules

@@ -25,7 +25,7 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcomes import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
-from frazil.spark.catalog_jars import ensure_catalog_jars
+from frazil.spark.jars import ensure_catalog_jars
 from frazil.spec.load import load_streams, load_valid_streams, no_stream_error
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import format_count

@@ -25,8 +25,7 @@ from frazil.commit.reset_plan import AvailableOffsets, OffsetMove, StateBeforeRe
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
-from frazil.host.launcher import ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.launcher import ProcessState, open_launcher
 from frazil.host.lock import WriterLock
 from frazil.operations.stream_actions import (
     NotInKafka,
@@ -210,8 +209,8 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
     """Remove everything that frazil stores about STREAM, except its rows.
 
     This removes markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
-    (exit 9); a writer on another host is fenced. `frazil adopt` lets the stream continue on its rows. Run this before
-    you remove the stream's declaration, because the declaration names the table.
+    (exit 9); a writer on another host is fenced. To write the stream to the same table again, run `frazil adopt`. Run
+    `frazil forget` before you remove the stream's declaration, because the declaration names the table.
 
     \b
     Example:

@@ -43,11 +43,11 @@ _GIVE_UP_HELP = "Let this table continue without its waiting rows; may be repeat
 def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Show which tables of STREAM's route differ from its default table, and why.
 
-    With --give-up, a table continues as it is. Rows that wait for the table never reach it, and batches that the
-    default table does not have stay in it. A dropped table is created again, empty. If files of the old table still
-    exist, the new table gets another folder. If the table was replaced by another table of the same name, that table is
-    used. A table that the route no longer includes is not created again: all rows that wait for it are discarded,
-    including rows of a replay.
+    With --give-up, a table continues as it is. Rows that wait for the table never reach it. The table keeps rows of
+    batches that the default table does not have. A dropped table is created again, empty. If files of the old table
+    still exist, the new table gets another folder. If the table was replaced by another table of the same name, that
+    table is used. If the route no longer includes a table, it is not created again: all rows that wait for it are
+    discarded, including rows of a replay.
 
     Exits with 1 if a table differs from the default table. Exits with 0 if no table differs, and always with --give-up.
     Rows of the default table's last batch may take a minute to arrive: they are reported, and do not count as a
@@ -110,7 +110,7 @@ class _RouteDifferences:
         return {*(each.target for each in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
-        """Return the rows that wait for a table; with `backfilled`, a backfill's rows too."""
+        """Return the number of rows that wait for a table; with `backfilled`, includes a backfill's rows."""
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
     def backfill_for(self, table: str) -> LaggingTable | None:

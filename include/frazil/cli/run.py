@@ -31,11 +31,10 @@ from frazil.errors import FrazilError
 from frazil.extras import report_missing_extras
 from frazil.fast_imports import allow_pandas
 from frazil.home import full_disk_sentence, run_folder
-from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.endings import KILLED_BY_OTHERS, record_exit
 from frazil.host.heartbeat import Phase
 from frazil.host.lock import WriterLock, read_launch
-from frazil.host.processes import end_group, identify_process
+from frazil.host.processes import AGENT_KILLED, end_group, identify_process, is_agent
 from frazil.host.writer_log import LOG_FILE, redirect_output, rotate_log
 from frazil.safe_text import escape_unsafe
 from frazil.signals.pins import read_pins
@@ -294,8 +293,8 @@ def _count_waiting(spec: StreamSpec) -> tuple[int, int | None]:
 
 
 def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
+    from frazil.supervise.decision import DesiredMode
     from frazil.supervise.desired import open_desired_store  # once the writer has loaded PyIceberg
-    from frazil.supervise.observed import DesiredMode
 
     try:
         desired = open_desired_store(spec).read()

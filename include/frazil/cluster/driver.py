@@ -1,10 +1,15 @@
-"""The status of a driver in a cluster, and the interface that is implemented for each kind of cluster."""
+"""The status of a driver in a cluster, and the interface that is implemented for each kind of cluster. Also has HTTP
+calls to a cluster's API, with timeouts and short error messages.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
+
+import requests
+from urllib3.exceptions import NewConnectionError
 
 
 class DriverState(StrEnum):
@@ -42,3 +47,60 @@ class Driver(Protocol):
 
     def log(self, *, limit_bytes: int) -> str | None:
         """Return the last part of the driver's standard error and output; None if the cluster does not have its log."""
+
+
+TIMEOUT_S = (2.0, 5.0)
+"""Timeouts for connecting, and for each pause while a response arrives."""
+
+
+class ApiUnavailable(Exception):
+    """The API gave no usable response, so the driver's state is unknown. The message says why."""
+
+
+class ApiUnreachable(ApiUnavailable):
+    """No connection was established, so the API has not received the request."""
+
+
+def send_request(session: requests.Session, method: str, url: str, *, api: str, **options: Any) -> requests.Response:
+    """Send a request and return the response, even if its status is a client error (4xx).
+
+    `api` is the API's name in messages. Raises ApiUnreachable without a connection, and ApiUnavailable after a timeout,
+    a redirect loop, a server error (5xx) or 429.
+    """
+    try:
+        response = session.request(method, url, timeout=TIMEOUT_S, **options)
+    except requests.exceptions.SSLError as error:
+        raise ApiUnreachable(f"the certificate of {api} is not trusted: {_innermost_error_text(error)}") from error
+    except requests.ConnectTimeout as error:
+        raise ApiUnreachable(f"{api} cannot be reached: no connection within {TIMEOUT_S[0]:.0f} s") from error
+    except requests.Timeout as error:
+        raise ApiUnavailable(f"{api} did not respond in time") from error
+    except (requests.RequestException, OSError) as error:
+        wrapped = error.args[0] if error.args else None
+        # The connection was refused, or the host name is unknown.
+        not_connected = isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
+        kind = ApiUnreachable if not_connected else ApiUnavailable
+        raise kind(f"{api} cannot be reached: {_innermost_error_text(error)}") from error
+    if response.status_code >= 500 or response.status_code == 429:
+        raise ApiUnavailable(f"{api} answered {response.status_code} {response.reason}")
+    return response
+
+
+def parse_json_object(response: requests.Response, *, api: str) -> dict[str, Any]:
+    """Return the JSON object in a response. Raises ApiUnavailable for any other body, such as a proxy's login page."""
+    try:
+        value = response.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        kind = response.headers.get("Content-Type", "nothing").partition(";")[0]
+        raise ApiUnavailable(
+            f"{api} answered {response.status_code} with {kind} instead of JSON: is a proxy in front of it?"
+        )
+    return value
+
+
+def _innermost_error_text(error: BaseException) -> str:
+    while (inner := error.__context__) is not None:
+        error = inner
+    return str(error) or type(error).__name__

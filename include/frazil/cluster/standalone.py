@@ -11,8 +11,14 @@ from typing import Any
 
 import requests
 
-from frazil.cluster.api import ApiUnavailable, ApiUnreachable, parse_json_object, send_request
-from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.cluster.driver import (
+    ApiUnavailable,
+    ApiUnreachable,
+    DriverState,
+    DriverStatus,
+    parse_json_object,
+    send_request,
+)
 from frazil.errors import EnvironmentUnusable
 
 API_NAME = "the Spark master's REST server"

@@ -26,7 +26,7 @@ class ClusterDriver:
     arguments: tuple[str, ...]
     resources: Resources
     environment: Mapping[str, str]
-    """It may contain secrets on YARN, and is passed in the properties file there."""
+    """The driver's environment variables. On YARN, they may contain secrets, and are passed in the properties file."""
 
 
 def build_submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 
 import requests
 
-from frazil.cluster.api import ApiUnavailable, parse_json_object, send_request
-from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus, parse_json_object, send_request
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "YARN's ResourceManager"

@@ -21,7 +21,7 @@ from frazil.host.processes import identify_process
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Recorded runs. A run that is no longer recorded starts its backfill again if it is cleared in Airflow."""
+"""Maximum number of recorded runs. An older run that is cleared in Airflow starts its backfill again."""
 
 
 class BackfillState(StrEnum):

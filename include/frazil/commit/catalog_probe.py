@@ -33,7 +33,7 @@ from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalog_mistakes import configuration_error
 from frazil.table.catalogs import CatalogConfig, catalog_config, translate_catalog_errors
-from frazil.table.declared import DEFAULT_PROPERTIES
+from frazil.table.declared import DEFAULT_PROPERTIES, FORMAT_VERSION
 from frazil.table.remains import STATE_FOLDER
 from frazil.table.storage import open_store
 
@@ -85,7 +85,10 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
                     _drop_with_files(catalog, catalog.load_table(identifier))
 
         _try_to("remove the tables of earlier probes", sweep)
-        with _create_table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
+        version = spec.table.properties.get("format-version", str(FORMAT_VERSION))
+        with _create_table(catalog, namespace, location=spec.table.location, version=version, now_ms=now_ms) as table:
+            if str(table.metadata.format_version) != version:
+                return (f"it does not create tables of Iceberg format version {version}",)
             missing = (*_Probe(catalog, table, now_ms).run(), *_missing_in_storage(table))
     return tuple(dict.fromkeys(missing))
 
@@ -202,13 +205,14 @@ def _create_namespace(catalog: Catalog, name: str) -> Iterator[str]:
 
 
 @contextmanager
-def _create_table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
+def _create_table(
+    catalog: Catalog, namespace: str, *, location: str | None, version: str, now_ms: int
+) -> Iterator[Table]:
     name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
     table_location = f"{_probe_folder(location)}/{name}" if location else None
     try:
-        table = catalog.create_table(
-            f"{namespace}.{name}", _SCHEMA, location=table_location, properties=DEFAULT_PROPERTIES
-        )
+        properties = {**DEFAULT_PROPERTIES, "format-version": version}
+        table = catalog.create_table(f"{namespace}.{name}", _SCHEMA, location=table_location, properties=properties)
     except ValueError as error:
         raise configuration_error(catalog.name, error) from error
     try:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0
-"""A server's `Retry-After` counts up to this. A wrong clock must not stop a stream."""
+"""Maximum wait that a server's `Retry-After` can request: a wrong clock must not stop a stream."""
 
 
 class SnapshotExpiry(Protocol):

@@ -20,7 +20,7 @@ SPAN_KEY = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 MAX_RECENT_AGE_MS = timedelta(days=1) // timedelta(milliseconds=1)
 BUCKET_HOURS = (1, 4, 12)
-"""Each size divides the next. A summary that would be too long uses the next larger size."""
+"""Bucket sizes, each a divisor of the next. A summary that would be too long uses the next larger size."""
 
 Counts = Mapping[tuple[str, int], int]
 """How many dead letters a commit added (negative: removed), by error class and hour since 1970."""

@@ -152,7 +152,7 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index of the oldest snapshot that an open backfill's audit may need, with the reason."""
+    """Map the index of the oldest snapshot that an open backfill's audit may need to the reason; empty if none."""
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
@@ -170,7 +170,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Return the referenced snapshots outside main's kept history, with reasons."""
+    """Map the ids of referenced snapshots outside main's kept history to the reasons."""
     ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
     reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)

@@ -29,7 +29,7 @@ MAX_REFUSALS = 8
 MAX_PREPARE_FAILURES = 20
 """How often a commit may fail to be prepared on the same metadata; the retries take a minute."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""Errors of the code that plans and merges. An error from a server that has one of these types is also an OSError."""
+"""Errors of the code that plans and merges. If a server's error has one of these types, it is also an OSError."""
 
 MAX_ERROR_CHARACTERS = 300
 _FAILED_STEPS = {

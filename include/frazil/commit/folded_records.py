@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 MAX_SEGMENT_RECORDS = 1_024
 MAX_SEGMENT_BYTES = 16 * 1024**2
-"""Bytes of records in one object, before compression. Reading one record loads the whole object."""
+"""Maximum size of the records in one object, before compression. Reading one record loads the whole object."""
 MAX_PARALLEL_READS = 8
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")

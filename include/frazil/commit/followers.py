@@ -1,6 +1,6 @@
-"""Commits the files of routed tables ("followers") after the default table's commit has decided each batch, so these
-commits need no epoch. A routed table's marker records its progress. Every writer, even a suspended one, commits the
-same files in the same order, each once.
+"""Commits the files of routed tables ("followers"). A batch's files are fixed once the default table has committed it,
+so commits to followers need no epoch: every writer, even an outdated one, commits the same files in the same order.
+A routed table's marker records its last batch, so each file is committed once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 FIRST_RECORD = "frazil.first-commit-record"
-"""The first commit record, in the summary of a snapshot with rows of several batches."""
+"""Summary key for the first commit record, if the snapshot has rows of several batches."""
 NO_BATCH = BatchKey(0, 0)
 MAX_PARALLEL_COMMITS = 16
 RETRY_TIMEOUT_S = 30.0
@@ -324,9 +324,8 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
 
 def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
-    owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
     return dataclasses.replace(
-        owned.with_batch(journal.key),
+        marker.owned_by(journal.key.epoch).with_batch(journal.key),
         at=journal.key,
         offsets={**marker.offsets, **ends},
         source=merge_identities(marker.source, journal.source),

@@ -17,7 +17,7 @@ from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
-"""The summary keys of skipped ranges and published backfills, whose times no commit record has."""
+"""Summary keys of skipped ranges and of published backfills. No commit record has the times of these snapshots."""
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
@@ -138,7 +138,7 @@ def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
-    """Return the counts of a merge from a snapshot's summary; empty if another program wrote it."""
+    """Return a merge's counts by outcome, from a snapshot's summary; empty if another program wrote it."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in RECORD_OUTCOMES)
     return {name: int(text) for name, text in counts if text.isdecimal()}
 

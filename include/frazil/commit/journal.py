@@ -60,7 +60,7 @@ class Journal:
     windows: Mapping[int, int] | None = None
     """Number of rows by window start, in microseconds since 1970; None if the rows were not counted."""
     partitions: int | None = None
-    """The table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
+    """Number of table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
     with_ignored: int = 0
     """Records with fields that did not become columns, counted if the table may evolve."""
     without_columns: int = 0

@@ -29,7 +29,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the rows that commits after the cursor added to signalled windows, by window start (us since 1970)."""
+    """Return how many rows commits after the cursor added to signalled windows, by window start (us since 1970)."""
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
         return {}

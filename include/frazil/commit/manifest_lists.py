@@ -28,7 +28,7 @@ from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 MAX_CACHED_LISTS = 32
-"""Enough for a stream's tables and open branch before and after a commit, and for failed attempts."""
+"""Maximum cached lists: enough for all tables and the open branch before and after a commit, and failed attempts."""
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, rece
 from frazil.pyiceberg_fixes.version_3 import first_row_id
 
 FAN_IN = 32
-"""Manifests of one size class that are merged into one."""
+"""Number of manifests of one size class that are merged into one."""
 MAX_ENTRIES = 2_048
 MERGE_ENABLED = "commit.manifest-merge.enabled"
 """Iceberg's table property that switches merging off."""

@@ -90,9 +90,9 @@ MAX_CACHED_ENCODINGS = 64
 
 
 MAX_KEPT_BYTES = 64 * 2**20
-"""Memory for the entries of manifests: about a kilobyte for each file, and 40 bytes for each of its columns."""
+"""Maximum memory (bytes) for manifest entries: about 1 KB for each file, and 40 bytes for each of its columns."""
 MAX_KEPT_FILES = 32
-"""Entries of a commit with more files are not kept: such commits are few."""
+"""Maximum number of files in a commit whose entries are kept: commits with more files are few."""
 MAX_KEPT_ENTRIES = 1_024
 """Entries of a manifest with this many or more are not kept, because it is not merged again."""
 

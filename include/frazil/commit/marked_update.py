@@ -42,9 +42,9 @@ from frazil.table.tables import may_delete_files
 M = TypeVar("M", Marker, Marker | None)
 
 ALIGN_OPERATION = "align"
-"""`frazil.operation` in the summaries of the open branch's snapshots."""
+"""Value of `frazil.operation` in the summaries of the open branch's snapshots."""
 OPEN_SNAPSHOT_KEY = "frazil.open-snapshot-id"
-"""The open branch's head, to which a reset restores the branch after a rollback of main."""
+"""Summary key for the open branch's head, to which a reset restores the branch after a rollback of main."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 MAX_EPOCHS = 256
-"""Epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
+"""Maximum number of epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
 
 
 class BatchKey(NamedTuple):
@@ -91,13 +91,13 @@ class Marker:
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     given_up_epoch: int = 0
-    """The epoch of the first reset that accepted such a loss, if known."""
+    """The epoch of the first reset that accepted a loss in `given_up`, if known."""
     adopted_rows: int = 0
     """Rows that the table had when an operator let the stream append to it."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
-    """The last batch that all routed tables have, with all earlier ones. None if the stream never had a route."""
+    """The newest batch that all routed tables have, like all batches before; None if the stream never had a route."""
     own_table: OwnTable | None = None
     """The stream's own table; only in the dead-letter table's marker."""
 
@@ -278,12 +278,15 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return where a table's current records end in recreated or truncated partitions, given its and main's marker."""
+    """Return the offset at which a table's current records end in each recreated or truncated partition.
+
+    `marker` is the table's own marker, `main` that of the main table.
+    """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Return the markers of all the table's streams, declared or not. Raises `MarkerUnreadable`."""
+    """Return the markers of all the table's streams, declared or not, by stream. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
     return {stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in streams}

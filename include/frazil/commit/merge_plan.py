@@ -36,7 +36,7 @@ from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MIN_SPLIT_BYTES = 64 * 2**20
-"""Size below which a second phase of tasks would cost a group more than it saves."""
+"""Minimum size of a group that is split: for a smaller group, a second phase of tasks costs more than it saves."""
 
 F = TypeVar("F", StagedFile, TableFile)
 GroupValues = tuple[Any, ...]
@@ -385,7 +385,7 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
-    """Return each group's task. Groups keep their task in `before`; others, heaviest first, get the lightest."""
+    """Return each group's task number. Groups in `before` keep it; others, heaviest first, get the lightest task."""
     bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

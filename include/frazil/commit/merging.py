@@ -86,7 +86,7 @@ class MergeWriter:
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
     _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
-    """The folder of merged files, by everything on which a result depends except the task."""
+    """The folder of merged files, by merge rules, table metadata and properties: the files depend on all of these."""
     _plan: MergePlan | None = None
 
     @property

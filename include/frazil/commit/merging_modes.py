@@ -1,5 +1,5 @@
 """How staged files are committed: rows are appended, changes are upserted, or repeats are dropped. The files' content
-type shows which, so a journal is enough to commit them.
+type determines the mode, so their journal is enough to commit them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ MAX_REASONS = 30
 class Reason:
     count: int
     places: tuple[str, ...] = ()
-    """Coordinates of a few of them, as `topic[partition]@offset`."""
+    """Coordinates of a few of these dead letters, as `topic[partition]@offset`."""
 
     def __add__(self, other: Reason) -> Reason:
         return Reason(self.count + other.count, (*self.places, *other.places)[:MAX_COORDINATES])

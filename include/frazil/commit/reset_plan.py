@@ -35,7 +35,7 @@ class AvailableOffsets:
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """Truncations of logs before the stream's position; Kafka has other records from there on."""
+    """Offsets, below the stream's position, at which logs were truncated. Kafka has other records from there on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StateBeforeReset:
     marker_text: str | None
     """The marker's property. A reset is refused if it has changed since."""
     held: Offsets
-    """How far the table has the stream's records: after a rollback, less than the marker's offsets."""
+    """The next offsets after the stream's records in the table; below the marker's offsets after a rollback."""
     source: SourceIdentity | None
     """The source of the offsets in `held`; None if `held` is unknown."""
     rolled_back: bool
@@ -63,7 +63,7 @@ class OffsetMove:
     first: int
     end: int
     cut: int | None = None
-    """The truncation of Kafka's log before `held`, if any."""
+    """The offset, below `held`, at which Kafka's log was truncated; None if it was not."""
 
     @property
     def skipped(self) -> int:
@@ -121,7 +121,7 @@ def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[Top
 
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Return the offsets, lowered to where Kafka's log was truncated."""
+    """Return each partition's offset, lowered to where Kafka's log was truncated."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
@@ -176,7 +176,7 @@ def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cu
 
 
 def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
-    """Return where the table's current records end, for recreated or truncated partitions."""
+    """Return the offset at which the table's current records end in each recreated or truncated partition."""
     same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in cut or tp not in same}

@@ -77,7 +77,7 @@ class RowChange:
     """A change of rows. Its functions have no side effects, because each attempt may call them again."""
 
     within: OffsetRanges
-    """The chosen rows' offset spans. Other files are not read."""
+    """Offset spans that contain the chosen rows. Files without offsets in them are not read."""
     choose: ChooseRows
     replace: ReplaceRows
     wanted: tuple[str, ...] = ()

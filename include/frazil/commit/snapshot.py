@@ -76,7 +76,7 @@ class BaseManifests:
     stays: Sequence[ManifestFile]
     removed_files: Sequence[DataFile]
     summary: Summary | None
-    """The previous snapshot's summary, which still counts these files."""
+    """Summary of the previous snapshot, which still counts `removed_files`; None if there is no previous snapshot."""
     written: Sequence[ManifestFile] = ()
     """Manifests of `stays` that were rewritten to mark files as deleted."""
 

@@ -30,7 +30,7 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 REWRITTEN_FOLDER = "waited"
-"""Rewritten rows, below the stream's folder; no batch folder has this name, so no sweep deletes them."""
+"""Folder of rewritten rows. No batch folder has this name, so no sweep deletes the rows."""
 RECORD_FILE_NAME = "files.json"
 
 

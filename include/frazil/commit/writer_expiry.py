@@ -68,12 +68,12 @@ class WriterExpiry:
     _in_attempt: bool = False
     """Whether the last attempt of a commit expires snapshots."""
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
-    """When snapshots expired (ms) whose files still exist."""
+    """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
     _former: list[str] = field(default_factory=list)
-    """Versions of `metadata.json` to delete, which only PyIceberg's own transactions do."""
+    """Old versions of `metadata.json` to delete. PyIceberg deletes them only after its own transactions."""
     _running: threading.Thread | None = None
     _due: int = 0
-    """The next removal is planned once main's history has this many snapshots."""
+    """Number of snapshots in main's history at which the next removal is planned."""
     _last: Table | None = None
     """The table after the last commit."""
 
@@ -177,8 +177,8 @@ class WriterExpiry:
 
 
 def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table: Table) -> set[str]:
-    """Return the manifest lists of expired snapshots, and the manifests that neither `table` has nor snapshots that
-    expired later.
+    """Return the manifest lists of expired snapshots, and those of their manifests that are not used by `table` or by
+    snapshots that expired later.
     """
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
@@ -197,6 +197,6 @@ def _versions(table: Table) -> set[str]:
 
 
 def _refs(metadata: TableMetadata) -> dict[str, int]:
-    """Return the heads of branches and tags, except those that writers move with each commit."""
+    """Return the snapshot ids of branches and tags by name, except branches that writers move with each commit."""
     others = {name: ref for name, ref in metadata.refs.items() if name != MAIN}
     return {name: ref.snapshot_id for name, ref in others.items() if not name.startswith(open_branch_name(""))}

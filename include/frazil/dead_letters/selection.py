@@ -1,8 +1,14 @@
-"""Selects the dead letters of one stream by reason and time, and reads them one file at a time."""
+"""Selects the dead letters of one stream by reason and time, reads them one file at a time, and counts them by day and
+reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import partial
 from typing import Annotated
 
 import pyarrow as pa
@@ -12,9 +18,11 @@ from pyiceberg.table import Table
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.backfill.request import UtcMoment
+from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model
 from frazil.table.branches import head_of
+from frazil.table.file_bounds import COORDINATES, topics_filter
 
 ERROR_CLASS_PATTERN = r"^\w+$"
 ErrorClass = Annotated[str, Field(pattern=ERROR_CLASS_PATTERN)]
@@ -64,3 +72,116 @@ def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> 
         for batch in arrow.to_record_batches([task]):
             if batch.num_rows:
                 yield pa.Table.from_batches([batch])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReasonCount:
+    """Dead letters with one reason that were rejected on one UTC day."""
+
+    day: date
+    reason: str
+    dead_letters: int
+    replayed: int
+    """Dead letters that were replayed and rejected again."""
+    discarded: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One dead letter. Bytes that are not UTF-8 text are escaped."""
+
+    where: str
+    """The record's coordinates, as `topic[partition]@offset`."""
+    rejected_at_ms: int
+    reason: str
+    error: str
+    key: str | None
+    value: str | None
+    """The value; None for a tombstone."""
+    headers: dict[str, list[str | None]]
+    """The values of each header name, because Kafka allows a name to repeat."""
+    replays: int
+    discarded: str | None
+    """The user, the time and the reason, if it was discarded."""
+
+
+def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[ReasonCount]:
+    counts: dict[tuple[date, str], Counter[str]] = defaultdict(Counter)
+    aggregates = [([], "count_all"), ("replays", "count"), ("discarded_at", "count")]
+    columns = ("error_class", "rejected_at", "replays", "discarded_at")
+    for rows in read_dead_letters(table, selection.row_filter(spec), columns):
+        days = rows.append_column("day", rows["rejected_at"].cast(pa.date32()))
+        for one in days.group_by(["day", "error_class"]).aggregate(aggregates).to_pylist():
+            counts[one.pop("day"), one.pop("error_class")].update(one)
+    names = ("count_all", "replays_count", "discarded_at_count")
+    return sorted(ReasonCount(*key, *(of[name] for name in names)) for key, of in counts.items())
+
+
+def read_samples(
+    table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False
+) -> list[DeadLetter]:
+    """Return the first `limit` of the dead letters. Raises SpecError if `decrypt` has the wrong secret."""
+    row_filter = selection.row_filter(spec)
+    coordinates = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
+    if coordinates is None:
+        return []
+    discards = ("discarded_at", "discarded_by", "discard_reason")
+    columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *discards)
+    # A table of an earlier version gets `headers` at its writer's next start.
+    headers = ("headers",) if "headers" in table.schema().column_names else ()
+    row_filter = f"{row_filter} and {_coordinates_filter(coordinates)}"
+    rows = _first_rows(read_dead_letters(table, row_filter, (*columns, *headers)), limit)
+    return [] if rows is None else list(_parse_rows(rows, spec, decrypt=decrypt))
+
+
+def _first_rows(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
+    """Return the first `limit` rows of all pieces, ordered by coordinates; None if no piece has rows."""
+    first: pa.Table | None = None
+    for piece in pieces:
+        together = piece if first is None else pa.concat_tables([first, piece])
+        first = together.sort_by([(name, "ascending") for name in COORDINATES]).slice(0, limit)
+    return first
+
+
+def _coordinates_filter(coordinates: pa.Table) -> str:
+    """Return a row filter around these coordinates, so that the scan skips other files."""
+    partitions = ", ".join(map(str, sorted({*coordinates["kafka_partition"].to_pylist()})))
+    offsets = coordinates["kafka_offset"].to_pylist()
+    return (
+        f"{topics_filter({*coordinates['kafka_topic'].to_pylist()})} and kafka_partition in ({partitions}) "
+        f"and kafka_offset >= {min(offsets)} and kafka_offset <= {max(offsets)}"
+    )
+
+
+def _parse_rows(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[DeadLetter]:
+    unseal = unsealer_of(spec)
+
+    def text(value: bytes | None, place: str) -> str | None:
+        return _format_bytes(unseal(value, place) if decrypt else value)
+
+    for row in rows.to_pylist():
+        moment: datetime | None = row["discarded_at"]
+        place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
+        headers: dict[str, list[str | None]] = {}
+        for header in row.get("headers") or ():
+            value = text(header["value"], place(header_part(header["name"])))
+            headers.setdefault(header["name"], []).append(value)
+        yield DeadLetter(
+            where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
+            rejected_at_ms=int(row["rejected_at"].timestamp() * 1000),
+            reason=row["error_class"],
+            error=row["error"],
+            key=text(row["key"], place("key")),
+            value=text(row["value"], place("value")),
+            headers=headers,
+            replays=row["replays"] or 0,
+            discarded=f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}" if moment else None,
+        )
+
+
+def _format_bytes(value: bytes | None) -> str | None:
+    if value == OMITTED:
+        return "(not kept)"
+    if value is not None and value.startswith(SEALED):
+        return "(encrypted)"
+    return None if value is None else value.decode("utf-8", "backslashreplace")

@@ -25,7 +25,7 @@ from frazil.dev import process
 from frazil.dev.airflow_client import AirflowClient
 from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
-from frazil.spark.catalog_jars import ensure_catalog_jars
+from frazil.spark.jars import ensure_catalog_jars
 from frazil.table.catalogs import configured_catalogs
 
 Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]

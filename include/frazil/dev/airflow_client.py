@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API, with only the calls that the demo and the tests need."""
+"""A small client of Airflow's REST API, with only the calls that this package and the demo need."""
 
 from __future__ import annotations
 
@@ -54,9 +54,6 @@ class AirflowClient:
         """Return the first 100 DAGs. `params` are query parameters."""
         return self._list("/api/v2/dags", "dags", params)
 
-    def dag(self, dag_id: str) -> Json:
-        return self.call("GET", f"/api/v2/dags/{dag_id}")
-
     def import_errors(self) -> list[Json]:
         return self._list("/api/v2/importErrors", "import_errors", {})
 
@@ -74,38 +71,6 @@ class AirflowClient:
 
     def set_paused(self, dag_id: str, paused: bool) -> Json:
         return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
-
-    def runs(self, dag_id: str, **params: str | int | bool) -> list[Json]:
-        """Return the runs of a DAG, oldest first."""
-        return self._list(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", {"order_by": "run_after", **params})
-
-    def run(self, dag_id: str, run_id: str) -> Json:
-        return self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")
-
-    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, partition_key: str | None = None) -> Json:
-        body = {"logical_date": None, "conf": dict(conf or {}), "partition_key": partition_key}
-        return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
-
-    def tasks(self, dag_id: str, run_id: str) -> list[Json]:
-        return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
-
-    def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
-        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
-        return self.call("PATCH", path, json={"new_state": state})
-
-    def clear(self, dag_id: str, run_id: str, *task_ids: str) -> Json:
-        """Clear the given tasks of a run, or all its tasks if none are given, as the UI does."""
-        body: Json = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
-        if task_ids:
-            body["task_ids"] = list(task_ids)
-        return self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
-
-    def log(self, dag_id: str, run_id: str, task_id: str) -> str:
-        """Return the log events of a task's newest try, one per line, as the UI shows them."""
-        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
-        tried = self.call("GET", path)["try_number"] or 1
-        lines = self.call("GET", f"{path}/logs/{tried}", params={"full_content": True})["content"]
-        return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines)
 
     def _list(self, path: str, key: str, params: Mapping[str, str | int | bool]) -> list[Json]:
         """Return the list at `key` in the response, at most 100 items by default."""

@@ -26,7 +26,7 @@ REGION = "us-east-1"
 WAREHOUSE = "warehouse"
 """Bucket for tables of other catalogs, such as one in PostgreSQL."""
 LAKE = "lake"
-"""Table bucket of the store's REST catalog, which alone can create tables in it."""
+"""Table bucket of the store's REST catalog. Only this catalog can create tables in it."""
 STATE_FILE = "object-store.json"
 
 _FATAL_LOG_LINE = re.compile(r"F\d{4} [\d:.]+ (.+)")

@@ -24,6 +24,7 @@ import psutil
 
 from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
+from frazil.host.exchange import replace_json
 from frazil.host.processes import has_ended
 
 PASSED_VARIABLES = frozenset(
@@ -191,10 +192,7 @@ def start(
             setsigdef=_BLOCKED_SIGNALS,
         )
         server = Server(name, pid, psutil.Process(pid).create_time(), str(log))
-        record = server.record(records)
-        temporary = record.with_name(f".{record.name}")
-        temporary.write_text(json.dumps(dataclasses.asdict(server)))
-        temporary.replace(record)
+        replace_json(server.record(records), dataclasses.asdict(server))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return server

@@ -14,10 +14,10 @@ from frazil.errors import FrazilError
 class CheckState(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """Works now, but may fail later or elsewhere."""
+    """What was checked works now, but may fail later or elsewhere."""
     WRONG = "wrong"
     SKIPPED = "skipped"
-    """Does not concern this machine."""
+    """The check does not concern this machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from frazil.spark.java import require_java
 from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
-"""A disk with less gets a warning, because logs and files of tasks would soon fill it."""
+"""Minimum free space without a warning: logs and files of tasks would soon fill a disk with less."""
 
 
 def check_python() -> Iterator[Finding]:
@@ -162,7 +162,7 @@ def _listens(port: int) -> bool:
 
 
 AIRFLOW_TIMEOUT_S = 90.0
-"""Importing Airflow takes some seconds, and longer on a busy host."""
+"""Timeout of the check that imports Airflow. This takes some seconds, and longer on a busy host."""
 
 
 def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:

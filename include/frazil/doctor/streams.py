@@ -29,7 +29,7 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed
 
 MAX_SHOWN = 5
-"""If more than twice this number of results are good, one line summarizes them."""
+"""If more than twice this number of connections are good, one line summarises them."""
 
 
 def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
@@ -118,7 +118,7 @@ MIN_WARNING_MS = 5_000
 MIN_WRONG_MS = 60_000
 TIMEOUT_S = 5.0
 _DATE_PRECISION_MS = 1_000
-"""An HTTP server's `Date` header has whole seconds."""
+"""Precision of an HTTP server's `Date` header, which has whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)

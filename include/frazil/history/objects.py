@@ -149,7 +149,9 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
 
 
 def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, list[str]]:
-    """Read the history since a time. Reads ten-minute points only if the one-minute points begin later."""
+    """Return the history since a time, and messages about unreadable objects. Reads ten-minute points only if the
+    one-minute points begin later.
+    """
     past, problems = StreamHistory(), list[str]()
     for _ in range(READ_ATTEMPTS):
         objects = store.list_objects()

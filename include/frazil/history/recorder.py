@@ -1,4 +1,9 @@
-"""Records the events of one stream as its history. A separate thread writes it."""
+"""Records the events of one stream as its history. Threads write such recordings, one per storage service, so that a
+service that hangs does not block the others.
+
+Also records actions of supervisors and users, in two objects next to the history. An object is read, extended and
+written back, so two concurrent writes may lose an action.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,17 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from frazil import events
+from pyiceberg.table import Table
+
+from frazil import clock, events
 from frazil.events import BatchCommitted, Event
-from frazil.history.objects import HistoryObject, HistoryStore
+from frazil.history.objects import ActionLog, HistoryObject, HistoryStore
 from frazil.history.points import EventKind, HistoryEvent, Part, Point, StreamHistory
 from frazil.spec.units import format_count
-from frazil.timetext import format_elapsed
+from frazil.timetext import format_elapsed, format_utc
 
 log = logging.getLogger(__name__)
 
@@ -180,9 +189,9 @@ class Recorder:
                 return EventKind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}"
             case events.NoticeIssued(sentence=sentence, replaces=""):
                 return EventKind.NOTICE, sentence
-            case events.FutureEventTimes(key=key, rows=rows, max_future=limit):
+            case events.FutureEventTimes(key=key, rows=rows, max_future=limit, newest_ms=newest_ms):
                 sentence = f"{format_count(rows, 'row')} of batch {key} had event times more than {limit} in the future"
-                return EventKind.FUTURE, sentence
+                return EventKind.FUTURE, f"{sentence}, the newest {format_utc(newest_ms)}"
             case events.DistributionChosen(shuffled=shuffled, reason=reason) if shuffled is not self._shuffled:
                 self._shuffled = shuffled
                 sentence = f"rows are {'shuffled' if shuffled else 'no longer shuffled'} from now on: {reason}"
@@ -205,3 +214,160 @@ class Recorder:
 
 def _to_ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+POLL_INTERVAL_S = 1.0
+END_TIMEOUT_S = 3.0
+"""Maximum seconds for which an ending writer waits until the last minute of its history is written."""
+
+
+class Recording(Protocol):
+    """Data to be stored or sent at intervals, such as a history or lineage events."""
+
+    def is_due(self, now_ms: int) -> bool: ...
+
+    def write(self, now_ms: int) -> None:
+        """Store or send the recording. Never raises."""
+
+
+class RecordingThreads:
+    """Writes the recordings of one process's streams, in one thread per storage. Thread-safe."""
+
+    def __init__(self, *, clock_ms: Callable[[], int] = clock.now_ms, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+        self._clock_ms, self._poll_interval_s = clock_ms, poll_interval_s
+        self._threads: dict[str, _RecordingThread] = {}
+        self._lock = threading.Lock()
+
+    def add(self, recording: Recording, *, storage: str) -> None:
+        """Start to write a recording each time that it is due."""
+        with self._lock:
+            thread = self._threads.get(storage)
+            if thread is None or not thread.add(recording):
+                self._threads[storage] = thread = _RecordingThread(self._clock_ms, self._poll_interval_s)
+                thread.add(recording)
+
+    def remove(self, recording: Recording, *, wait_s: float = END_TIMEOUT_S) -> None:
+        """Write a recording for the last time. Return when that is done, or after the timeout."""
+        with self._lock:
+            recording_threads = list(self._threads.values())
+        for thread in recording_threads:
+            thread.remove(recording, wait_s=wait_s)
+
+
+class _RecordingThread:
+    """A thread that writes recordings, and ends when it has none left."""
+
+    def __init__(self, clock_ms: Callable[[], int], poll_interval_s: float) -> None:
+        self._clock_ms, self._poll_interval_s = clock_ms, poll_interval_s
+        self._recordings: list[Recording] = []
+        self._leaving: dict[Recording, threading.Event] = {}
+        self._over = False
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        # A daemon: a storage request that hangs must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+
+    def add(self, recording: Recording) -> bool:
+        """Add a recording. Return False if the thread has ended."""
+        with self._lock:
+            if self._over:
+                return False
+            self._recordings.append(recording)
+            if self._thread.ident is None:
+                self._thread.start()
+            return True
+
+    def remove(self, recording: Recording, *, wait_s: float) -> None:
+        """Let the thread write a recording for the last time, and wait for that up to `wait_s` seconds."""
+        with self._lock:
+            if recording not in self._recordings:
+                return
+            done = self._leaving[recording] = threading.Event()
+        self._wake.set()
+        done.wait(wait_s)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._poll_interval_s)
+            self._wake.clear()
+            with self._lock:
+                recordings, leaving = list(self._recordings), dict(self._leaving)
+            now_ms = self._clock_ms()
+            for recording in sorted(recordings, key=lambda one: one not in leaving):
+                if recording in leaving or recording.is_due(now_ms):
+                    recording.write(now_ms)
+                if recording in leaving:
+                    with self._lock:
+                        self._recordings.remove(recording)
+                        del self._leaving[recording]
+                    leaving[recording].set()
+            with self._lock:
+                if not self._recordings:
+                    self._over = True
+                    return
+
+
+MAX_PENDING_ACTIONS = 20
+"""Maximum number of actions kept in memory while the storage does not respond."""
+
+
+def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
+    """Record a user's action on a stream, next to the stream's loaded table. Never raises."""
+    try:
+        action = HistoryEvent(at_ms, EventKind.USER_ACTION, sentence)
+        _append_actions(HistoryStore.open(table, stream), [action], ActionLog.USERS, now_ms=at_ms)
+    except Exception as error:  # storages raise anything
+        log.info("cannot write an action to the history of stream %s: %s (action: %s)", stream, error, sentence)
+
+
+@dataclass(slots=True)
+class SupervisionRecorder:
+    """Records one supervisor's actions. A separate thread writes them, so that the supervisor never waits."""
+
+    open: Callable[[], HistoryStore | None]
+    """Opens the history next to the table; returns None if the table does not exist. May block or raise."""
+    _pending: list[HistoryEvent] = field(default_factory=list)
+    _last_subject: str | None = None
+    _failed_at_ms: int | None = None
+    _thread: threading.Thread | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def record(self, what: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
+        """Record a supervisor's decision if its subject changed. `what` is None if the history does not show it."""
+        with self._lock:
+            if subject != self._last_subject and what is not None:
+                self._pending = [*self._pending, what][-MAX_PENDING_ACTIONS:]
+            self._last_subject = subject
+            failed_ms = self._failed_at_ms
+            if not self._pending or (failed_ms is not None and abs(now_ms - failed_ms) < RETRY_INTERVAL_MS):
+                return
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._write, args=(now_ms,), name="supervision", daemon=True)
+                self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _write(self, now_ms: int) -> None:
+        with self._lock:
+            pending = list(self._pending)
+        try:
+            objects = self.open()
+            if objects is not None:
+                _append_actions(objects, pending, ActionLog.SUPERVISION, now_ms=now_ms)
+        except Exception as error:  # catalogs and storages raise anything
+            objects = None
+            level = logging.INFO if self._failed_at_ms is None else logging.DEBUG
+            log.log(level, "cannot write the supervisor's actions to the stream's history yet; will retry: %s", error)
+        with self._lock:
+            self._failed_at_ms = now_ms if objects is None else None
+            if objects is not None:
+                self._pending = [what for what in self._pending if what not in pending]
+
+
+def _append_actions(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
+    past = StreamHistory(happened=store.read_actions(action_log)[0])
+    for what in pending:
+        past.record(what)
+    past.age(now_ms)
+    store.put_actions(action_log, past)

@@ -9,9 +9,9 @@ import logging
 import signal
 from pathlib import Path
 
-from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.processes import AGENT_KILLED, is_agent
 from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
 from frazil.host.writer_log import first_error, last_error
 
@@ -93,7 +93,7 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
 
 
 def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:
-    """Return the first error in the log, or else the last warning. None for a hosted writer."""
+    """Return the first error in the log, or else the last warning. None for a writer in a shared application."""
     if launch.kind is LaunchKind.HOSTED:  # see `_last_log_error`
         return None
     if error := first_error(folder):
@@ -103,7 +103,7 @@ def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:
 
 
 def _last_log_error(folder: Path, launch: Launch) -> str | None:
-    """Return the last error in the log. None for a hosted writer: its application's log also covers other streams."""
+    """Return the last error in the log. None in a shared application, whose log also covers other streams."""
     return None if launch.kind is LaunchKind.HOSTED else last_error(folder)
 
 

@@ -1,12 +1,37 @@
-"""Small JSON files in the run folder, through which a writer, its planner and its supervisor communicate."""
+"""Small JSON files, each replaced atomically. A writer, its planner and its supervisor communicate through them."""
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frazil.host.json_file import read_json, replace_json
+from frazil.home import make_folder
+
+
+def replace_json(path: Path, value: Any) -> None:
+    """Replace a file with JSON, and create its folder. A reader sees the old or the new content. Raises OSError."""
+    make_folder(path.parent)
+    # The name includes the thread: a step that Airflow cancelled continues while the next supervisor runs.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "w") as file:
+            file.write(json.dumps(value))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Return the parsed file; None if it does not exist. Raises ValueError if it is not JSON."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

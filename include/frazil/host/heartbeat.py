@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+
+import msgspec
 
 from frazil.host.exchange import Exchange
 
@@ -30,7 +30,7 @@ class StallKind(StrEnum):
     KAFKA = "kafka"
     """No broker responds. The writer continues by itself when one does."""
     LEADER = "leader"
-    """A topic-partition has no leader. The writer reads the others, and holds the watermark back."""
+    """A topic-partition has no leader. The writer reads the other partitions, and holds the watermark back."""
     OFFSETS = "offsets"
     """There are unread records, but the writer makes no progress towards committing them."""
     WATERMARK = "watermark"
@@ -46,13 +46,9 @@ class Stall:
     kind: StallKind
     since_ms: int
     held_back_by: str | None
-    """The topic-partition that stalls the writer, such as `flights-3`, or None."""
+    """The topic-partition that stalls the writer, such as `flights-3`; None if no single one does."""
     reason: str
     """A sentence that says what stalls, where, how long, and what to do."""
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Stall:
-        return cls(**{**value, "kind": StallKind(value["kind"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ class Heartbeat:
     lag: int | None = None
     """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
     caught_up_at_ms: int | None = None
-    """Time of the newest poll of Kafka whose records are all committed now, or None."""
+    """Time of the newest poll of Kafka whose records are all committed now; None if there is no such poll yet."""
     in_transactions: int = 0
     """Number of offsets beyond `lag` that wait for transactions to end."""
     backpressure_ms: int = 0
@@ -87,11 +83,11 @@ class Heartbeat:
     error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None
-    """Why `commit.throttle` extends, or would extend, the commit interval, or None."""
+    """Why `commit.throttle` extends, or would extend, the commit interval; None if it does not."""
     outage: str | None = None
-    """The failing operation of a service that the writer retries, or None."""
+    """What fails and is retried, or which routed tables are behind, as a sentence; None without such a problem."""
     outage_code: int | None = None
-    """The exit code of this failure's error, which names the service, or None."""
+    """The exit code of the failed operation's error, which names the service; None if no single service failed."""
     distribution: str | None = None
     """Whether the rows of the last batch were shuffled, and why; None with `distribution: none`."""
     notices: tuple[str, ...] = ()
@@ -103,12 +99,5 @@ class Heartbeat:
     @classmethod
     def read(cls, exchange: Exchange) -> Heartbeat | None:
         raw = exchange.read(NAME)
-        return None if raw is None else cls.from_json(raw)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Heartbeat:
-        # Skip additions of later versions, whose writers may run next to this reader during an upgrade.
-        known = {field.name: raw[field.name] for field in dataclasses.fields(cls) if field.name in raw}
-        stall = Stall.from_json(raw["stall"]) if raw.get("stall") else None
-        notices = tuple(raw.get("notices", ()))
-        return cls(**{**known, "phase": Phase(raw["phase"]), "stall": stall, "notices": notices})
+        # Skips additions of later versions, whose writers may run next to this reader during an upgrade.
+        return None if raw is None else msgspec.convert(raw, cls)

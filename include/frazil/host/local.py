@@ -22,11 +22,10 @@ from types import FrameType
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import make_folder, run_folder
-from frazil.host.agents import ask_agent_to_kill
 from frazil.host.endings import read_heartbeat, record_exit, record_unseen_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
 from frazil.host.lock import INHERITED_LOCK, WriterLock, read_launch
-from frazil.host.processes import end_group, identify_process, is_alive, kill_group, terminate
+from frazil.host.processes import ask_agent_to_kill, end_group, identify_process, is_alive, kill_group, terminate
 from frazil.host.records import Launch, LaunchKind, read_exits
 from frazil.host.writer_log import LOG_FILE, read_lines, redirect_output, rotate_log
 
@@ -127,7 +126,7 @@ def _process_state(launch: Launch) -> ProcessState:
 
 
 STARTED = b"started"
-"""What the detached process sends to the caller when the writer runs."""
+"""Message that the detached process sends to the caller when the writer runs."""
 CANNOT_START_CODE = 127
 """Exit code that is recorded if the command cannot be started, as in a shell."""
 GROUP_END_TIMEOUT_S = 5.0

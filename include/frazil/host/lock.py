@@ -16,6 +16,8 @@ import uuid
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import make_folder
@@ -132,9 +134,11 @@ def read_launch(folder: Path) -> Launch | None:
     for _ in range(5):
         try:
             text = (folder / LOCK_FILE).read_text()
-            return Launch.from_json(json.loads(text)) if text else None
+            found = json.loads(text) if text else None
         except FileNotFoundError:
             return None
         except ValueError:
             time.sleep(0.01)
+        else:
+            return None if found is None else msgspec.convert(found, Launch)
     return None

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from frazil import installed
 from frazil.home import home
-from frazil.host.json_file import read_json, replace_json
+from frazil.host.exchange import read_json, replace_json
 from frazil.host.processes import identify_process, is_alive
 from frazil.host.records import ProcessMark
 
@@ -48,9 +50,8 @@ def list_running_servers() -> list[PageServer]:
 def _read_records() -> Iterator[tuple[Path, PageServer | None]]:
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:
-            record = read_json(file)
-            yield file, PageServer(ProcessMark(**record["process"]), record["folder"], record["files"])
-        except (ValueError, TypeError, KeyError):
+            yield file, msgspec.convert(read_json(file), PageServer)
+        except ValueError:
             yield file, None
 
 

@@ -1,18 +1,20 @@
 """The records in a run folder: launches, exits, stop requests, and when the stream was supervised.
 
-Each record has the id of its launch. Times are in milliseconds since the epoch, UTC, unless the name has another unit.
+Each record has the id of its launch. Fields that a later version added are ignored. Times are in milliseconds since the
+epoch, UTC, unless the name has another unit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from frazil.host.json_file import read_json, replace_json
+import msgspec
+
+from frazil.host.exchange import read_json, replace_json
 
 EXITS_FILE = "exit.json"
 SUPERVISOR_FILE = "supervisor.json"
@@ -54,13 +56,6 @@ class Launch:
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Launch:
-        """Parse a launch. Unknown fields, of a newer version's writer, are ignored."""
-        known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
-        marks = {k: ProcessMark(**value[k]) if value.get(k) else None for k in ("parent", "writer")}
-        return cls(**{**known, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
-
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
@@ -77,7 +72,7 @@ class ExitRecord:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether a supervisor launched the writer. Foreground launches have no fingerprint."""
+        """Whether a supervisor launched the writer. A user's `frazil run` leaves `spec_fingerprint` empty."""
         return bool(self.spec_fingerprint)
 
 
@@ -129,8 +124,8 @@ class SupervisionTimes:
 def read_supervision_times(folder: Path) -> SupervisionTimes:
     """Return the folder's record of supervision; an empty one if it is missing or cannot be parsed."""
     try:
-        return SupervisionTimes(**(read_json(folder / WATCH_FILE) or {}))
-    except (ValueError, TypeError):
+        return msgspec.convert(read_json(folder / WATCH_FILE) or {}, SupervisionTimes)
+    except ValueError:
         return SupervisionTimes()
 
 
@@ -140,8 +135,7 @@ def write_supervision_times(folder: Path, watch: SupervisionTimes) -> None:
 
 def read_exits(folder: Path) -> tuple[ExitRecord, ...]:
     """Return the latest exits, oldest first."""
-    raw = read_json(folder / EXITS_FILE)
-    return tuple(ExitRecord(**record) for record in raw or [])
+    return msgspec.convert(read_json(folder / EXITS_FILE) or (), tuple[ExitRecord, ...])
 
 
 def append_exit(folder: Path, record: ExitRecord) -> None:
@@ -154,12 +148,7 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
 
 
 def read_notes(folder: Path) -> SupervisorNotes:
-    raw = read_json(folder / SUPERVISOR_FILE) or {}
-    return SupervisorNotes(
-        stop=StopRequest(**raw["stop"]) if raw.get("stop") else None,
-        given_up=GivenUp(**raw["given_up"]) if raw.get("given_up") else None,
-        cleared=raw.get("cleared"),
-    )
+    return msgspec.convert(read_json(folder / SUPERVISOR_FILE) or {}, SupervisorNotes)
 
 
 def write_notes(folder: Path, notes: SupervisorNotes) -> None:

@@ -1,13 +1,22 @@
-"""Records in a run folder which Airflow run supervises the stream."""
+"""Records in a run folder which Airflow run supervises the stream. Also records that the supervisor gave up, so that it
+gives up only once for each cause, and other processes can show this.
+
+The task that fails may run on another host. So the supervisor first announces this in the run folder, and then informs
+Airflow. The announcement is confirmed when a later Airflow run supervises the stream.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 
+import msgspec
+
+from frazil import clock
 from frazil.home import run_folder
-from frazil.host.json_file import replace_json
+from frazil.host.exchange import read_json, replace_json
+from frazil.host.launcher import Observation
+from frazil.host.records import GivenUp, read_notes, write_notes
 
 _FILE = "claim.json"
 
@@ -26,6 +35,64 @@ def write_supervising_run(stream: str, run: SupervisingRun) -> None:
 
 def read_supervising_run(stream: str) -> SupervisingRun | None:
     try:
-        return SupervisingRun(**json.loads((run_folder(stream) / _FILE).read_text()))
+        return msgspec.json.decode((run_folder(stream) / _FILE).read_bytes(), type=SupervisingRun)
     except FileNotFoundError:
         return None
+
+
+ANNOUNCED_FILE = "giving-up.json"
+
+
+def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprint: str | None) -> None:
+    """Record in the run folder that the supervisor gave up on the launch `subject`."""
+    _confirm(stream, GivenUp(subject, clock.now_ms(), reason, table_fingerprint))
+
+
+def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
+    """Record that the Airflow run `run_id` is about to fail.
+
+    The record is confirmed later, because the message to Airflow may be lost.
+    """
+    given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
+    replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
+
+
+def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
+    try:
+        announced = read_json(run_folder(stream) / ANNOUNCED_FILE)
+        return GivenUp(**announced["given_up"]) if announced and announced["run_id"] == run_id else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def settle_given_up(stream: str, *, run_id: str) -> None:
+    """Confirm and remove the announcement of an Airflow run, unless this is `run_id`, the run that supervises now."""
+    path = run_folder(stream) / ANNOUNCED_FILE
+    try:
+        announced = read_json(path)
+        if announced is None or announced["run_id"] == run_id:
+            return
+        given_up = GivenUp(**announced["given_up"])
+    except (ValueError, TypeError, KeyError):  # incomplete, or from another version: the supervisor will give up again
+        path.unlink(missing_ok=True)
+        return
+    known = read_notes(run_folder(stream)).given_up
+    if known is None or known.at_ms < given_up.at_ms:
+        _confirm(stream, given_up)
+    path.unlink(missing_ok=True)
+
+
+def _confirm(stream: str, given_up: GivenUp) -> None:
+    folder = run_folder(stream)
+    write_notes(folder, dataclasses.replace(read_notes(folder), given_up=given_up))
+
+
+def read_active_given_up(stream: str, observation: Observation) -> GivenUp | None:
+    """Return the record that the supervisor gave up, unless a writer has started on this host since then.
+
+    Raises OSError, ValueError and TypeError.
+    """
+    given_up = read_notes(run_folder(stream)).given_up
+    if given_up is None or observation.process.is_alive:
+        return None
+    return given_up if observation.launch is None or observation.launch.id == given_up.subject else None

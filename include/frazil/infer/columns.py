@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain, count
 from statistics import median
 
 from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
@@ -19,7 +20,7 @@ MIN_LONG_MAGNITUDE = 2**30
 MIN_MAP_FIELDS = 20
 """An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
-"""Characters shown of an odd string, one that does not fit the type of the others."""
+"""Maximum length of an odd string in a remark. An odd string does not fit the type of the other strings."""
 MAX_REMARKS = 3
 MIN_VALUES_PER_OTHER_VALUE = 10
 """A column gets a type only if at most 1 in N of its values has another type; this is N."""
@@ -46,28 +47,58 @@ class ProposedColumn:
     unit: str | None = None
     as_json: bool = False
     """Whether the column stores values of several types, as JSON text."""
+    is_cast: bool = False
+    """Whether values in several forms need `cast: lenient`."""
+    path: str | None = None
+    """The field, as `from` writes it; None if it has the column's name."""
     remark: str = ""
     """Comment about the column in the declaration."""
     distinct: int | None = None
     """Distinct values in the sample; None if they are too many, unknown or irrelevant."""
     is_time: bool = False
     distance_s: float = float("inf")
-    """Distance (s) of the middle of the column's times from the median of Kafka's timestamps."""
+    """Seconds between the middle of the column's times and the median of Kafka's timestamps; infinite if unknown."""
 
 
-def propose_columns(whole: FieldStatistics, *, timestamps_ms: Sequence[int]) -> tuple[ProposedColumn, ...]:
-    """Propose a column for each field, in order of appearance. A field that cannot be a column has no type."""
+def propose_columns(
+    whole: FieldStatistics,
+    *,
+    timestamps_ms: Sequence[int],
+    relaxed: FieldStatistics | None = None,
+    dots: bool = False,
+) -> tuple[ProposedColumn, ...]:
+    """Propose a column for each field, in order of appearance. A field that cannot be a column has no type.
+
+    `relaxed` has the same fields with the values that texts stand for (`parse_text`); without it, nothing is cast. With
+    `dots`, names may have dots: `rename_dotted` replaces them.
+    """
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     found: list[ProposedColumn] = []
     before: dict[str, str] = {}
     for name, observed in whole.fields.items():
-        if reason := find_column_problem(name, before):
+        if reason := find_column_problem(name, before, dots=dots):
             found.append(ProposedColumn(name, None, remark=reason))
         else:
             before[name.lower()] = name
-            found.append(_propose_column(name, observed, sampled, middle_s))
+            one = FieldStatistics() if relaxed is None else relaxed.fields[name]
+            found.append(_propose_column(name, observed, one, sampled, middle_s))
     return tuple(found)
+
+
+def rename_dotted(columns: Sequence[ProposedColumn]) -> tuple[ProposedColumn, ...]:
+    """Rename columns whose names contain dots, which are not allowed. `from` then names the field."""
+    used = {column.name.lower(): column.name for column in columns}
+    renamed = []
+    for column in columns:
+        if column.type is not None and "." in column.name:
+            plain = re.sub(r"[.\[\]]", "_", column.name)
+            names = chain([plain], (f"{plain}_{i}" for i in count(2)))
+            name = next(n for n in names if not find_column_problem(n, used))
+            used[name.lower()] = name
+            column = replace(column, name=name, path=re.sub(r"([.\[\]])", r"\\\1", column.name))  # noqa: PLW2901
+        renamed.append(column)
+    return tuple(renamed)
 
 
 def rank_event_times(columns: Sequence[ProposedColumn]) -> list[ProposedColumn]:
@@ -76,9 +107,9 @@ def rank_event_times(columns: Sequence[ProposedColumn]) -> list[ProposedColumn]:
     return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.distance_s))
 
 
-def find_column_problem(name: str, before: Mapping[str, str]) -> str:
+def find_column_problem(name: str, before: Mapping[str, str], *, dots: bool = False) -> str:
     """Return why a field cannot be a column; empty if it can. `before` has earlier columns by lower-case name."""
-    if not name or set(name) & set('."\\') or name != name.strip() or not name.isprintable():
+    if not name or set(name) & set('"\\' if dots else '."\\') or name != name.strip() or not name.isprintable():
         return "a column cannot have this name"
     if name.lower() in RESERVED:
         return "frazil adds a column with this name"
@@ -88,9 +119,13 @@ def find_column_problem(name: str, before: Mapping[str, str]) -> str:
     return f"differs from {same} only by case" if same else ""
 
 
-def _propose_column(name: str, observed: FieldStatistics, sampled: int, middle_s: float | None) -> ProposedColumn:
-    unit = _guess_unit(name, observed, middle_s)
-    of_one_type = "timestamptz" if unit else _guess_type(observed)
+def _propose_column(
+    name: str, observed: FieldStatistics, relaxed: FieldStatistics, sampled: int, middle_s: float | None
+) -> ProposedColumn:
+    cast = _guess_cast(name, observed, relaxed, middle_s)
+    plain = _guess_type(observed)
+    unit = _guess_unit(name, observed, middle_s) if plain and observed.kind == "int" else None
+    of_one_type, unit = cast or ("timestamptz" if unit else plain, unit)
     kind = of_one_type or "string"
     is_time = kind in {"timestamptz", "timestamp"}
     is_of_interest = 0 < len(observed.distinct) < MAX_DISTINCT and not is_time and not observed.others
@@ -107,13 +142,16 @@ def _propose_column(name: str, observed: FieldStatistics, sampled: int, middle_s
     return ProposedColumn(
         name,
         kind,
-        required=not absent and (not observed.others or of_one_type is None) and sampled >= MIN_RECORDS_FOR_REQUIRED,
+        required=not absent
+        and (not observed.others or bool(cast) or of_one_type is None)
+        and sampled >= MIN_RECORDS_FOR_REQUIRED,
         unit=unit,
         as_json=of_one_type is None,
+        is_cast=cast is not None,
         remark="; ".join(remarks),
         distinct=len(observed.distinct) if is_of_interest and of_one_type else None,
         is_time=is_time,
-        distance_s=_distance_from_kafka_s(observed, unit, middle_s) if is_time else float("inf"),
+        distance_s=_distance_from_kafka_s(relaxed if cast else observed, unit, middle_s) if is_time else float("inf"),
     )
 
 
@@ -150,13 +188,28 @@ def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) ->
 
     The field's name must suggest a time, or the times must be close to Kafka's timestamps.
     """
-    if observed.kind != "int":
-        return None
     for unit, factor in _UNITS.items():
         if _FIRST_S * factor <= observed.lowest and observed.highest < _LAST_S * factor:
             near = _distance_from_kafka_s(observed, unit, middle_s) <= MAX_KAFKA_TIME_DISTANCE_S and unit != "s"
             return unit if near or _TIME_NAMES.search(name) else None
     return None
+
+
+def _guess_cast(
+    name: str, observed: FieldStatistics, relaxed: FieldStatistics, middle_s: float | None
+) -> tuple[str, str | None] | None:
+    """Return the type that values of several forms have, and the unit of times; None if nothing needs a cast."""
+    kinds = {kind for kind in relaxed.kinds if kind != "null"}
+    if not kinds or (not observed.others and relaxed.kinds == observed.kinds):
+        return None
+    unit = _guess_unit(name, relaxed, middle_s) if "int" in kinds and "float" not in kinds else None
+    if unit and (kinds == {"int"} or (kinds == {"int", "text"} and relaxed.moments and not relaxed.odd_texts)):
+        return "timestamptz", unit
+    if not observed.others:
+        return None  # texts of digits may be names, whose zeros count
+    if kinds <= {"boolean", "int"} and "boolean" in kinds:
+        return ("boolean", None) if relaxed.lowest >= 0 and relaxed.highest <= 1 else None
+    return (_guess_type(relaxed) or "string", None) if kinds <= {"int", "float"} else None
 
 
 def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s: float | None) -> float:

@@ -24,7 +24,7 @@ class Encoding:
 
     format: ValueFormat
     records: tuple[dict[str, Any], ...]
-    """Empty for formats whose values are not decoded here."""
+    """The decoded values of the records; empty for a format whose values are not decoded here."""
 
 
 def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> Encoding:

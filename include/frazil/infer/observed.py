@@ -14,7 +14,7 @@ from frazil.timetext import parse_moment
 MAX_DISTINCT = 5_000
 """Maximum number of distinct values counted for one field."""
 MIN_TEXTS_PER_ODD_TEXT = 500
-"""Strings per odd string that is ignored: the column gets the type that all others fit."""
+"""Strings get another type, such as uuid, only if at most 1 in N of them does not fit it; this is N."""
 MAX_OBSERVED_DEPTH = 32
 
 _PATTERNS = {
@@ -115,6 +115,19 @@ class FieldStatistics:
         if "decimal" in found:
             whole, _, fraction = text.removeprefix("-").partition(".")
             self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))
+
+
+_CANONICAL_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})(?P<inexact>(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?)", re.ASCII)
+
+
+def parse_text(value: Any) -> Any:
+    """Return the number or boolean that a text stands for; other values unchanged. Zeros before a number mean text."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in {"true", "false"}:
+        return value.lower() == "true"
+    number = _CANONICAL_NUMBER.fullmatch(value)
+    return value if number is None else float(value) if number["inexact"] else int(value)
 
 
 def collect_statistics(records: Iterable[dict[str, Any]]) -> FieldStatistics:

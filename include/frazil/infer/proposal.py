@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from frazil.infer.captured import ENVELOPE_KEYS, CapturedTable, derive_captured_table, unwrap_event
-from frazil.infer.columns import ProposedColumn, propose_columns, rank_event_times
+from frazil.infer.columns import ProposedColumn, propose_columns, rank_event_times, rename_dotted
 from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding, find_encoding
-from frazil.infer.observed import collect_statistics
+from frazil.infer.observed import collect_statistics, parse_text
 from frazil.infer.registered import RegisteredSchemas, derive_avro_columns, derive_json_columns
 from frazil.infer.sample import Sample
 from frazil.ingest.changes import change_schema
@@ -133,9 +133,18 @@ def _propose_columns(
     if isinstance(encoding.format, BytesFormat):
         return (ProposedColumn("value", "binary"),)
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    columns = propose_columns(collect_statistics(encoding.records), timestamps_ms=stamps)
+    whole = collect_statistics(encoding.records)
+    columns = propose_columns(whole, timestamps_ms=stamps, dots=True)
     if written is not None and written.type == "JSON":
         columns = derive_json_columns(written.schemas, columns)
+    elif isinstance(encoding.format, JsonFormat):
+        relaxed = collect_statistics({name: parse_text(v) for name, v in one.items()} for one in encoding.records)
+        cast = propose_columns(whole, timestamps_ms=stamps, relaxed=relaxed, dots=True)
+        columns = tuple(
+            other if other.is_cast and _accepts_sample(other, sample, encoding) else column
+            for column, other in zip(columns, cast, strict=True)
+        )
+    columns = rename_dotted(columns)
     if isinstance(encoding.format, CsvFormat):  # its fields are texts already
         columns = tuple(replace(column, as_json=False) for column in columns)
     if any(column.type for column in columns):
@@ -143,18 +152,29 @@ def _propose_columns(
     return (*columns, ProposedColumn("value", "string", remark="no field of the records can be a column"))
 
 
+def _accepts_sample(column: ProposedColumn, sample: Sample, encoding: Encoding) -> bool:
+    """Return whether no sampled value fails in the column."""
+    (alone,) = rename_dotted([replace(column, remark="")])
+    declared = _declare_sample(yaml.safe_load(_render_column(alone)), sample, encoding)
+    return not count_dead_letters(declared, sample).keys() & {"TypeMismatch", "OutOfRange", "MissingRequired"}
+
+
+def _declare_sample(schema: Mapping[str, Any], sample: Sample, encoding: Encoding) -> dict[str, Any]:
+    return {
+        "name": "sample",
+        "source": {"topics": sample.topic, "format": dump_format(encoding.format)},
+        "table": "sample.sample",
+        "schema": schema,
+        "event-time": KAFKA_TIMESTAMP_COLUMN,
+    }
+
+
 def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: Encoding) -> tuple[ProposedColumn, ...]:
     """Add what the sampled values show: units of integers that are times, and numbers of distinct values."""
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
         return columns
-    declared = {
-        "name": "sample",
-        "source": {"topics": sample.topic, "format": dump_format(encoding.format)},
-        "table": "sample.sample",
-        "schema": {name: c.type for name, c in open_to.items()},
-        "event-time": KAFKA_TIMESTAMP_COLUMN,
-    }
+    declared = _declare_sample({name: c.type for name, c in open_to.items()}, sample, encoding)
     rows = decode_sample(declared, sample).rows.select(list(open_to)).to_pylist()
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
     seen = {c.name: c for c in propose_columns(collect_statistics(rows), timestamps_ms=stamps)}
@@ -246,10 +266,16 @@ def _render_column(column: ProposedColumn) -> str:
     if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
     declared = f"{column.type}{' not null' if column.required else ''}"
-    if column.unit or column.as_json:
-        required = ", required: true" if column.required else ""
-        form = "as: json" if column.as_json else f"unit: {column.unit}"
-        declared = f"{{type: {column.type}{required}, {form}}}"
+    if column.unit or column.as_json or column.is_cast or column.path is not None:
+        settings = {
+            "type": column.type if re.fullmatch(r"\w+", column.type) else _quote(column.type),
+            "required": column.required and "true",
+            "as": column.as_json and "json",
+            "unit": column.unit,
+            "cast": column.is_cast and "lenient",
+            "from": column.path and "'" + column.path.replace("'", "''") + "'",
+        }
+        declared = f"{{{', '.join(f'{key}: {value}' for key, value in settings.items() if value)}}}"
     elif not re.fullmatch(r"[\w ]+", declared):
         declared = _quote(declared)
     return f"  {name}: {declared}" + (f"    # {column.remark}" if column.remark else "")

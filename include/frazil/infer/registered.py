@@ -30,9 +30,9 @@ from frazil.spec.formats import Registry
 FRAME_BYTES = 5
 """Bytes in front of a value: a zero byte, and the schema id."""
 MAX_SCHEMA_IDS = 50
-"""Only the most frequent ids are requested: the first bytes of records without a schema id look like many ids."""
+"""Maximum number of requested schema ids, most frequent first: records without an id seem to have many ids."""
 _MAX_PARTS = 10_000
-"""Parts read from a JSON Schema: nested references can multiply them exponentially."""
+"""Maximum number of parts that are read from a JSON Schema: nested references can multiply parts exponentially."""
 _TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
 
@@ -139,7 +139,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
     before: dict[str, str] = {}
     made = []
     for name in names:
-        if reason := find_column_problem(name, before):
+        if reason := find_column_problem(name, before, dots=True):
             made.append(ProposedColumn(name, None, remark=reason))
             continue
         before[name.lower()] = name

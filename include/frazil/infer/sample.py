@@ -28,7 +28,7 @@ class Sample:
     topic: str
     records: tuple[SampledRecord, ...]
     records_in_topic: int
-    """Estimated from the topic's offsets."""
+    """Number of records in the topic, estimated from its offsets."""
 
     @property
     def records_per_day(self) -> float | None:

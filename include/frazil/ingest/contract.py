@@ -317,7 +317,7 @@ class StagedFile:
     schema_id: int
     spec_id: int
     sort_order_id: int | None
-    """The order by which the whole file is sorted, if it is."""
+    """Id of the order by which the whole file is sorted; None if the file is not sorted."""
     partition: PartitionKey
     column_sizes: Mapping[int, int]
     value_counts: Mapping[int, int]
@@ -364,12 +364,15 @@ class RangeProgress:
     """Number of rows whose event time is too far in the future. The rows are written nevertheless."""
     dropped: int = 0
     """Number of records that the transform's WHERE dropped. They are neither rows nor dead letters."""
+    newest_future_us: int | None = None
+    """Newest event time of the rows in `future`; None if there are none."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. `dropped` is omitted if it is 0, as in earlier versions of frazil."""
+        """Convert to JSON, without values that earlier versions of frazil do not know, unless they are set."""
         value = dataclasses.asdict(self)
-        if not self.dropped:
-            del value["dropped"]
+        for name in ("dropped", "newest_future_us"):
+            if not value[name]:
+                del value[name]
         return value
 
     @property

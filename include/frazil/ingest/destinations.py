@@ -21,7 +21,7 @@ from frazil.spec.route import find_refusal
 NO_TABLE = "NoTable"
 MAIN: Target = "main"
 MAX_REPORTED_VALUES = 10_000
-"""Routing values without a table that one task reports. A route's table limit is far lower."""
+"""Maximum number of routing values without a table that a task reports. A route's table limit is far lower."""
 MAX_CACHED_VALUES = 100_000
 MAX_QUOTED_CHARACTERS = 100
 UNKNOWN_TARGET: Target = ""

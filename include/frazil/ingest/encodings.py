@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows. The same limit applies to elements, keys and values of lists and maps."""
 MAX_BATCH_VALUES, MAX_BATCH_BYTES = 1_024, 2**20
-"""Values, and their bytes, that Parquet's writer encodes before it checks whether a page is full. With its default of
-1,024 values, values of 100 KB make a page of 100 MB.
+"""Maximum number of values, and of their bytes, that Parquet's writer encodes before it checks if a page is full.
+
+With only its default of 1,024 values, values of 100 KB would make a page of 100 MB.
 """
 MINIBLOCK_VALUES = 32
 """Number of values of DELTA_BINARY_PACKED that share a bit width. Four miniblocks form a block."""

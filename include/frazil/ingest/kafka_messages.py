@@ -1,5 +1,5 @@
-"""Reads offset ranges as confluent-kafka message objects, if `kafka_columns` cannot be used. `map` and NumPy replace
-Python statements per record.
+"""Reads offset ranges as confluent-kafka message objects, if `kafka_columns` cannot be used. Uses `map` and NumPy,
+because Python statements for each record are slow.
 """
 
 from __future__ import annotations

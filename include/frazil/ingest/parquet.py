@@ -48,7 +48,7 @@ class FileLayout:
     allows_v2: bool
     writer_options: Mapping[str, Any]
     statistics: Mapping[int, Any]
-    """PyIceberg's plan by field id."""
+    """PyIceberg's plan of the statistics to collect, by field id."""
     column_ids: Mapping[str, int]
     """Field ids by path in the file."""
     partition_types: tuple[IcebergType, ...]

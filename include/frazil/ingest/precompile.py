@@ -20,7 +20,7 @@ COMPILED_FORMATS: tuple[PlainFormat, ...] = (
     {"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": [{"name": "s", "type": "string"}]}'},
     {"type": "protobuf", "schema-text": 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'},
 )
-"""Formats whose decoder decodes or rejects the record in `main`, which compiles its loop."""
+"""Formats to compile: a format's loop is compiled when its decoder decodes or rejects the record in `main`."""
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ class ProgressCounter:
         self._rejected = np.zeros(len(ranges), np.int64)
         self._dropped = np.zeros(len(ranges), np.int64)
         self._future = np.zeros(len(ranges), np.int64)
-        self._max_event_time = np.full(len(ranges), NO_EVENT_TIME)
+        self._max_event_time, self._newest_future = (np.full(len(ranges), NO_EVENT_TIME) for _ in range(2))
 
     @property
     def records(self) -> int:
@@ -68,6 +68,7 @@ class ProgressCounter:
         ahead = times > known_ms * 1000 + self._max_future_us
         if ahead.any():
             self._future += np.bincount(range_index[ahead], minlength=len(self._ranges))
+            np.maximum.at(self._newest_future, range_index[ahead], times[ahead])
             times = np.where(ahead, NO_EVENT_TIME, times)
         # Kafka delivers records in runs of one partition. A maximum per run is cheaper than one per record.
         runs = np.flatnonzero(np.r_[True, range_index[1:] != range_index[:-1]])
@@ -89,12 +90,17 @@ class ProgressCounter:
                 r.end,
                 records=int(self._records[i]),
                 rejected=int(self._rejected[i]),
-                max_event_time_us=None if self._max_event_time[i] == NO_EVENT_TIME else int(self._max_event_time[i]),
+                max_event_time_us=_known(self._max_event_time[i]),
                 future=int(self._future[i]),
+                newest_future_us=_known(self._newest_future[i]),
                 dropped=int(self._dropped[i]),
             )
             for i, r in enumerate(self._ranges)
         )
+
+
+def _known(time_us: np.int64) -> int | None:
+    return None if time_us == NO_EVENT_TIME else int(time_us)
 
 
 def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:

@@ -70,7 +70,7 @@ _MISSING_OFFSET_ERRORS = frozenset(
 )
 """Errors for an offset that was deleted by retention, or lost when the log was truncated."""
 _DAMAGED_BATCH = "CRC32C"
-"""librdkafka's text contains it if a checksum is wrong. The error's code is that of a missing offset."""
+"""Text in librdkafka's error if a checksum is wrong. The error has the code of a missing offset."""
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:

@@ -61,7 +61,7 @@ class DriftScope(NamedTuple):
 
     path: Path = ()
     selector: str = ""
-    """Field next to the struct. Only records in which it has one of `values` are searched; all if empty."""
+    """A field next to the struct: only records whose field has one of `values` are searched; empty for all."""
     values: frozenset[str] = frozenset()
 
 
@@ -94,7 +94,7 @@ class SchemaDrift:
     """Number of records in which no field fills a column. It is counted even if the table must not evolve."""
     names: tuple[str, ...] = ()
     cast: Mapping[str, int] = field(default_factory=dict)
-    """Values that a lenient cast converted, by column."""
+    """Number of values that a lenient cast converted, by column."""
     unplaced: int = 0
     """Number of change events without a position in the source's log, which orders changes."""
 

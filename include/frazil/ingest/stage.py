@@ -139,7 +139,7 @@ class ReadResult:
 
     result: StageResult
     sent: tuple[int, ...]
-    """Rows by shuffle writer."""
+    """Number of rows sent to each shuffle writer."""
     partitions: int
     """Number of table partitions among the sent rows: the files that the task would write without a shuffle."""
 
@@ -148,7 +148,7 @@ class ReadResult:
 class WriteResult:
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
-    """Rows by the task that sent them."""
+    """Number of rows received, by the task that sent them."""
 
 
 def stage_before_shuffle(

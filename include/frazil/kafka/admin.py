@@ -27,9 +27,11 @@ ERROR_POLL_INTERVAL_S = 0.1
 """Interval at which connection errors are checked while a request waits for its response."""
 INTERACTIVE_TIMEOUT_S = 5.0
 """Timeout for an interactive command, which does not retry."""
+LEADERS_TIMEOUT_S = 2.0
+"""Timeout for reading the leaders after a failed request: a command must not wait twice for brokers that are down."""
 MAX_NAMED_PARTITIONS = 5
 MAX_TOPICS = 1000
-"""Topics that may match a pattern. Each commit stores the offsets of all of them."""
+"""Maximum number of topics that a pattern may match: each commit stores the offsets of all of them."""
 LEADER_ERRORS = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -164,15 +166,18 @@ class KafkaAdmin:
         return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset that Kafka still has."""
+        """Return each partition's first offset that Kafka still has."""
         return self._list_committed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the last stable offset: the end of the log for a `read_committed` reader."""
+        """Return each partition's last stable offset: the end of the log for a `read_committed` reader."""
         return self._list_committed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Return the log's end with two concurrent requests: last stable offset, high watermark, leader epoch."""
+        """Return the end of each partition's log: last stable offset, high watermark and leader epoch.
+
+        Sends two concurrent requests.
+        """
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         stable, high = self._list_offsets(
@@ -197,7 +202,7 @@ class KafkaAdmin:
         return {tp: at for tp, (at, _) in spans.items()}
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset with a timestamp at or after `when`, or else the end of the log."""
+        """Return each partition's first offset with a timestamp at or after `when`, or else the end of its log."""
         tps = list(partitions)
         found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
         missing = [tp for tp, offset in found.items() if offset < 0]
@@ -206,7 +211,7 @@ class KafkaAdmin:
     def starts(
         self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the first offset for the declared `source.start`."""
+        """Return each partition's first offset for the declared `source.start`."""
         if start == "earliest":
             return self.earliest(partitions)
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
@@ -303,7 +308,7 @@ class KafkaAdmin:
         Afterwards, librdkafka no longer sends requests to brokers that have left the cluster.
         """
         with suppress(KafkaException):
-            topics = self._admin.list_topics(timeout=self._timeout_s).topics
+            topics = self._admin.list_topics(timeout=min(self._timeout_s, LEADERS_TIMEOUT_S)).topics
             found = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]
             return [f"{name}[{id_}]" for name, id_ in sorted(found) if topics[name].partitions[id_].leader < 0]
         return []

@@ -30,7 +30,7 @@ from frazil.kafka.tokens import TokenFunction
 EVENT_DR, EVENT_LOG = 0x1, 0x4
 _PRODUCER, _CONSUMER = 0, 1
 _INVALID_OFFSET = -1001
-"""RD_KAFKA_OFFSET_INVALID."""
+"""Value of librdkafka's RD_KAFKA_OFFSET_INVALID."""
 _ERROR_BUFFER_BYTES = 512
 
 ErrorCallback = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)

@@ -17,9 +17,9 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 MIN_SHORT_POLLS = 3
-"""Consecutive polls that prove a truncation without leader epochs: the log ends before the position."""
+"""Number of consecutive polls, with a log end before the position, that prove a truncation without leader epochs."""
 MAX_OUTDATED_POLLS = 60
-"""Consecutive outdated responses, from a replaced broker, after which reading fails."""
+"""Number of consecutive outdated responses, from a replaced broker, after which reading fails."""
 
 
 @dataclass(frozen=True, slots=True)

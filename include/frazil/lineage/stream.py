@@ -1,5 +1,5 @@
 """Reports a writer as a streaming run: START when it takes over, RUNNING at intervals, COMPLETE or FAIL at its end. A
-thread of `frazil.history.recording_threads` sends the events. If the backend is down, START and the newest totals are
+thread of `frazil.history.recorder` sends the events. If the backend is down, START and the newest totals are
 sent once it is up again.
 """
 

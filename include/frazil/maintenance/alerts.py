@@ -1,24 +1,198 @@
-"""Fires an alert when its value has been beyond the threshold for the hold time; resolves it at 80 % of the threshold.
-Pure. Each measurement gets the previous one's `AlertStates`, a small JSON value, so any process can run it. Unknown
-values change nothing. The hold time restarts after a gap between measurements that exceeds both the hold time and three
-measurement intervals.
+"""Evaluates the alert rules of a table. Fires an alert when its value has been beyond the threshold for the hold time;
+resolves it at 80 % of the threshold. Pure. Each measurement gets the previous one's `AlertStates`, a small JSON value,
+so any process can run it. Unknown values change nothing. The hold time restarts after a gap between measurements that
+exceeds both the hold time and three measurement intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Self
 
-from frazil.maintenance.alert_rules import Reading, evaluate_table_rules, runbook_link
-from frazil.maintenance.health import TableHealth
+from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
+from frazil.spec.units import format_rounded_bytes
+from frazil.status.freshness import freshness_ms, late_sentence
+from frazil.timetext import format_utc
+
+DEFAULT_RUNBOOK = "docs/runbook.md"
+CLEAR_RATIO = 0.8
+"""An alert ends at this share of its threshold. The gap keeps it from flapping."""
+
+MIN_FILE_DIVISOR = 256
+"""Minimum number of data files by which a manifest list's size is divided: the list begins with 4 KiB of schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    rule: str
+    """The rule's name, such as `manifests`. A rule of one stream also names the stream: `freshness:<stream>`."""
+    value: float | None
+    threshold: float
+    shown: str
+    sentence: str
+    """What is wrong if the value is beyond the threshold, and what to do now."""
+    hold_ms: int | None = None
+    """How long the value must stay beyond the threshold; None for `maintenance.alerts.hold`."""
+    unread: bool = False
+    """Whether the value's source could not be read. Values of rules `<rule>:<subject>` are then unknown, too."""
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the value is known and above the threshold."""
+        return self.value is not None and self.value > self.threshold
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the value is known and low enough to end the alert."""
+        return self.value is not None and self.value <= CLEAR_RATIO * self.threshold
+
+
+def evaluate_table_rules(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
+    """Return the readings of all rules of the table, unless its alerts are off."""
+    if not settings.alerts.enabled:
+        return ()
+    return (
+        *_metadata_readings(health, settings),
+        *_file_readings(health, settings),
+        *_stream_readings(health, settings, now_ms),
+    )
+
+
+def _metadata_readings(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
+    limits, table = settings.alerts, health.table
+    rewrite = _remedy(table, "manifests", settings.manifests.enabled, "rewrite_manifests")
+    expire = _remedy(table, "expiry", settings.expiry.enabled, "expire_snapshots")
+    listed = f"{format_rounded_bytes(health.manifest_list_bytes)} of manifest list for {health.data_files:,} data files"
+    per_file = health.manifest_list_bytes / max(health.data_files, MIN_FILE_DIVISOR)
+    sentence = f"{table} has {listed}: every query reads all of it during planning. {rewrite}"
+    yield Reading("manifest-list", per_file, limits.manifest_list_bytes_per_file, listed, sentence)
+    sentence = f"{table} has {health.manifests:,} manifests; each query opens them during planning. {rewrite}"
+    yield Reading("manifests", health.manifests, limits.manifests, f"{health.manifests:,} manifests", sentence)
+    oldest = f"the oldest from {format_utc(health.oldest_snapshot_at_ms)}"
+    sentence = f"{table} has {health.snapshots:,} snapshots, {oldest}: they slow down every commit. {expire}"
+    yield Reading("snapshots", health.snapshots, limits.snapshots, f"{health.snapshots:,} snapshots", sentence)
+    size = format_rounded_bytes(health.metadata_bytes)
+    sentence = (
+        f"{table} has a metadata.json of {size}, which every commit reads and writes. Most of it describes the "
+        f"{health.snapshots:,} snapshots. {expire}"
+    )
+    yield Reading("metadata", health.metadata_bytes, limits.metadata_bytes, f"{size} of metadata.json", sentence)
+
+
+def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
+    limits, table = settings.alerts, health.table
+    compact = _remedy(table, "compaction", settings.compaction.enabled, "rewrite_data_files")
+    average = format_rounded_bytes(health.average_file_bytes)
+    sentence = (
+        f"{table} has {health.data_files:,} data files of {average} on average; the target is "
+        f"{format_rounded_bytes(health.target_file_bytes)}, and queries open each file. {compact}. If each partition "
+        "has few bytes, declare a coarser partition-by"
+    )
+    shown = f"{health.data_files:,} data files of {average} on average"
+    yield Reading("small-files", _count_small_files(health, limits.small_files), limits.small_files, shown, sentence)
+    yield from _delete_readings(health, limits, compact)
+    if settings.compaction.enabled:
+        added = format_rounded_bytes(health.bytes_since_compaction)
+        last = health.last_compaction_at_ms
+        since = f"since the last compaction, at {format_utc(last)}" if last else "and its history has no compaction"
+        sentence = f"{table} has received {added} in {health.files_since_compaction:,} files {since}. {compact}"
+        shown = f"{added} added since the last compaction"
+        yield Reading("since-compaction", health.bytes_since_compaction, limits.since_compaction, shown, sentence)
+
+
+def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
+    table, beyond = health.table, health.delete_files
+    whose = "frazil writes no delete files, so another engine wrote them"
+    if health.merged:
+        beyond = max(beyond - health.data_files, 0)
+        whose = "merges leave at most one per data file; the rest belong to removed data files or another engine"
+    shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
+    sentence = f"{table} has {shown}, which every reader must apply; {whose}. {compact}"
+    yield Reading("delete-files", beyond, limits.delete_files, shown, sentence)
+    sentence = (
+        f"{health.deleted_rows:,} rows in data files of {table} ({health.deleted_percent:.1f} %) are deleted, but "
+        f"every reader still reads them. {compact}. A stream with `merge: merge-on-read` leaves them to compaction; "
+        "`merge: auto` does not"
+    )
+    shown = f"{health.deleted_percent:.1f} % of the rows are deleted"
+    yield Reading("deleted-rows", health.deleted_percent, limits.deleted_rows, shown, sentence)
+
+
+def _count_small_files(health: TableHealth, threshold: int) -> float | None:
+    """Return the number of data files if their average size is small; None if sizes are unknown.
+
+    Otherwise return 0, or up to `threshold` if the average is not yet large enough to end an alert.
+    """
+    if health.data_files and not health.data_bytes:
+        return None
+    share = health.average_file_bytes / (health.target_file_bytes / 10)
+    if share < 1:
+        return health.data_files
+    return min(health.data_files, threshold) if share * CLEAR_RATIO < 1 else 0
+
+
+def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
+    for stream in health.streams:
+        threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
+        age_ms = freshness_ms(stream, now_ms=now_ms)
+        shown = late_sentence(stream, age_ms, now_ms=now_ms) if age_ms else "no record waits"
+        waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
+        status = f"`frazil status {stream.name}`"
+        sentence = (
+            f"stream {stream.name} of {health.table} is late: {shown}{_why_unknown(stream)}. {status} shows whether "
+            "its writer is paused, and what holds it back"
+        )
+        unread = stream.lag is None and stream.lag_problem is None
+        stale_s = None if age_ms is None or (unread and age_ms > threshold_s * 1000) else age_ms / 1000
+        yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, shown, sentence, hold_ms=0)
+        if settings.alerts.lag is not None:
+            sentence = (
+                f"stream {stream.name} of {health.table} lags: {waiting} records wait in Kafka, more than "
+                f"{settings.alerts.lag:,}. {status} shows whether it catches up, and how long its batches take. If it "
+                "does not, give it more `resources.cores` or topic-partitions"
+            )
+            shown = f"{waiting} records wait"
+            if stream.lag is None:
+                shown, sentence = "unknown", f"the lag of stream {stream.name} is unknown now: {stream.lag_problem}"
+            yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, shown, sentence)
+            yield unread_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
+
+
+def unread_reading(subject: str, what: str, problem: str | None) -> Reading:
+    """Return the reading of the rule `unmeasured` for a value that could not be read because of `problem`."""
+    shown = f"the {what} was read" if problem is None else f"the {what} is unknown"
+    sentence = f"the {what} cannot be read, so no alert about it fires: {problem}"
+    return Reading(f"unmeasured:{subject}", int(problem is not None), 0, shown, sentence)
+
+
+def _why_unknown(stream: StreamHealth) -> str:
+    if stream.lag is None and stream.lag_problem is not None:
+        return f"; the lag is unknown ({stream.lag_problem.rstrip('.')})"
+    return ""
+
+
+def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
+    """Return the remedy: run the action that should have prevented the alert, or switch it on."""
+    if enabled:
+        return (
+            f"`frazil maintain {table} --actions {action}` fixes it now. The DAG frazil_maintenance should have done "
+            "this: check its last run"
+        )
+    return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"
+
+
+def runbook_link(rule: str) -> str:
+    return f"{os.environ.get('FRAZIL_RUNBOOK') or DEFAULT_RUNBOOK}#{rule.partition(':')[0]}"
+
 
 MAX_GAPS = 3
-"""Measurement intervals after which the hold time restarts."""
+"""Number of measurement intervals without a measurement after which the hold time restarts."""
 DEFAULT_GAP_MS = 300_000
-"""The assumed measurement interval, and its minimum."""
+"""Minimum measurement interval that is assumed, even if the last two measurements were closer together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +223,7 @@ class AlertState:
     active: bool
     """Whether the alert has fired and has not resolved yet."""
     seen_ms: int | None = None
-    """When the value was last beyond the threshold before the alert fired."""
+    """When the value was last measured beyond the threshold; not updated once the alert is active."""
     gap_ms: int = 0
     """Time between the last two measurements beyond the threshold."""
     alone: bool = True

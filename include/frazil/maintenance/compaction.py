@@ -37,7 +37,7 @@ class Rewrite:
     """Files of older specs that Iceberg rewrites too, because they may have rows of the partition."""
     old_spec_bytes: int = 0
     deleted_percent: int | None = None
-    """Data files with at least this percentage of deleted rows are rewritten, if there are any."""
+    """If set, data files with at least this percentage of deleted rows are rewritten."""
     small: bool = True
     """Whether small files are rewritten."""
     largest_bytes: int | None = None
@@ -52,7 +52,7 @@ class Rewrite:
 
 
 MAX_BUSY_REWRITES = 8
-"""Rewrites of busy partitions in one run."""
+"""Maximum number of rewrites of busy partitions in one run."""
 
 
 class LeftReason(StrEnum):

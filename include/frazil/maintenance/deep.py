@@ -30,7 +30,7 @@ SMALL_RATIO = 0.75
 """Share of the target size below which a file is small, as in Iceberg's `rewrite_data_files`."""
 
 # Field ids of the Iceberg specification, "Manifests" and "Reserved Field IDs".
-_CONTENT, _PATH, _PARTITION, _RECORDS, _SIZE, _LOWER, _UPPER = 134, 100, 102, 103, 104, 125, 128
+_CONTENT, _PATH, _PARTITION, _RECORDS, _SIZE, _LOWER, _UPPER, _REFERENCED = 134, 100, 102, 103, 104, 125, 128, 143
 _DELETED_PATH = 2_147_483_546
 
 
@@ -38,7 +38,7 @@ class _EntryReader:
     """Reads manifest entries, with only the wanted primitive fields. `at` maps each field's id to its index."""
 
     def __init__(self, *wanted: int) -> None:
-        fields = [f for f in DATA_FILE_TYPE[2].fields if f.field_id in wanted or not f.field_type.is_primitive]
+        fields = [f for f in DATA_FILE_TYPE[3].fields if f.field_id in wanted or not f.field_type.is_primitive]
         self.at = {f.field_id: place for place, f in enumerate(fields)}
         self._schema = Schema(
             NestedField(0, "status", IntegerType(), required=True),
@@ -55,6 +55,7 @@ class _EntryReader:
 
 _ENTRIES_WITHOUT_PATHS = _EntryReader(_CONTENT, _SIZE)
 _ENTRIES_WITH_PATHS = _EntryReader(_CONTENT, _PATH, _RECORDS, _SIZE)
+_DELETES = _EntryReader(_CONTENT, _PATH, _RECORDS, _SIZE, _REFERENCED)
 
 _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     YearTransform: "Y",
@@ -62,7 +63,7 @@ _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     DayTransform: "D",
     HourTransform: "h",
 }
-"""NumPy's names. A partition value is the number of these units since 1970."""
+"""NumPy's name of each transform's unit. A partition value is a number of units since 1970."""
 
 NO_DELETES = Deletes()
 
@@ -97,7 +98,9 @@ class _DeleteFile:
     records: int
     bytes: int
     of: str | None
-    """The only data file to which it applies; None for several, and for deletes by column values."""
+    """The only data file to which the delete file applies; None for several, and for deletes by column values."""
+    is_alone: bool
+    """Whether no other deletes are in its file. Other engines store several deletion vectors in one file."""
 
 
 def read_partitions(
@@ -136,20 +139,20 @@ def read_partitions(
 
 
 def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
-    at, found = _ENTRIES_WITH_PATHS.at, []
-    for file in _ENTRIES_WITH_PATHS.live(io, manifest):
+    at, found = _DELETES.at, []
+    for file in _DELETES.live(io, manifest):
         lower, upper = ((file[at[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
         alone = file[at[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
         key = (manifest.partition_spec_id, tuple(file[at[_PARTITION]]))
-        of = lower.decode() if alone and lower is not None else None
-        found.append(_DeleteFile(key, file[at[_PATH]], file[at[_RECORDS]], file[at[_SIZE]], of))
+        of = lower.decode() if alone and lower is not None else file[at[_REFERENCED]]
+        found.append(_DeleteFile(key, file[at[_PATH]], file[at[_RECORDS]], file[at[_SIZE]], of, alone))
     return found
 
 
 def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTotals:
     """Return a delete file's totals. The delete file is dangling if its only data file is not live."""
     dangles = file.of is not None and file.of not in live_paths
-    rows, dangling = (0, (file.path,)) if dangles else (file.records, ())
+    rows, dangling = 0 if dangles else file.records, (file.path,) if dangles and file.is_alone else ()
     deletes = Deletes(bytes=file.bytes, rows=rows, shared=int(file.of is None), dangling=dangling)
     return _PartitionTotals(delete_files=1, deletes=deletes)
 

@@ -46,7 +46,7 @@ class PartitionFiles:
     values: tuple[object, ...]
     """Values as stored in manifests: days or hours count from 1970."""
     path: str
-    """Such as `scheduled_departure_day=2013-12-30`; "" without partitions."""
+    """The partition's path, such as `scheduled_departure_day=2013-12-30`; "" without partitions."""
     files: int
     bytes: int
     small_files: int
@@ -54,7 +54,7 @@ class PartitionFiles:
     small_bytes: int
     delete_files: int
     window_end_us: int | None
-    """End of the event-time range, if there is one."""
+    """End of the partition's event-time range, in microseconds since 1970; None if it has no such range."""
     window_begin_us: int | None = None
     p10_bytes: int = 0
     deletes: Deletes = Deletes()
@@ -93,9 +93,9 @@ class StreamHealth:
     longest_interval_ms: int = 0
     """The longest time between two commits, even if throttled."""
     lag_problem: str | None = None
-    """Why the lag could not be read, if requested."""
+    """Why the lag could not be read; None if it is known, or was not requested."""
     caught_up_at_ms: int | None = None
-    """When this host's last writer had committed every record, unless another has committed since."""
+    """Last time when this host's last writer had committed all records; None if another has taken over since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +111,20 @@ class TableHealth:
     delete_files: int
     manifests: int
     manifests_bytes: int
-    """According to the manifest list."""
+    """Total size of the manifests, according to the manifest list."""
     manifest_list_bytes: int
     metadata_bytes: int
     """Size of the uncompressed `metadata.json`, which each commit reads and writes."""
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """If None, the next two fields count from the history's start."""
+    """Time of the last compaction. If None, the next two fields count from the history's start."""
     files_since_compaction: int
     """Growth in data files. Files that replace others, as in merges, do not count."""
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]
-    """Empty for dead letters and signals, which may get no rows for months."""
+    """The health of each stream. Empty for dead letters and signals, which may get no rows for months."""
     partitions: Sequence[PartitionFiles] | None = None
     """The partitions' files, if the measurement is deep."""
     main_snapshots: int = 0

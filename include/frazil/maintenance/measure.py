@@ -27,8 +27,7 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.errors import FrazilError, MarkerUnreadable, RolledBack, SpecError
-from frazil.host.launcher import Observation
-from frazil.host.launchers import open_launcher
+from frazil.host.launcher import Observation, open_launcher
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
@@ -48,7 +47,7 @@ from frazil.table.tables import state_location
 logger = logging.getLogger(__name__)
 
 MAX_COMMIT_RECORDS = 12
-"""Commit records read per stream."""
+"""Maximum number of commit records that are read per stream."""
 
 
 class NotMadeByRoute(SpecError):
@@ -274,7 +273,7 @@ def observe_writer(stream: str) -> Observation | None:
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
-    """Return the offsets between the marker and Kafka's ends, or why they are unknown."""
+    """Return the number of offsets between the marker and the ends of Kafka's logs, or why it is unknown."""
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
             found = kafka.describe()

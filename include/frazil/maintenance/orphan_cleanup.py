@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 FILES_PER_DELETION = 1_000
 """Number of files deleted before the table's metadata is loaded again."""
 MAX_READ_ATTEMPTS = 3
-"""Attempts to read metadata, whose files an expiry may delete at the same time."""
+"""Maximum number of attempts to read metadata, whose files an expiry may delete at the same time."""
 MAX_EXAMPLES = 20
 
 

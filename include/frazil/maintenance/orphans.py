@@ -27,6 +27,7 @@ from itertools import islice
 from typing import NamedTuple, Self
 from urllib.parse import unquote
 
+import msgspec
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.backfill_marker import open_backfills
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 MEMORY_FORMAT = 1
 MAX_REMEMBERED = 100_000
-"""Files that are remembered. Later runs handle the rest."""
+"""Maximum number of files that are remembered. Later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,7 @@ class OrphanMemory:
         try:
             raw = json.loads(gzip.decompress(data))
             if (raw["format"], raw["table_uuid"]) == (MEMORY_FORMAT, table_uuid):
-                runs = (OrphanRun(r["at_ms"], Progress(**r["standing"]), tuple(r["paths"])) for r in raw["runs"])
-                return cls(table_uuid, tuple(runs))
+                return msgspec.convert(raw, cls)
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
             log.warning("the record of earlier cleanups cannot be read: this run counts as the first")
         return cls(table_uuid)
@@ -107,7 +107,7 @@ class OrphanMemory:
 
 
 _FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
-"""The kind of storage for each URI scheme that does not name it itself."""
+"""Kind of storage by URI scheme, for schemes that are not themselves the name of the kind."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
@@ -151,7 +151,7 @@ def _clean_path(path: str) -> str:
 
 
 MIN_RUN_DISTANCE_MS = 3_600_000
-"""Time between the run that finds a file and the run that deletes it."""
+"""Minimum time between the run that finds a file and the run that deletes it."""
 MAX_LISTED = 3
 """Maximum number of paths in a message."""
 

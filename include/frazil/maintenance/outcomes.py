@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 
+import msgspec
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
@@ -28,11 +29,11 @@ from frazil.table.tables import state_location
 class Ending(StrEnum):
     DONE = "done"
     SKIPPED = "skipped"
-    """No useful work, or switched off."""
+    """The action had no useful work, or is switched off."""
     GAVE_UP = "gave up"
     """Another commit won the race; the next run tries again."""
     REFUSED = "refused"
-    """Unsafe, or forbidden by the table's settings: an operator must check."""
+    """The action is unsafe, or the table's settings forbid it: an operator must check."""
     FAILED = "failed"
 
 
@@ -62,7 +63,7 @@ MAX_AGE_MS = 90 * 24 * 3_600_000
 """Age at which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHAN_CLEANUP = "orphans"
-"""Name in stored outcomes; not one of the `Action` values."""
+"""Name of the orphan clean-up in stored outcomes; not one of the `Action` values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,9 @@ def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
     if data is None:
         return ()
     try:
-        return tuple(_decode(json.loads(data), str(table.metadata.table_uuid)))
+        raw = json.loads(data)
+        is_own = (raw["format"], raw["table-uuid"]) == (FORMAT_VERSION, str(table.metadata.table_uuid))
+        return msgspec.convert(raw["outcomes"], tuple[PastOutcome, ...]) if is_own else ()
     except (ValueError, LookupError, TypeError) as error:
         log.warning("%s is not in maintenance's format, and is ignored: %r", _path(table), error)
         return ()
@@ -129,14 +132,6 @@ def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
     return json.dumps(
         {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
     ).encode()
-
-
-def _decode(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
-    if (raw["format"], raw["table-uuid"]) != (FORMAT_VERSION, table_uuid):
-        return
-    for one in raw["outcomes"]:
-        numbers = {str(name): float(value) for name, value in one["numbers"].items()}
-        yield PastOutcome(int(one["at_ms"]), str(one["action"]), Ending(one["ending"]), str(one["sentence"]), numbers)
 
 
 def _path(table: Table) -> str:

@@ -72,7 +72,7 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
 
 
 BUSY_INTERVALS = 2
-"""How long a changed partition is busy, in longest commit intervals of its stream."""
+"""Number of its stream's longest commit intervals for which a changed partition counts as busy."""
 MAX_BATCHES = 12
 """Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
 

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -121,7 +122,10 @@ class _ActionRunner:
     def _rewrite(self, table: Table, plan: CompactionPlan) -> Outcome:
         sort = self.maintained.settings.compaction.strategy == "sort" and not table.sort_order().is_unsorted
         began = time.monotonic()
-        done = self._open(table).rewrite(plan.rewrites, sort=sort)
+        opened, expiry = self._open(table), self.maintained.settings.expiry
+        may_expire = expiry.enabled and len(list(ancestors(table.metadata))) > expiry.at_most // 2
+        with opened.keep_history() if may_expire else nullcontext():
+            done = opened.rewrite(plan.rewrites, sort=sort)
         seconds = time.monotonic() - began
         missing = plan.files - done.removed
         with translate_catalog_errors(self.catalog.name):

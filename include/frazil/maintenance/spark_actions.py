@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -14,6 +15,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 
+from frazil.commit.expiry import READER_TAG_PREFIX
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.maintenance.compaction import Rewrite
 
@@ -30,13 +32,17 @@ from pyiceberg.types import DecimalType, IcebergType, TimestampType, Timestamptz
 
 from frazil.partitions.windows import EPOCH
 
+log = logging.getLogger(__name__)
+
+HISTORY_TAG = f"{READER_TAG_PREFIX}compaction"
+"""The tag of the snapshot from which a compaction began."""
 MAX_PARTITIONS_PER_ACTION = 200
 """Maximum number of partitions per action: Iceberg's planning compares every file with each of them."""
 MAX_GROUP_FILES = 16
-"""Target files in one commit of an action. A failed commit loses only these."""
+"""Maximum size of a file group, in target file sizes. A failed commit loses only its own groups."""
 MAX_BUSY_ATTEMPTS = 3
 _CONFLICT_TEXTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Texts in Iceberg's messages about a conflict. The last: an expiring snapshot was tagged."""
+"""Texts in Iceberg's messages about a conflict. The last one means that an expiring snapshot was tagged."""
 
 
 class LostRace(Exception):
@@ -83,6 +89,24 @@ class SparkTable:
     @property
     def _actions(self) -> Any:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
+
+    @contextmanager
+    def keep_history(self) -> Iterator[None]:
+        """Tag the current snapshot, so that writers expire neither it nor newer ones. Iceberg refuses a rewrite if it
+        cannot compare it with all commits since its start. The tag of a killed compaction is replaced by the next one.
+        """
+        with convert_java_errors():
+            refs, change = self.java.refs(), self.java.manageSnapshots()
+            tag = change.replaceTag if refs.containsKey(HISTORY_TAG) else change.createTag
+            tag(HISTORY_TAG, self.java.currentSnapshot().snapshotId()).commit()
+        try:
+            yield
+        finally:
+            try:
+                with convert_java_errors():
+                    self.java.manageSnapshots().removeTag(HISTORY_TAG).commit()
+            except (LostRace, SparkFailed) as error:
+                log.warning("tag %s stays until the next compaction, and snapshots with it: %s", HISTORY_TAG, error)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         """Rewrite files of partitions, in several actions. An action that fails neither raises nor stops the others."""

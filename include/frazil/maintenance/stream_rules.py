@@ -1,4 +1,4 @@
-"""Alert rules of a stream; `frazil.maintenance.alert_rules` has the rules of its table. Pure, except
+"""Alert rules of a stream; `frazil.maintenance.alerts` has the rules of its table. Pure, except
 `find_incomplete_window`. Rules about events, such as `restarts`, have no hold time.
 """
 
@@ -14,7 +14,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.aggregate.due import WaitingDay
 from frazil.host.heartbeat import StallKind
-from frazil.maintenance.alert_rules import Reading
+from frazil.maintenance.alerts import Reading
 from frazil.partitions.completeness import waiting_text
 from frazil.partitions.windows import Window
 from frazil.signals.completion import find_feeds
@@ -28,9 +28,9 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""With fewer than `MIN_RECORDS` records, the percentage is unknown unless none, or at least this many, are bad."""
+"""If fewer than `MIN_RECORDS` records exist, the percentage is unknown unless none, or at least this many, are bad."""
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""With fewer than `MIN_RECORDS` records, the threshold is at least this percentage."""
+"""The lowest threshold if there are fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
 """Maximum number of windows or days in a message."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
@@ -47,7 +47,7 @@ class IncompleteWindow:
     waits_for: str
     """What the window waits for, as text; "" if the window is not due yet."""
     is_history: bool = False
-    """Whether it ended before the table's oldest snapshot, as when a stream reads old records."""
+    """Whether the window ended before the table's oldest snapshot, as when a stream reads old records."""
 
 
 def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:

@@ -17,7 +17,7 @@ from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
 
 SIGNALS = "frazil.signals"
-"""Same as `frazil.signals.signal_table.SIGNALS_TABLE`, whose import would load PyIceberg."""
+"""The signals table. This repeats `frazil.signals.signal_table.SIGNALS_TABLE`, whose import would load PyIceberg."""
 
 
 class TableKind(StrEnum):

@@ -80,7 +80,7 @@ def _find_earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules,
 
 
 def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
-    """Return a mask of rows from records that no longer exist; see `MergeRules.landed`."""
+    """Return a mask of rows from a deleted topic or a truncated part of a log; see `MergeRules.landed`."""
     if not rules.landed:
         return pa.array(np.zeros(rows.num_rows, np.bool_))
     names, ends = zip(*rules.landed, strict=True)

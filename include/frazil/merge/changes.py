@@ -33,7 +33,7 @@ class NewestChanges:
     superseded: int
     """Changes that lost to a newer one of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """By column: the change that supplies each row's value. Only columns that an earlier change fills are included."""
+    """The change that supplies each row's value, by column. Only columns that an earlier change fills are included."""
     orders: pa.Array | None = None
     """The order values of all changes."""
     deleted_by: Numbers | None = None

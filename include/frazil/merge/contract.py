@@ -24,7 +24,7 @@ class MergeRules:
     """The declared merge settings, with the table's column names."""
 
     key: tuple[str, ...]
-    """Primitive columns, never null, and no floats."""
+    """The key columns, which are primitive, never null, and never floating-point."""
     order_by: str | None = None
     """The column that orders changes; null is the lowest value. A change is stale if its value is below that of the
     table's row. Among equal values, and without a column, the greater offset wins, and across partitions the greater
@@ -40,8 +40,8 @@ class MergeRules:
     the row stays unless its record came before: by offset in the same partition, and otherwise by timestamp.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """The ends of the table's records, by `topic/partition`, for recreated topics and truncated logs. Rows from there
-    on come from former records, so every change is later.
+    """The offset at which the table's current records end, by `topic/partition`, for recreated topics and truncated
+    logs. Rows from this offset on come from the former topic or log, so every change is later than they are.
     """
     ignored: tuple[str, ...] = ()
     """The Kafka coordinates, which are not compared to find updates."""
@@ -51,7 +51,7 @@ class MergeRules:
     """
     how: RowRemoval = "auto"
     event_time: str | None = None
-    """The event-time column; with `window_us`, it counts changed rows by window."""
+    """The event-time column. If `window_us` is set, changed rows are counted by window."""
     window_us: int | None = None
     within_us: int | None = None
     """The event-time distance within which rows of a key are repeats (dedupe). The changes are then staged data files;
@@ -64,7 +64,7 @@ class DeleteFile:
     path: str
     records: int
     alone: bool
-    """Whether it concerns one data file, so a new delete file can replace it."""
+    """Whether the delete file concerns only one data file, so that a new delete file can replace it."""
     key: str = ""
     """The name by which a commit removes it, if not the path: a Puffin file may have several deletion vectors."""
 
@@ -155,7 +155,7 @@ class MergeResult:
     files: tuple[StagedFile, ...]
     """Data files, and delete files for one data file each."""
     replaced: tuple[str, ...]
-    """Data files that were rewritten; for repeats: files of its `share`."""
+    """Data files that were rewritten; with dedupe, files of the task's `share`."""
     dropped_deletes: tuple[str, ...]
     """Keys of delete files that delete nothing, or that one of `files` replaces."""
     counts: MergeCounts

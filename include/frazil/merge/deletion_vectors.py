@@ -16,7 +16,7 @@ PUFFIN_SUFFIX = ".puffin"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 """Field ids from the Iceberg specification, "Reserved Field IDs"."""
 VECTOR_OFFSET = len(MAGIC_BYTES)
-"""The first byte of the vector in a file that has one vector."""
+"""Offset of the vector in a file that has one vector."""
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 
 

@@ -155,7 +155,7 @@ class DataFileReader:
         return pa.concat_tables(parts)
 
     def may_hold(self, schema: Schema, bounds: ColumnBounds) -> list[int]:
-        """Return the row groups that may have rows within these columns' bounds."""
+        """Return the indexes of the row groups that may have rows within these columns' bounds."""
         there, metadata = self._file_schema(), self.file.metadata
         names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}

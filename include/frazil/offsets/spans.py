@@ -9,9 +9,9 @@ from pyroaring import BitMap64
 
 TopicPartition = tuple[str, int]
 Span = tuple[int, int]
-"""`[start, end)`."""
+"""A range of offsets, `[start, end)`."""
 Spans = Mapping[TopicPartition, tuple[Span, ...]]
-"""Sorted, non-empty and without overlaps."""
+"""The spans of each topic-partition: sorted, non-empty and without overlaps."""
 
 
 def count_unread(

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import TopicPartition, iter_runs
 
 MIN_OFFSETS_PER_RANGE = 8
-"""Average length of runs that are added as ranges. A range costs as much as about ten offsets."""
+"""Minimum average length of runs that are added as ranges. A range costs as much as about ten offsets."""
 
 
 class OffsetTally:
@@ -25,7 +25,7 @@ class OffsetTally:
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()
         self.repeated = BitMap64()
-        """Seen at least twice."""
+        """Offsets that were seen at least twice."""
         self.rows = 0
         self.add(offsets)
 

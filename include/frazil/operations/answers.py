@@ -20,7 +20,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from frazil import installed
-from frazil.host.json_file import read_json, replace_json
+from frazil.host.exchange import read_json, replace_json
 from frazil.status.state import StreamState
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
 STALE_AFTER_S = 120.0
-"""Age in seconds above which an answer is returned, as pending, only if its refresh is late."""
+"""Age in seconds at which an answer is stale: `gather` then waits for its refresh, unless this takes too long."""
 RETENTION_S, SWEEP_INTERVAL_S = 12 * 3600.0, 60.0
 """Seconds after which an answer that was not requested again is dropped, and the interval of this check."""
 

@@ -156,9 +156,3 @@ def merge_treatments(happened: Iterable[HistoryEvent], treatments: Iterable[Trea
 
 def snapshot_summary(snapshot: Snapshot) -> Mapping[str, str]:
     return snapshot.summary.additional_properties if snapshot.summary else {}
-
-
-def read_number(summary: Mapping[str, str], name: str) -> int:
-    """Read a number from a summary. Returns 0 for an invalid value, which another program may have written."""
-    text = summary.get(name, "")
-    return int(text) if text.isdecimal() else 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import quote, urljoin
 
-from frazil.maintenance.alert_rules import DEFAULT_RUNBOOK, runbook_link
+from frazil.maintenance.alerts import DEFAULT_RUNBOOK, runbook_link
 from frazil.safe_text import escape_unsafe
 from frazil.timetext import format_utc
 
@@ -30,7 +30,7 @@ SEVERAL_KEY = "frazil/several"
 """The deduplication key of every message about several alerts."""
 MAX_TITLE_RULES = 5
 NOT_WRITING_RULES = ("table", "stall", "registry", "writer", "restarts", "waiting-batches", "freshness", "lag")
-"""Rules whose alerts mean that a stream does not write, causes first. All of a stream's are one incident."""
+"""Rules whose alerts mean that a stream does not write, causes first. All such alerts of a stream are one incident."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from frazil.maintenance.alert_rules import runbook_link
+from frazil.maintenance.alerts import runbook_link
 from frazil.operations.calendar import DelayReason
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
@@ -62,7 +62,7 @@ class Windows:
 
     grain: str
     complete_to: str | None
-    """The end of the last window before which no window is open or held."""
+    """The end of the last window before the first window that is open or held."""
     waits_for: str
     held: tuple[str, ...] = ()
     holders: tuple[DelayReason, ...] = ()
@@ -82,7 +82,7 @@ class StreamReading:
     broken: str = ""
     """Errors in the stream's file, one per line."""
     conflict: str = ""
-    """Conflicts of this valid declaration, which is in use, with others, one per line."""
+    """Conflicts with other declarations, one per line. This declaration is valid, and in use."""
     last_known: bool = False
     """Whether `status` was read before this process started, and is being read again."""
     outdated: str | None = None
@@ -116,7 +116,7 @@ class OverviewLine:
     """Whether that count starts at the stream's last reset instead of the oldest snapshot."""
     windows: Windows | None = None
     has_windows: bool = True
-    """Whether windows are declared; `windows` is None also while they are unknown."""
+    """Whether windows are declared. If they are, `windows` is None only while they are unknown."""
     health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None
@@ -286,7 +286,8 @@ def _paused_dag_problem(
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
     """Whether an alert repeats the stream's state.
 
-    It does if it quotes `first`, the stream's first problem, or has the rule of a broken or unreachable state.
+    True if the alert quotes `first`, the stream's first problem, or if the state is broken or unreachable and the alert
+    has the state's rule.
     """
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
     if is_named and state.rule == alert.rule.partition(":")[0]:

@@ -23,7 +23,7 @@ EFFECTS = {
 class ComponentHeartbeat:
     at_ms: int
     runs: bool = True
-    """False after an orderly shutdown."""
+    """Whether the component should be running: False after an orderly shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.RELEASE: ("dag_paused",),
     PageAction.SEND_AGAIN: (),
 }
-"""The fields of `ActionContext`, all users' decisions, whose change after the plan refuses the action."""
+"""Fields of `ActionContext` with users' decisions, by action. A change of one after the plan refuses the action."""
 CONFIRMED_BY_NAME = frozenset(PageAction) - {PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART}
 """Actions that change the table or what its readers get: the user types the subject's name."""
 DRY_RUN_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
@@ -133,9 +133,9 @@ class ActionContext:
     dag: str | None = None
     """The DAG that carries out the action, or that supervises the stream."""
     dag_paused: bool | None = None
-    """Unknown (None) if Airflow does not have the DAG."""
+    """Whether the DAG is paused; None if Airflow does not have the DAG."""
     unfit: str | None = None
-    """Why the action is not possible on this stream, or None."""
+    """Why the action is not possible on this stream; None if it is possible."""
     backfill: str = ""
     run: UnfinishedRun | None = None
     """A run of the DAG that already changes the subject's tables."""
@@ -156,7 +156,7 @@ class Plan:
     refused: str | None = None
     missing: str | None = None
     version_token: str = ""
-    """The confirmation sends it back, so that only the confirmed action is carried out."""
+    """The token that a confirmation sends back, so that only the confirmed action is carried out."""
     retype: bool = False
     generation: int | None = None
 

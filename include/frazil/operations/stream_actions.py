@@ -28,7 +28,7 @@ from frazil.commit.reset_plan import (
 )
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, FrazilError, MarkerUnreadable, RolledBack, SpecError
-from frazil.history.supervision import record_action
+from frazil.history.recorder import record_action
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.logs import find_truncations
 from frazil.offsets.spans import TopicPartition

@@ -37,7 +37,7 @@ from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState
 from frazil.status.stream import LAG_UNKNOWN_PREFIX
-from frazil.supervise.observed import error_name
+from frazil.supervise.decision import error_name
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.landed_offsets import has_coordinates
 
@@ -59,7 +59,7 @@ class Period:
     begin_ms: int
     end_ms: int
     hours: int = 0
-    """Length in hours, if the period ends now; 0 if the user chose a begin and an end."""
+    """Length in hours, if the period ends now; 0 if the user chose its start and end."""
 
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
@@ -134,7 +134,7 @@ class Partition:
     """The newest event time that counts for the watermark."""
     idle: bool
     holds: bool
-    """Whether it holds the stream's watermark back."""
+    """Whether this topic-partition holds the stream's watermark back."""
 
 
 @dataclass(frozen=True, slots=True)

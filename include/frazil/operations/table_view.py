@@ -10,15 +10,16 @@ from itertools import islice
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from frazil.maintenance.alert_rules import MIN_FILE_DIVISOR
+from frazil.maintenance.alerts import MIN_FILE_DIVISOR
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import DueCheck, is_enabled
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.operations.calendar import Calendar
-from frazil.operations.dead_letters import read_number, snapshot_summary
+from frazil.operations.dead_letters import snapshot_summary
 from frazil.operations.overview import ActiveAlert, Health, combine_health
 from frazil.spec.maintenance import Maintenance
+from frazil.status.flow import parse_number
 from frazil.status.state import Level, StreamState
 
 MIN_BUCKET_BYTES = 16 * 1024
@@ -204,14 +205,14 @@ def build_timeline(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) ->
 
 def _snapshot_event(snapshot: Snapshot) -> TimelineEvent:
     summary = snapshot_summary(snapshot)
-    added, gone = read_number(summary, "added-data-files"), read_number(summary, "deleted-data-files")
+    added, gone = parse_number(summary.get("added-data-files")), parse_number(summary.get("deleted-data-files"))
     kind, operation = _snapshot_kind(snapshot, summary), summary.get("frazil.operation", "")
     label, did = KIND_LABELS.get(kind, "marker changed"), ""
     if kind == "position":
         kind, label, did = MARKER_OPERATIONS.get(operation, (kind, label, operation))
     words = {
-        "batch": f"{read_number(summary, 'frazil.records'):,} records",
-        "merge": f"{read_number(summary, 'frazil.records'):,} changes",
+        "batch": f"{parse_number(summary.get('frazil.records')):,} records",
+        "merge": f"{parse_number(summary.get('frazil.records')):,} changes",
         "compaction": f"{gone:,} files became {added:,}",
         "dead-letters": DEAD_LETTER_OPERATIONS.get(operation, ""),
     }

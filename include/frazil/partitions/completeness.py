@@ -75,7 +75,7 @@ class WindowDecision:
     again: Mapping[Window, int]
     """Windows signalled before, with the number of late rows since then."""
     from_us: int | None
-    """The range of the new cursor, with `through_us`; None if no watermark is known."""
+    """Start of the new cursor's range, which ends at `through_us`; both are None if no watermark is known."""
     through_us: int | None
     reason: str
 
@@ -192,7 +192,7 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""Maximum time after the newest trusted event time. Rows of later windows count as from wrong clocks."""
+"""Maximum time after the newest trusted event time. Later windows' rows count as rows with wrong clocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _count_files(
 
 
 def _count_from_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
-    """Return a file's rows by window start; None if its manifest entry does not suffice."""
+    """Return a file's number of rows by window start; None if its manifest entry does not suffice."""
     file = task.file
     nulls = (file.null_value_counts or {}).get(field.field_id)
     bounds = _time_bounds(file, field)

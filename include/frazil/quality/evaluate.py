@@ -1,15 +1,24 @@
-"""Evaluates one window: finds it, chooses the engine, validates its rows, and writes the result page."""
+"""Evaluates one window: finds it, chooses the engine, validates its rows, and writes the Data Docs.
+
+<docs>/index.html links to the newest runs, <docs>/runs.jsonl has one line per run and is the source of the index, and
+<docs>/<table>/<partition>-<time>.html is the page of one run.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
+from jinja2 import Environment, FileSystemLoader
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan
@@ -18,13 +27,62 @@ from pyiceberg.types import TimestamptzType
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult
-from frazil.quality.pages import page_path, write_pages
 from frazil.quality.suite import Suite, check_columns, read_suite
 from frazil.spec.iceberg import filter_between
 from frazil.table.catalogs import catalog_config, open_existing_catalog, spark_properties, translate_catalog_errors
 
 if TYPE_CHECKING:
     from frazil.quality.validation import ValidationResult
+
+MAX_INDEXED_RUNS = 1000
+"""Maximum number of runs in the index. Pages of older runs are kept."""
+
+
+def page_path(request: GateRequest, at: datetime) -> Path:
+    """Return the path of the page about a run at the time `at`."""
+    file = f"{_to_safe_name(request.partition)}-{at:%Y%m%dT%H%M%S%f}.html"
+    return request.docs / _to_safe_name(request.table) / file
+
+
+def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expectations: str) -> None:
+    """Write the page of this run and update the index. `expectations` is HTML whose values are escaped."""
+    docs, page = request.docs, Path(result.docs)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    templates = Environment(loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True)
+    run = templates.get_template("run.html").render(request=request, result=result, at=at, expectations=expectations)
+    page.write_text(run)
+    entry = {
+        "at": f"{at:%Y-%m-%d %H:%M:%S}",
+        "table": request.table,
+        "partition": request.partition,
+        "rows": result.rows,
+        "failures": len(result.failures),
+        "page": page.relative_to(docs).as_posix(),
+    }
+    with (docs / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs = [one for one in reversed(_append_run(docs / "runs.jsonl", entry)) if (docs / one["page"]).exists()]
+        _replace_file(docs / "index.html", templates.get_template("index.html").render(runs=runs))
+
+
+def _append_run(file: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Add a run to the file, keep the newest `MAX_INDEXED_RUNS` runs, and return these, newest last."""
+    before = file.read_text().splitlines() if file.exists() else []
+    lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
+    _replace_file(file, "\n".join(lines) + "\n")
+    return [json.loads(line) for line in lines]
+
+
+def _to_safe_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")
+
+
+def _replace_file(path: Path, text: str) -> None:
+    """Replace a file atomically, because other processes may be reading it."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
 
 _PANDAS_TYPES = {
     pa.bool_(): pd.BooleanDtype(),
@@ -34,7 +92,7 @@ _PANDAS_TYPES = {
 """Nullable pandas types, because a null would turn integers into floats, which cannot hold large ones."""
 
 MAX_ARROW_ROWS = 5_000_000
-"""Maximum number of rows for pandas, which takes 0.8 GB for 1 million (bench/gate.py). Not measured."""
+"""Maximum rows for pandas, which takes 0.8 GB for 1 million (bench/gate.py). The limit itself is not measured."""
 
 
 @dataclass(frozen=True, slots=True)

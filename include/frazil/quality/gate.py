@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from frazil import errors
 from frazil.errors import FrazilError
 
@@ -31,7 +33,7 @@ class GateRequest:
     event_time: str
     """Name of a column of type timestamptz or timestamp."""
     from_us: int
-    """Begin of the window (inclusive), in microseconds since 1970, UTC."""
+    """Start of the window (inclusive), in microseconds since 1970, UTC."""
     to_us: int
     """End of the window (exclusive), in microseconds since 1970, UTC."""
     partition: str
@@ -66,11 +68,6 @@ class GateResult:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> GateResult:
-        raw = json.loads(text)
-        return cls(**raw | {"failures": tuple(raw["failures"])})
 
 
 def find_suite(folder: Path, table: str) -> Path | None:
@@ -110,7 +107,7 @@ def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[
     """Parse the child's output, one result per line. Raises the error that a failed child wrote."""
     lines = done.stdout.splitlines()
     if done.returncode == 0:
-        return tuple(map(GateResult.from_json, lines))
+        return tuple(msgspec.json.decode(line, type=GateResult) for line in lines)
     try:
         error = json.loads(lines[-1])
         kind, message = error["error"], error["message"]

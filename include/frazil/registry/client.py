@@ -22,22 +22,22 @@ from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
 
 MAX_SCHEMAS = 4096
-"""Schemas in the cache. The schema of an id never changes."""
+"""Maximum number of schemas in the cache. They stay valid, because the schema of an id never changes."""
 MAX_UNKNOWN_IDS = 100_000
 MAX_GUIDS = 100_000
-"""Maximum number of GUIDs with an id. A chunk has fewer records, so its decoder finds the ids that it has just got."""
+"""Maximum number of GUIDs with an id: more than a chunk's records, so its decoder finds all ids that it just got."""
 UNKNOWN_ID_CACHE_S = 60.0
 """Seconds for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
-"""Schemas that one schema references, directly or indirectly."""
+"""Maximum number of schemas that one schema references, directly or indirectly."""
 REFERENCES_TIMEOUT_FACTOR = 5
 """Timeout for all references of a schema, in multiples of the registry's timeout."""
 RECORDS_WAIT = "Records wait until the registry returns their schemas"
-"""Default of the sentence in errors that says what waits for the registry."""
+"""Default of the sentence that ends error messages, and says what waits for the registry."""
 MAX_REFERENCE_DEPTH = 200
-"""Length of a chain of schemas that each refer to the next."""
+"""Maximum length of a chain of schemas that each refer to the next."""
 _RETRY_PAUSES_S = (0.1, 0.3, 1.0)
-"""The last pause repeats."""
+"""Pauses between the attempts of a request. The last pause repeats."""
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _NOT_FOUND = frozenset({"40401", "40402", "40403"})
 """The registry's own error codes for a missing subject, version or schema."""

@@ -29,8 +29,8 @@ from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, 
 from frazil.signals.pins import read_pins
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
+from frazil.supervise.decision import DesiredMode
 from frazil.supervise.desired import DesiredStore
-from frazil.supervise.observed import DesiredMode
 from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger(__name__)
@@ -210,12 +210,12 @@ def find_own_submission() -> str | None:
     return name if _STANDALONE_ID.fullmatch(name) else None
 
 
-def end_with_parent(parent: int, *, poll_interval_s: float = 1.0) -> None:
+def end_with_parent(parent: int) -> None:
     """End this process when its parent, the JVM, has ended. A standalone cluster kills only the JVM."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(poll_interval_s)
+            time.sleep(1.0)
         with suppress(OSError):
             os.write(2, b"the driver's JVM is gone: the driver ends\n")
         os._exit(137)  # as if the JVM's end had killed it

@@ -16,7 +16,7 @@ import yaml
 
 FILE = ".pyiceberg.yaml"
 CATALOG_VARIABLE = "FRAZIL_DRIVER_CATALOG"
-"""The catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
+"""Variable with the catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
 """Beginnings of the names of variables that are passed to a driver."""
 NAMES = frozenset(

@@ -13,14 +13,17 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import msgspec
 from pyiceberg.table import Table
 
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.host.heartbeat import Heartbeat
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 
@@ -33,7 +36,7 @@ class WantedDriver:
     version: str
     until_caught_up: bool = False
     restart_generation: int = 0
-    """See `frazil.supervise.observed.DesiredState`."""
+    """The desired state's restart generation; see `frazil.supervise.decision.DesiredState`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +98,19 @@ class DriverFolder:
         return cls(TableHandle.from_table(table).store, f"{state_location(table, stream)}/driver")
 
     def order(self) -> Order | None:
-        value = self._read("order.json")
-        if value is None:
-            return None
-        return Order(
-            **{**_known_fields(Order, value), "wanted": WantedDriver(**_known_fields(WantedDriver, value["wanted"]))}
-        )
+        return self._read("order.json", Order)
 
     def put_order(self, order: Order) -> None:
         self._write("order.json", dataclasses.asdict(order))
 
     def report(self, driver: str) -> DriverReport | None:
-        value = self._read(f"{driver}/status.json")
-        if value is None:
-            return None
-        heartbeat = Heartbeat.from_json(value["heartbeat"]) if value.get("heartbeat") else None
-        ended = DriverExit(**_known_fields(DriverExit, value["exit"])) if value.get("exit") else None
-        return DriverReport(**{**_known_fields(DriverReport, value), "heartbeat": heartbeat, "exit": ended})
+        return self._read(f"{driver}/status.json", DriverReport)
 
     def write_report(self, driver: str, report: DriverReport) -> None:
         self._write(f"{driver}/status.json", dataclasses.asdict(report))
 
     def log_end(self, driver: str) -> LogEnd | None:
-        value = self._read(f"{driver}/log.json")
-        return None if value is None else LogEnd(**_known_fields(LogEnd, value))
+        return self._read(f"{driver}/log.json", LogEnd)
 
     def put_log_end(self, driver: str, end: LogEnd) -> None:
         self._write(f"{driver}/log.json", dataclasses.asdict(end))
@@ -129,15 +121,12 @@ class DriverFolder:
         files = [file.path for file in self.store.list_files(self.folder)]
         self.store.delete(path for path in files if not path.startswith(kept))
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        """Read an object. Ignores fields that a later version added."""
         raw = self.store.get(f"{self.folder}/{name}")
         value = json.loads(raw) if raw else None
-        return value if isinstance(value, dict) and value.get("format") == FORMAT_VERSION else None
+        is_known = isinstance(value, dict) and value.get("format") == FORMAT_VERSION
+        return msgspec.convert(value, kind) if is_known else None
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         self.store.put(f"{self.folder}/{name}", json.dumps({"format": FORMAT_VERSION, **value}).encode())
-
-
-def _known_fields(kind: Any, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only those fields that the class `kind` has, because a later version may have written more."""
-    return {each.name: value[each.name] for each in dataclasses.fields(kind) if each.name in value}

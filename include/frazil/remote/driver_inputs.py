@@ -41,7 +41,7 @@ class DriverInputs:
     declared: Mapping[str, Any]
     """The declaration, with the text of the files that it refers to."""
     resources: Resources
-    """References are resolved, except on a standalone cluster, whose command line would show values."""
+    """The resources, with resolved references unless a standalone cluster's command line would show the values."""
     folder: DriverFolder
     restart_generation: int
     program: Path

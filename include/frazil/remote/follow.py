@@ -52,7 +52,7 @@ class DriverObservation:
     status: DriverStatus
     """The ordered driver's status; UNKNOWN while its name is unknown."""
     found: str | None
-    """The name of a driver whose submission had no response, or None."""
+    """The driver's name, as found in the cluster, if its submission returned none; None if it was not found."""
     followed: bool
     """Whether this agent submitted the driver, or has seen it running."""
     stop: str | None

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.cluster import standalone
-from frazil.cluster.api import ApiUnavailable
-from frazil.cluster.driver import Driver, DriverState
-from frazil.cluster.kubernetes import DriverPod
-from frazil.cluster.kubernetes_access import find_access
+from frazil.cluster.driver import ApiUnavailable, Driver, DriverState
+from frazil.cluster.kubernetes import DriverPod, find_access
 from frazil.cluster.kubernetes_pod import build_pod, pod_name
 from frazil.cluster.submission import (
     PACKAGE_FOLDER,

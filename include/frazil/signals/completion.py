@@ -55,7 +55,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
-"""Time by which the watermark may exceed the end of a window that is not signalled yet: a DAG checks every minute."""
+"""Maximum time by which the watermark may exceed the end of an unsignalled window: a DAG checks every minute."""
 
 
 @dataclass(frozen=True, slots=True)

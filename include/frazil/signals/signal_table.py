@@ -60,7 +60,7 @@ class TableSignals:
     """The table `frazil.signals` as loaded; None if it does not exist."""
     group: str | None = None
     since: int = 0
-    """The number of the table's last signal before it joined the group, which does not have these signals."""
+    """Number of the table's last signal before it joined the group, which has only the later signals."""
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:

@@ -47,10 +47,10 @@ ROOTS = {
         ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
         transitive=False,
     ),
-    # Needed by some catalogs: see frazil.spark.catalog_jars.
+    # Needed by some catalogs: see `ensure_catalog_jars`.
     "s3": RootModules(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
     "postgres": RootModules(("org.postgresql:postgresql:42.7.11",), transitive=False),
-    # An archive of the whole server: see frazil.dev.registry.
+    # An archive of the whole server: see frazil.dev.kafka.
     "registry": RootModules(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
     # Iceberg's newest runtime for Spark 4.0. With Spark 4.0, these sets replace those without a version.
     "spark-4.0": RootModules(
@@ -59,7 +59,7 @@ ROOTS = {
     ),
     "s3-4.0": RootModules(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",), transitive=False),
 }
-"""The sets of jars by name. Catalogs need those other than `DEFAULT_SETS`."""
+"""The sets of jars by name. Sets that are not in `DEFAULT_SETS` are for catalogs."""
 DEFAULT_SETS = ("kafka", "spark")
 
 
@@ -115,6 +115,14 @@ def ensure_jars(set_name: str, lock_file: Path | None = None) -> list[Path]:
             if missing := _find_missing(jars, folder):
                 _download(set_name, missing, folder)
     return [folder / jar.coordinates.path for jar in jars]
+
+
+def ensure_catalog_jars(*catalogs: str | None) -> list[Path]:
+    """Return the paths of the jars for these catalogs, as `ensure_jars` does; None means the default catalog."""
+    from frazil.table.catalogs import spark_jar_sets  # it loads PyIceberg, which the commands above do not need
+
+    sets = dict.fromkeys(name for catalog in catalogs for name in spark_jar_sets(catalog))
+    return [jar for name in sets for jar in ensure_jars(name)]
 
 
 def _find_missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:

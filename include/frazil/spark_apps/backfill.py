@@ -1,6 +1,7 @@
 """Stages a backfill of one declared stream: `spark-submit backfill.py NAME --streams DIR --request JSON`.
 
-The request has the fields of the form of the DAG `frazil_backfill`. A restarted program continues where it stopped.
+The request has the same fields as the form in Airflow (DAG `frazil_backfill`). A restarted program continues where it
+stopped.
 """
 
 from __future__ import annotations

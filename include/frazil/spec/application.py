@@ -20,7 +20,7 @@ class Application:
 
     name: str
     streams: tuple[StreamSpec, ...]
-    """Sorted by name; at least one."""
+    """The application's streams (at least one), sorted by name."""
 
     @property
     def resources(self) -> Resources:

@@ -13,7 +13,7 @@ from frazil.spec.types import parse_type
 from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, FieldPath, Model, PositiveDuration, YamlForm, parse_path
 
 TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
-"""ISO 8601 text, or a number since 1970 in this unit."""
+"""The form of a time in records: ISO 8601 text, or a number since 1970 in this unit."""
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 

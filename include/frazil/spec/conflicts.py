@@ -12,7 +12,7 @@ from frazil.spec.routed_stream import view_from_table
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
 MAX_SCHEMA_CONFLICTS = 10
-"""Contradicting columns to report for two streams of a table."""
+"""Maximum number of contradicting columns that are reported for two streams of a table."""
 
 
 def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:

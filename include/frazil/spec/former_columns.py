@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from frazil.errors import SchemaIncompatible
 
 PROPERTY = "frazil.former-columns"
-"""A JSON mapping of each former name to the field id of its renamed column; null for a dropped column."""
+"""Table property: JSON that maps each former name to its renamed column's field id, or to null for a dropped column."""
 
 FormerColumns = Mapping[str, int | None]
 """Field ids by former name; None for a dropped column."""

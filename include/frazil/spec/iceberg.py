@@ -20,7 +20,7 @@ from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
 
 FIRST_PARTITION_FIELD_ID = 1000
-"""Iceberg specification, "Partition Specs"."""
+"""First field id of partition fields, as in the Iceberg specification ("Partition Specs")."""
 
 _PRIMITIVES: dict[str, type[Any]] = {
     "boolean": iceberg.BooleanType,
@@ -228,9 +228,9 @@ def format_declaration(field: iceberg.NestedField) -> str:
 
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 DATE_LIMITS_DAYS = (date.min.toordinal() - _EPOCH_ORDINAL, date.max.toordinal() - _EPOCH_ORDINAL)
-"""The first and last day, in days since 1970."""
+"""The first and the last day that Python can represent, in days since 1970."""
 TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1] + 1) * 86_400_000_000 - 1)
-"""The first and last moment, in microseconds since 1970."""
+"""The first and the last moment that Python can represent, in microseconds since 1970."""
 
 
 def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:

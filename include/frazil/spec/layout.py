@@ -16,7 +16,7 @@ TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", 
 ALLOWED_TERMS = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
 
 MAX_WIDTH = 2**31 - 1
-"""Iceberg's Java library stores widths and bucket counts as `int`."""
+"""Maximum width, or number of buckets: Iceberg's Java library stores them as `int`."""
 
 _TIMES = frozenset({"timestamp", "timestamptz"})
 _BUCKETS = _TIMES | {"int", "long", "decimal", "date", "time", "string", "uuid", "fixed", "binary"}
@@ -28,7 +28,7 @@ _TYPES_BY_TRANSFORM = {
     "day": _TIMES | {"date"},
     "hour": _TIMES,
 }
-"""Types of each transform. Other transforms can be applied to all primitive types."""
+"""Column types to which a transform can be applied. Other transforms can be applied to all primitive types."""
 _TERM = re.compile(
     r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()][^,()]*+)(?P<close>\))?"
 )

@@ -24,7 +24,7 @@ from frazil.spec.routed_stream import feeding, list_windowed_views
 from frazil.spec.yaml_file import FileCache, read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
-"""Settings for all streams of its folder."""
+"""File with settings for all streams of its folder."""
 
 
 def load_stream(path: Path) -> StreamSpec:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from frazil.spec.values import Bytes, Count, CountFromTwo, Model, Percentage, PositiveDuration, Records
 
 _SWITCH = {"on": True, "off": False, "true": True, "false": False}
-"""YAML 1.1 reads `on` and `off` as booleans; frazil's loader reads them as words."""
+"""Boolean for each word of a switch: unlike YAML 1.1, frazil's loader reads `on` and `off` as words."""
 
 
 class SwitchableAction(Model):
@@ -132,7 +132,7 @@ class Alerts(SwitchableAction):
 
 
 MIN_STALE_INTERVALS = 2
-"""Commit intervals after which a stream with unread records can be stale, even if `freshness` is shorter."""
+"""Minimum commit intervals until a stream with unread records can be stale, even if `freshness` is shorter."""
 
 
 class Maintenance(Model):

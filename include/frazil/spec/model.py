@@ -42,7 +42,7 @@ from frazil.spec.values import (
 MAX_UPSERT_RECORDS = 1_000_000
 """Default maximum number of records in one batch of an upsert stream."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
-"""Names of streams and applications."""
+"""Pattern of the names of streams and applications."""
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 

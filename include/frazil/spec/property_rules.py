@@ -51,7 +51,7 @@ FORMAT_3_READERS = (
     "makes a new table that fewer engines read, and that cannot go back to version 2. Spark with Iceberg 1.12, "
     "PyIceberg 0.12 and DuckDB 1.4 read it, Amazon Athena does not, and Trino was not tried"
 )
-"""What to know before a table of Iceberg format version 3 is made."""
+"""Text about what a user must know before a table of Iceberg format version 3 is made."""
 
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 

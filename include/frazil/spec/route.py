@@ -21,7 +21,7 @@ VALUE = "{value}"
 MAX_VALUE_CHARACTERS = 200
 """Maximum length of a routing value for which a table is created."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
-"""Some catalogs limit a whole table name to 128 characters."""
+"""Maximum length of the value in a table's name: some catalogs limit a whole table name to 128 characters."""
 MAX_SIGNALLED_TEMPLATE = 160
 """Maximum length of a signalled template: Airflow's partition keys have 250 characters at most."""
 

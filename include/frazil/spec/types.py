@@ -26,7 +26,7 @@ ALLOWED_TYPES = ", ".join(
 )
 
 MAX_DECIMAL_PRECISION = 38
-"""Iceberg specification, primitive types."""
+"""Maximum precision of decimals, according to the Iceberg specification."""
 
 UNREADABLE_TYPES = {
     "time": (
@@ -92,7 +92,7 @@ _SQL_NAMES = {
 }
 """Iceberg's names of SQL types with several words. The patterns match tokens separated by one space."""
 MAX_SQL_TOKENS = 8
-"""One more token than in `timestamp ( 6 ) without time zone`."""
+"""Maximum number of tokens of a SQL type that are matched: one more than in `timestamp ( 6 ) without time zone`."""
 MAX_NESTING = 50
 
 

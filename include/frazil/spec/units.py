@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 MAX_DURATION = timedelta(days=100_000)
-"""Python cannot wait for longer than 292 years."""
+"""Maximum duration: Python cannot wait for longer than 292 years."""
 MAX_SIZE_BYTES = 2**60
 
 _SECONDS_BY_UNIT = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}

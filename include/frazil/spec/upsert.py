@@ -19,10 +19,10 @@ TOMBSTONES = "tombstones"
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 """First names of the paths that `Envelope.metadata` may use."""
 UNKEYABLE_TYPES = ("float", "double")
-"""NaN equals nothing, and floats that look equal may differ."""
+"""Types that a key column cannot have: NaN equals nothing, and floats that look equal may differ."""
 ORDERABLE_TYPES = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
 UNSORTED = ("source.gtid", "source.file", "source.sequence", "source.scn", "source.commit_scn", "transaction.id")
-"""Strings with numbers, where `…:10` sorts before `…:9`. GTIDs of two servers have no order."""
+"""Envelope fields whose strings are not in order: `…:10` sorts before `…:9`. GTIDs of two servers have no order."""
 DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
 """Types of the column that marks deletes, with the Python type of its values in YAML."""
 

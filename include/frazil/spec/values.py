@@ -164,7 +164,7 @@ Properties = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
     YamlForm("mapping of properties"),
 ]
-"""Numbers and booleans become text."""
+"""A mapping of properties, whose numbers and booleans become text."""
 
 
 class Model(BaseModel):
@@ -180,7 +180,7 @@ class Model(BaseModel):
 
 
 FieldPath = tuple[str | int, ...]
-"""Names of fields, and indexes in lists."""
+"""The path of a field: names of fields, and indexes in lists."""
 
 _STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
 """A name with its leading dot, or an index in brackets."""

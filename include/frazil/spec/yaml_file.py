@@ -16,10 +16,10 @@ from frazil.errors import SpecError
 MAX_FILE_BYTES = 4 * 2**20
 
 MAX_NESTING = 50
-"""PyYAML's C code is recursive, so deeper nesting could crash the process."""
+"""Maximum nesting depth: PyYAML's C code is recursive, so deeper nesting could crash the process."""
 
 MAX_REPEATED_NODES = 100_000
-"""A few lines of nested aliases could repeat exponentially many nodes."""
+"""Maximum number of values that aliases repeat: nested aliases in a few lines could repeat exponentially many."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -171,7 +171,7 @@ MIN_SETTLED_AGE_NS = 3_000_000_000
 look the same; the coarsest ticks are 2 s (FAT, some NFS).
 """
 MAX_ENTRIES = 10_000
-"""The cache is emptied when it has this number of files."""
+"""Maximum number of files in the cache, which is emptied when it has this many."""
 
 Signature = tuple[int, int, int, int] | None
 """Change time, modification time, size and inode; None if the file is missing or inaccessible."""

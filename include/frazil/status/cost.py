@@ -29,10 +29,10 @@ class Prices(Model):
     currency: str = "$"
     cpu_hour: float = Field(0.04, ge=0)
     thousand_writes: float = Field(0.005, ge=0)
-    """A thousand requests that write or list objects."""
+    """Price of a thousand requests that write or list objects."""
     thousand_reads: float = Field(0.0004, ge=0)
     gigabyte_month: float = Field(0.023, ge=0)
-    """A gigabyte (10^9 bytes) stored for 30 days."""
+    """Price of a gigabyte (10^9 bytes) that is stored for 30 days."""
 
     @classmethod
     def load(cls, path: Path) -> Prices:

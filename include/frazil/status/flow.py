@@ -22,7 +22,7 @@ LAST_HOUR_BUCKETS = 30
 """Number of parts of the last hour, two minutes each."""
 RATE_PERIOD_MS = HOUR_MS // 6
 RECENT_PERIOD_MS = HOUR_MS // 12
-"""Period over which alerts count recent records, or a longer commit interval, up to an hour."""
+"""Minimum period over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
 MIN_RATE_INTERVALS = 3
@@ -53,7 +53,7 @@ class Flow:
     """Rates and counts of a stream's recent commits, as far as the table still has their snapshots."""
 
     records_per_s: float | None
-    """Over the last ten minutes or three commit intervals; None before the first commit."""
+    """Average over ten minutes, or three longest commit intervals if that is longer; None before the first commit."""
     last_hour: tuple[int, ...]
     """Records in each two-minute part of the last hour, oldest first."""
     rejected_last_day: int
@@ -64,7 +64,7 @@ class Flow:
     measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """An hour, or longer until `measured` has `MIN_RECORDS` records, but at most a day."""
+    """Length of the period of `measured`: an hour, or up to a day until there are `MIN_RECORDS` records."""
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
@@ -125,7 +125,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
         records, rejected = (
-            _parse_number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
+            parse_number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
         )
         found.append(CommitCounts(snapshot.timestamp_ms, records, rejected))
         if snapshot.timestamp_ms < since_ms:
@@ -134,7 +134,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
 
 
 def _count_replayed(metadata: TableMetadata, stream: str, *, since_ms: int) -> int:
-    """Return the records of the stream's last replay, if it was published since `since_ms`; else 0."""
+    """Return the number of records of the stream's last replay, if published since `since_ms`; else 0."""
     try:
         last = read_backfill(metadata.properties, stream)
     except FrazilError:  # the status reports this
@@ -143,7 +143,7 @@ def _count_replayed(metadata: TableMetadata, stream: str, *, since_ms: int) -> i
         return 0
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, ancestors(metadata)):
         if (summary := snapshot.summary) and summary.get("frazil.backfill") == last.id:
-            return _parse_number(summary.get("frazil.records"))
+            return parse_number(summary.get("frazil.records"))
     return 0
 
 
@@ -162,10 +162,10 @@ def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int)
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, newest_first):
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         if summary.get("frazil.stream") == stream and "frazil.records" in summary:
-            dead = _parse_number(summary.get("frazil.rejected"))
-            found.records += _parse_number(summary["frazil.records"]) + dead
+            dead = parse_number(summary.get("frazil.rejected"))
+            found.records += parse_number(summary["frazil.records"]) + dead
             found.rejected += dead
-            found.stale += _parse_number(summary.get("frazil.stale"))
+            found.stale += parse_number(summary.get("frazil.stale"))
             for name, reason in parse_reasons(summary).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
     return found
@@ -190,6 +190,6 @@ def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms:
     )
 
 
-def _parse_number(text: str | None) -> int:
+def parse_number(text: str | None) -> int:
     """Parse a number in a snapshot summary. Returns 0 for an invalid value, which another program may have written."""
     return int(text) if text and text.isdecimal() else 0

@@ -123,7 +123,7 @@ class StreamState:
     """Consecutive ends of a writer without progress; 0 once the running writer makes progress."""
     given_up: str | None = None
     unreachable_since_ms: int | None = None
-    """A time since which the service of an outage has not responded."""
+    """When the first of the `crashes` ended, if the state names an unreachable service; otherwise None."""
     last_words: str = ""
     """The error of the last writer, as a sentence."""
     registry: bool = False

@@ -13,8 +13,7 @@ from frazil.commit.marker import Marker
 from frazil.errors import FrazilError
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
-from frazil.host.launcher import Observation, ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.launcher import Observation, ProcessState, open_launcher
 from frazil.host.records import read_notes, read_supervision_times
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
@@ -25,9 +24,8 @@ from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
 from frazil.status.table import TableReading, error_text, read_stream_table
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
-from frazil.supervise.decision import SupervisionPolicy
+from frazil.supervise.decision import DecisionInput, SupervisionPolicy, UnreadableState, ValidDeclaration, error_name
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, has_committed, is_fenced
-from frazil.supervise.observed import DecisionInput, UnreadableState, ValidDeclaration, error_name
 from frazil.timetext import format_utc
 
 KAFKA_TIMEOUT_S = 1.0

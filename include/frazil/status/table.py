@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.backfill.interrupted import describe_progress
+from frazil.backfill.rules import describe_progress
 from frazil.commit.backfill_marker import read_backfill
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.followers import TableAbsence
@@ -18,16 +18,16 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_read_only
 from frazil.commit.own_table_check import explain_lost_table
 from frazil.errors import FrazilError, RolledBack, TableLost
-from frazil.host.launchers import open_launcher
+from frazil.host.launcher import open_launcher
 from frazil.installed import explain_outdated
 from frazil.spec.model import StreamSpec
 from frazil.status.flow import compute_flow
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
 from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
+from frazil.supervise.decision import DesiredState
 from frazil.supervise.desired import DesiredStore, table_fingerprint
 from frazil.supervise.liveness import has_committed
-from frazil.supervise.observed import DesiredState
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import explain_dropped_table
@@ -49,7 +49,7 @@ class TableReading:
     marker: Marker | None = None
     desired: DesiredState | None = None
     fingerprint: str | None = None
-    """See `table_fingerprint` in `frazil.supervise.desired`."""
+    """The table's fingerprint; see `table_fingerprint` in `frazil.supervise.desired`."""
     in_full: bool = True
     """Whether Kafka and routed tables are to be read too."""
 

@@ -11,7 +11,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import PlannerReport
 
 MAX_REPORTS = 120
-"""If more reports are kept, every second one is dropped, so the result may be too early, never too late."""
+"""Maximum number of reports. Above it, every second one is dropped, so the result may be too early, never too late."""
 
 
 class CaughtUpTracker:
@@ -40,6 +40,6 @@ def _has_same_records(one: PlannerReport, other: PlannerReport) -> bool:
 
 
 def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
-    """Return whether all records of the report are before the offsets, also those that were in transactions then."""
+    """Return whether all records of the report, including those in transactions, are before the offsets."""
     ends = {tp: end + report.in_transactions.get(tp, 0) for tp, end in report.ends.items()}
     return not replace(report, ends=ends).unread(offsets)

@@ -78,11 +78,11 @@ log = logging.getLogger(__name__)
 Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
-"""How often one batch is restaged because tables evolved or did not exist yet."""
+"""Maximum number of times that one batch is restaged, because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
 """Number of ignored fields after which an epoch stops reporting them: records may have any number."""
 MAX_RECENT_COMMITS = 4
-"""Commit records from which a new writer computes its averages; each may take megabytes."""
+"""Maximum number of commit records from which a new writer computes averages: each may take megabytes."""
 
 
 @dataclass(slots=True)
@@ -105,9 +105,9 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     counted: SchemaDrift = NO_DRIFT
-    """This epoch's records whose fields match no column, cast values, and changes without a position."""
+    """This epoch's counts: records whose fields match no column, cast values, and changes without a position."""
     reported: SchemaDrift = NO_DRIFT
-    """The part of `counted` in published notices."""
+    """The part of `counted` that published notices have reported."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Reported ignored fields: the table's name, followed by the field's path."""
     recent: RecentSizes | None = None
@@ -184,10 +184,12 @@ class BatchRunner:
         )
         if journal.future:
             furthest = max(journal.progress, key=lambda p: p.future).topic_partition
-            self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
+            newest_ms = max((p.newest_future_us // 1000 for p in journal.progress if p.newest_future_us), default=None)
+            limit = format_duration(self.spec.watermark.max_future)
+            self.emit(FutureEventTimes(key, journal.future, furthest, limit, newest_ms))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Return the merge counts of all tables that have committed the batch."""
+        """Return the merge counts by outcome, summed over all tables that have committed the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -295,7 +297,10 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
-        """Stage the batch once. If a task of a shuffle suspects a record, stage it again without a shuffle."""
+        """Stage the batch, and return its context and the tasks' answers.
+
+        If a task of a shuffle suspects a record, the batch is staged again without a shuffle.
+        """
         context = self._build_context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)

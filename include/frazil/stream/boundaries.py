@@ -12,7 +12,7 @@ from frazil.safe_text import escape_unsafe
 MAX_ENDS = 200_000
 """Maximum number of transactions whose ends are remembered. A restarted connector sends recent events again."""
 MAX_OPEN_POSITIONS = 200
-"""Source positions at which transactions may be open at once. Comparing them takes quadratic time."""
+"""Maximum number of source positions of open transactions: comparing them takes quadratic time."""
 
 
 @dataclass(slots=True)

@@ -23,13 +23,13 @@ MIN_SAVED_FILES = 16
 """Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
-"""A partition without new rows is forgotten below this fraction of the mean of the others."""
+"""A partition without new rows is forgotten if its average falls to this fraction of the batch's mean per partition."""
 MAX_ASSIGNED_PARTITIONS = 10_000
 """Maximum number of partitions, largest first, that are assigned to writers. Each task receives the assignment."""
 FILE_COST_BYTES = 24 * 1024
 """Bytes of Parquet that take as much CPU as opening one more file (`python -m bench.distribution`)."""
 MIN_PIECE_SHARE = 0.05
-"""A writer gets no smaller part of a partition than this fraction of its total bytes."""
+"""Minimum piece of a partition that a writer gets, as a fraction of the average bytes of a writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Distribution:
     """The shuffle; None if each task writes the rows that it reads."""
     reason: str
     partitions: int = 0
-    """Partitions that recent batches wrote to."""
+    """Number of partitions to which recent batches wrote."""
     files_alone: int = 0
     """Expected files without a shuffle."""
     files_shuffled: int = 0

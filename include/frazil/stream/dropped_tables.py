@@ -38,7 +38,7 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""Dropped tables that are reported with their remedy; others are counted."""
+"""Maximum number of dropped tables that are reported with their remedy; further tables are only counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class TaskAnswer:
     result: StageResult
     seconds: float
     cpu_s: float = 0.0
-    """CPU (s) in another process than the driver."""
+    """CPU seconds in processes other than the driver's."""
     partitions: int | None = None
     """Table partitions of the task's rows; None if they were not shuffled."""
 

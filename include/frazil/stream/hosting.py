@@ -20,7 +20,7 @@ from frazil.commit.expiry import Pins
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, StreamEvent
-from frazil.history.recording_threads import RecordingThreads
+from frazil.history.recorder import RecordingThreads
 from frazil.kafka.client import AdminClient
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
@@ -38,7 +38,7 @@ MAX_POLLING_S = 5.0
 """Each planner's maximum polling interval if a process has many writers."""
 FOLD_INTERVAL_S = 600.0
 FOLD_PAUSE_S = 1.0
-"""After each folded object, so that years of commit records do not slow batches down."""
+"""Pause after each folded object, so that years of commit records do not slow batches down."""
 
 
 class Slots:
@@ -233,7 +233,7 @@ class Hosting:
     """Reads which snapshots signals need. Without it, writers expire no snapshots."""
     slots: Slots = field(default_factory=lambda: Slots(1))
     max_polling_s: float = 1.0
-    """Beyond the default, batches start earlier by the polling interval."""
+    """Each planner's maximum polling interval. If it exceeds the default, batches start earlier by the interval."""
 
 
 @dataclass(slots=True)

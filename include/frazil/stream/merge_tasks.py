@@ -29,7 +29,7 @@ class MergeTasks:
     """The function of merge tasks, sent to executors. Like `StageRows`, returns a FrazilError instead of raising it."""
 
     contexts: tuple[MergeContext, ...]
-    """The contexts of one job and stream. Each plan has the index of its own."""
+    """The contexts of one job and stream. Each plan has the index of its context."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:

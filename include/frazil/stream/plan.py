@@ -47,11 +47,11 @@ class PlannerReport:
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets that wait for transactions to end, if any."""
     transaction: str = ""
-    """The source transaction that the offsets wait for, and what to do; "" for Kafka's own."""
+    """The source transaction for which records wait, and what to do; "" for none, and for Kafka's own."""
     observed_at_ms: int = 0
-    """0 before Kafka's first answer."""
+    """Time of the last poll that Kafka answered; 0 before the first answer."""
     silent_since_ms: int | None = None
-    """The first poll since then that got no answer, if any."""
+    """Time of the first unanswered poll after `observed_at_ms`; None if Kafka answered the last poll."""
     leaderless: frozenset[TopicPartition] = frozenset()
     """Topic-partitions that have no leader now, from which nothing can be read."""
 
@@ -74,7 +74,7 @@ class Rates:
     bytes_per_record: float = 40.0
     """Bytes of Parquet per record."""
     task_seconds_per_record: float = 6e-6
-    """Wall time, not CPU time, because a busy host delays commits too."""
+    """Wall time of a task per record; not CPU time, because a busy host delays commits too."""
     overhead_s: float = 1.0
     """The part of a batch's duration that does not depend on its size."""
     stretch: float = 1.0
@@ -223,7 +223,6 @@ def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
         parts = list(group)
         if any(a.end != b.start for a, b in pairwise(parts)):
             raise StaleBatch(f"the ranges of {topic}-{partition} do not join: {[(p.start, p.end) for p in parts]}")
-        times = [p.max_event_time_us for p in parts if p.max_event_time_us is not None]
         whole.append(
             RangeProgress(
                 topic,
@@ -233,8 +232,13 @@ def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
                 records=sum(p.records for p in parts),
                 rejected=sum(p.rejected for p in parts),
                 dropped=sum(p.dropped for p in parts),
-                max_event_time_us=max(times, default=None),
+                max_event_time_us=_newest(p.max_event_time_us for p in parts),
                 future=sum(p.future for p in parts),
+                newest_future_us=_newest(p.newest_future_us for p in parts),
             )
         )
     return tuple(whole)
+
+
+def _newest(times_us: Iterable[int | None]) -> int | None:
+    return max((time for time in times_us if time is not None), default=None)

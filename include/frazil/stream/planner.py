@@ -40,11 +40,11 @@ POLL_INTERVAL_S = 1.0
 DESCRIBE_INTERVAL_S = 10.0
 """Time between two fetches of the topics' partitions."""
 MAX_ABSENT_POLLS = 3
-"""Polls in a row that must miss a topic of a pattern before it counts as deleted."""
+"""Number of polls in a row that must miss a topic of a pattern before it counts as deleted."""
 QUEUE_DECAY = 0.8
-"""Decay of `queue_s` from batch to batch."""
+"""Factor by which `queue_s` decays from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Time without a response from Kafka. Starting brokers respond with errors for some seconds."""
+"""Time without a response from Kafka before a warning: starting brokers respond with errors for some seconds."""
 WARN_INTERVAL_S = 30.0
 UNREACHABLE_TIMEOUT_S = 120.0
 """Time without a response from Kafka after which the writer ends, and its supervisor restarts it."""
@@ -82,9 +82,9 @@ class BatchPlanner:
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
-    """The last poll that Kafka answered."""
+    """Time of the last poll that Kafka answered; None before the first."""
     silent_since: float | None = None
-    """The first poll without a response since the last response."""
+    """Time of the first poll without a response since the last response; None if Kafka answered the last poll."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
     """The longest time (s) that a recent batch waited for a slot, with decay."""

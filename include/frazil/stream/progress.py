@@ -12,13 +12,13 @@ from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
 MAX_WRITES_PER_SECOND = 8.0
-"""Maximum of all tasks of a batch on a cluster: each write is a storage request."""
+"""Maximum number of writes by all tasks of a batch on a cluster: each write is a storage request."""
 MAX_WRITE_INTERVAL_S = 15.0
-"""Maximum interval of a task, so that users see a large batch advance."""
+"""Maximum time between two writes of a task, so that users see a large batch advance."""
 _WRITE = "write-"
 _MERGE = "merge-"
 MIN_MERGE_WRITE_INTERVAL_S = 1.0
-"""A merge task may read many small files."""
+"""Minimum time between two writes of a merge task, which may read many small files."""
 
 
 def cluster_period_s(tasks: int) -> float:

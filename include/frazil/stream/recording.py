@@ -26,8 +26,7 @@ from frazil.events import (
     ThrottleEvaluated,
 )
 from frazil.history.objects import HistoryStore, history_location
-from frazil.history.recorder import Recorder
-from frazil.history.recording_threads import RecordingThreads
+from frazil.history.recorder import Recorder, RecordingThreads
 from frazil.lineage.facts import LineageSettings
 from frazil.lineage.stream import Sender, StreamLineage
 from frazil.spec.model import StreamSpec
@@ -36,7 +35,7 @@ from frazil.spec.units import format_count
 from frazil.stream.stall import StallLimits
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
-from frazil.timetext import format_elapsed
+from frazil.timetext import format_elapsed, format_utc
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +132,10 @@ def log_event(event: Event) -> None:
             )  # fmt: skip
         case FutureEventTimes():
             _batch.warning(
-                "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d: such rows "
-                "land, but do not advance the watermark. Check the producers' clocks",
+                "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d, the newest "
+                "%s: such rows land, but do not advance the watermark. Check the producers' clocks",
                 what.key, format_count(what.rows, "row", "has|have"), what.max_future, *what.furthest,
+                format_utc(what.newest_ms),
             )  # fmt: skip
         case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:
             _batch.warning("stream %s: %s", stream, what.reason)

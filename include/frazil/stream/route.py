@@ -41,7 +41,7 @@ class StreamRoute:
     routed: RoutedTables | None = None
     """The routed tables; None if the route is no longer declared, even if rows still wait for them."""
     tried_at_s: float = 0.0
-    """When waiting rows were last committed (monotonic)."""
+    """Monotonic time of the last attempt to commit waiting rows."""
     _reported: bool = False
     """Whether the last report named tables."""
 

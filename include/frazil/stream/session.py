@@ -204,7 +204,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 
 
 POLL_INTERVAL_S = 30.0
-"""Interval of the checks for executors. A check may find none, because new ones may be about to arrive."""
+"""Interval of the checks for executors. One check may find none, because new executors may be about to arrive."""
 
 
 @contextmanager

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from frazil.stream.stage_rows import StageRows
 
 MAX_MERGE_ROUNDS = 4
-"""Spark tasks in a merge job, as a multiple of the tasks that run at the same time."""
+"""Maximum number of tasks in a merge job, as a multiple of the tasks that run at the same time."""
 log = logging.getLogger(__name__)
 
 STOP_CHECK_INTERVAL_S = 0.2
@@ -42,11 +42,11 @@ CLUSTER_HINTS: Mapping[ClusterManager | None, str] = {
 }
 """Places to look if a cluster provides no executors."""
 NOT_CONNECTED = "Python worker failed to connect back"
-"""Spark's error for a Python process that takes more than 10 s to start, without a setting."""
+"""Spark's error for a Python process that takes more than 10 s to start. No setting changes this limit."""
 LOST_PROCESSES = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
 """Processes that died, by Spark's message."""
 APPLICATION_ENDED = "SparkContext was shut down"
-"""Spark's message for a job whose application the cluster, for example, has ended."""
+"""Spark's message for a job whose application has ended, for example because the cluster ended it."""
 TASK_GIVEN_UP = re.compile(
     r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)"
 )
@@ -65,7 +65,7 @@ class SparkEngine:
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The Spark context, set before its executors are checked, which may never arrive; None before it exists."""
+        """The Spark context, set before its executors are checked: they may never arrive. None before it exists."""
 
     def start(self) -> Future[SparkContext]:
         """Start Spark in the background, once. Spark replaces signal handlers only if it starts in the main thread."""

@@ -19,9 +19,9 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_COMMITS = 2
-"""Commits that must leave the watermark unchanged, so that one late record does not count as a stall."""
+"""Minimum number of commits without a new watermark in a stall, because one late record is not a stall."""
 STALL_INTERVALS = 3
-"""Commit intervals without progress. A healthy writer commits twice in this time."""
+"""Number of commit intervals without progress that count as a stall. A healthy writer commits twice in this time."""
 MIN_STALL_MS = 20_000
 """Minimum time of a stall. Spark on a busy host needs 10 s to start a Python worker."""
 MAX_SAMPLE_GAP_MS = 30_000
@@ -29,7 +29,7 @@ MAX_SAMPLE_GAP_MS = 30_000
 FIRST_ANSWER_TIMEOUT_MS = 60_000
 """Timeout of a planner that has never had an answer. Starting brokers answer late."""
 MIN_NAMED_DELAY_S = 1.0
-"""Shorter delays by a quota are usual, and do not stop a batch."""
+"""Minimum delay by a quota that a stall's reason names: shorter delays are usual, and do not stop a batch."""
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. In the others, log ends are not observed."""
@@ -100,7 +100,7 @@ class UnreadRecords:
     offset: int | None
     """The committed offset; None for a new partition, which is in no marker yet."""
     progress_at_ms: int
-    """When the records were first seen, or the first batch with them last read further."""
+    """When the records were first seen or, if later, when the first batch that reads them last made progress."""
     first_batch: BatchName | None
     """The first batch that reads these records, if any. Another batch over the same records is not progress."""
 
@@ -114,7 +114,7 @@ class SampleHistory:
     watermark_since_ms: int
     """When the watermark last moved, or the stream last had nothing to read for a while."""
     advances: int = 0
-    """Samples since then at which a commit had advanced offsets."""
+    """Number of samples since `watermark_since_ms` at which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
     """The time since which all records are committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -310,7 +310,7 @@ def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limi
         since_ms,
         _partition_name(tp),
         f"{_partition_name(tp)} waits for a transaction to end: {waiting} behind offset {history.open_since[tp][0]} "
-        f"cannot be read since {_since_text(since_ms, sample)}: {do}",
+        f"have been unreadable since {_since_text(since_ms, sample)}: {do}",
     )
 
 

@@ -22,7 +22,7 @@ END_PRESSURE = 1.5
 TURN_FACTOR = 1.05
 """Factor by which the pressure must rise or fall to change from shrinking to growing, or back."""
 MAX_SLICES = 4
-"""Half maintenance periods that are kept. Three contain a low even if maintenance is late."""
+"""Maximum number of slices (half maintenance periods). Three contain a low even if maintenance is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class SliceLow(NamedTuple):
     """The fewest snapshots and manifests in one time slice."""
 
     slice: int
-    """Counted from the start of 1970."""
+    """Number of the slice, counted from the start of 1970."""
     snapshots: int
     manifests: int
 
@@ -86,7 +86,7 @@ class Throttle:
     """The pressure's maximum while `grows`; its minimum otherwise."""
     stretch: float = 1.0
     reason: str | None = None
-    """Why the table is under pressure, if it is, even if the interval is not stretched."""
+    """Why the table is under pressure, even if the interval is not stretched; None if it is not under pressure."""
 
 
 def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:

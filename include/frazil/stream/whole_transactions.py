@@ -55,7 +55,7 @@ class WholeTransactions:
     began: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if known."""
     waits_for: str = ""
-    """The transaction for which records are held back, and what to do, or ""."""
+    """The transaction for which records are held back, and what to do; "" if none are held back."""
     is_stuck: bool = False
     """Whether all events and ends were read, and a transaction has certainly not ended."""
     _waits: bool = False
@@ -69,7 +69,7 @@ class WholeTransactions:
     _reported: bool = False
     """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
-    """The offset of an unfinished transaction, and when it was first seen (`clock`)."""
+    """The boundary after which records are held back, and when this was first seen (`clock`)."""
     _warned: float = 0.0
 
     @property
@@ -183,9 +183,9 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
-                "that the connector runs. If the source was replaced or restored, and its new log began within an hour "
-                "of the old log's end, or with a clock that is behind, remove envelope.transactions until the stream "
-                "has caught up"
+                "that the connector runs. The stream recognises no new log that began within an hour of the old log's "
+                "end, or with a clock that is behind: after such a restore, remove envelope.transactions until the "
+                "stream has caught up"
             )
         return (
             f"topic {self.topic} does not have the end of the source's transaction {open_one}. Check that the "

@@ -74,9 +74,9 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 MAX_STALE_EPOCHS = 3
-"""Epochs in a row that end with StaleBatch before the writer ends."""
+"""Number of epochs in a row that end with StaleBatch after which the writer ends."""
 MAX_START_ATTEMPTS = 10
-"""Attempts in a row to start Spark's Python processes on a busy host."""
+"""Maximum number of attempts in a row to start Spark's Python processes on a busy host."""
 MAX_START_WAIT_S = 30.0
 
 
@@ -285,7 +285,7 @@ class Epoch:
 
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
-    """Offsets at which the writer has caught up and ends, if any."""
+    """Offsets at which the writer has caught up and ends; None for a writer that runs on."""
     stopping: threading.Event
     after: int | None = None
     """This process's previous epoch."""

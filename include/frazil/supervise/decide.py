@@ -44,17 +44,20 @@ from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
 from frazil.spec.units import format_count
-from frazil.supervise.decision import Cause, Decision, SupervisionPolicy, WriterAction
-from frazil.supervise.liveness import decide_hung, decide_stopping, describe_progress
-from frazil.supervise.observed import (
+from frazil.supervise.decision import (
+    Cause,
+    Decision,
     DecisionInput,
     DesiredMode,
     DesiredState,
     RemovedDeclaration,
+    SupervisionPolicy,
     UnreadableState,
     ValidDeclaration,
+    WriterAction,
     error_name,
 )
+from frazil.supervise.liveness import decide_hung, decide_stopping, describe_progress
 from frazil.timetext import format_elapsed
 
 FIXED_BY_TABLE_CHANGE = frozenset(

@@ -7,8 +7,102 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from frazil.host.heartbeat import Phase
+from frazil.errors import find_subclasses
+from frazil.host.heartbeat import Heartbeat, Phase, Stall
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.records import ExitRecord, Launch, StopRequest, SupervisorNotes
 from frazil.spec.model import StreamSpec
+
+
+class DesiredMode(StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    mode: DesiredMode = DesiredMode.RUNNING
+    generation: int = 0
+    """Number that increases with each pause, resume and restart."""
+    restart_generation: int = 0
+    reason: str = ""
+    by: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableState:
+    """A declaration or desired state that cannot be read. This never stops a running writer."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedDeclaration:
+    """No file has declared the stream since `since_ms`."""
+
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValidDeclaration:
+    """A valid declaration, identified by its fingerprint."""
+
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionInput:
+    writer: Observation
+    declared: ValidDeclaration | UnreadableState | RemovedDeclaration
+    desired: DesiredState | UnreadableState
+    notes: SupervisorNotes = field(default_factory=SupervisorNotes)
+    table_fingerprint: str | None = None
+    """The table's fingerprint (`frazil.supervise.desired.table_fingerprint`), if it was read."""
+    watched_since_ms: int = 0
+    """Start of uninterrupted supervision. Earlier missing heartbeats are ignored: the machine may have slept."""
+    away_since_ms: int = 0
+    """When supervision last left this host; 0 if unknown."""
+    returned_at_ms: int = 0
+    """When supervision returned to this host after `away_since_ms`."""
+
+    @property
+    def process(self) -> ProcessState:
+        return self.writer.process
+
+    @property
+    def launch(self) -> Launch | None:
+        return self.writer.launch
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        return self.writer.heartbeat
+
+    @property
+    def stall(self) -> Stall | None:
+        """Why a running writer makes no progress, or None."""
+        return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
+
+    @property
+    def exit(self) -> ExitRecord | None:
+        """The exit of the latest launch; None while the writer runs, and after a foreground launch."""
+        last = self.exits[-1] if self.exits else None
+        return last if last and self.launch and last.launch_id == self.launch.id else None
+
+    @property
+    def exits(self) -> tuple[ExitRecord, ...]:
+        """Exits of supervised launches, oldest first."""
+        return tuple(exit_ for exit_ in self.writer.exits if exit_.is_supervised)
+
+    @property
+    def stop_request(self) -> StopRequest | None:
+        stop = self.notes.stop
+        return stop if stop and self.launch and stop.launch_id == self.launch.id else None
+
+
+def error_name(code: int) -> str:
+    names = [cls.__name__ for cls in find_subclasses() if vars(cls).get("exit_code") == code and code > 1]
+    return names[0] if names else ""
 
 
 class WriterAction(StrEnum):
@@ -62,9 +156,9 @@ class Decision:
     reason: str
     """A sentence for the log, with the numbers on which the decision is based."""
     until_ms: int | None = None
-    """When a hold ends by itself, or None."""
+    """When a hold ends by itself; None if it does not, and for other actions."""
     subject: str = ""
-    """The launch id or problem that a GIVE_UP is about, once."""
+    """The id of the failed launch, or the problem. The supervisor gives up only once for each; empty otherwise."""
 
 
 SECOND_MS = 1_000
@@ -82,7 +176,7 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Maximum time without progress in each phase, well above its own timeouts."""
+"""Maximum time without progress in each phase, well above the phase's own timeouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +184,7 @@ class SupervisionPolicy:
     """The limits and backoffs that a supervisor applies."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
-    """A writer without progress for longer counts as hung; in WAITING only with lag."""
+    """Maximum time without progress in each phase. A slower writer counts as hung; in WAITING only if it has lag."""
     heartbeat_limit_ms: int = MINUTE_MS
     """Maximum age of a live writer's heartbeat, which is renewed about once a second."""
     hung_grace_ms: int = 30 * SECOND_MS

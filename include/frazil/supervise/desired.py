@@ -17,7 +17,7 @@ from frazil import clock
 from frazil.errors import DesiredMoved, SpecError
 from frazil.home import run_folder
 from frazil.spec.model import StreamSpec
-from frazil.supervise.observed import DesiredMode, DesiredState
+from frazil.supervise.decision import DesiredMode, DesiredState
 from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.local_storage import LocalStore
 from frazil.table.object_store import ObjectStore

@@ -6,8 +6,7 @@ from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
 from frazil.spec.units import format_count
-from frazil.supervise.decision import Cause, Decision, SupervisionPolicy, WriterAction
-from frazil.supervise.observed import DecisionInput
+from frazil.supervise.decision import Cause, Decision, DecisionInput, SupervisionPolicy, WriterAction
 from frazil.timetext import format_elapsed
 
 MAX_FRESH_AGE_MS = 10_000
@@ -72,10 +71,10 @@ def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy:
             silent = f"runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} (limit {limit})"
             return Decision(WriterAction.RESTART, Cause.SILENT, f"{_describe_process(launch)} {silent}")
     phase = _phase(heartbeat)
-    if phase is Phase.WAITING and not (heartbeat and heartbeat.lag):
+    stall = heartbeat.stall if heartbeat else None
+    has_read_all = not (heartbeat and heartbeat.lag) or (stall is not None and stall.kind is StallKind.LEADER)
+    if phase is Phase.WAITING and has_read_all:
         return None
-    if heartbeat is not None and heartbeat.stall is not None and heartbeat.stall.kind is StallKind.LEADER:
-        return None  # all that can be read was read
     idle_ms = now_ms - max(_advanced_at_ms(heartbeat, launch), observed.watched_since_ms)
     limit_ms = policy.advance_limits_ms[phase]
     if idle_ms <= limit_ms:

@@ -14,9 +14,7 @@ from typing import Protocol
 from frazil.errors import DesiredMoved, FrazilError, SpecError
 from frazil.history.objects import HistoryStore
 from frazil.home import home, run_folder
-from frazil.host.environment import build_writer_environment
-from frazil.host.launcher import Launcher, LaunchRequest
-from frazil.host.launchers import open_launcher
+from frazil.host.launcher import Launcher, LaunchRequest, build_writer_environment, open_launcher
 from frazil.lineage.facts import PARENT_VARIABLE
 from frazil.spec.application import Application, group_applications
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS, STREAMS, find_declared, recall_declaration
@@ -25,9 +23,15 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import find_connections as declared_connections
 from frazil.spec.references import find_environment_names
 from frazil.spec.yaml_file import read_mapping
-from frazil.supervise.decision import SupervisionPolicy
+from frazil.supervise.decision import (
+    DesiredMode,
+    DesiredState,
+    RemovedDeclaration,
+    SupervisionPolicy,
+    UnreadableState,
+    ValidDeclaration,
+)
 from frazil.supervise.desired import DesiredStore, open_desired_store, table_fingerprint
-from frazil.supervise.observed import DesiredMode, DesiredState, RemovedDeclaration, UnreadableState, ValidDeclaration
 from frazil.table.tables import load_stream_table
 
 FetchConnections = Callable[[frozenset[str]], Mapping[str, str]]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.history.points import EventKind, HistoryEvent
-from frazil.history.supervision import SupervisionRecorder
+from frazil.history.recorder import SupervisionRecorder
 from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import (
     Launch,
@@ -27,8 +27,7 @@ from frazil.host.records import (
     write_supervision_times,
 )
 from frazil.supervise.decide import FIXED_BY_TABLE_CHANGE, decide
-from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.observed import DecisionInput, DesiredState, UnreadableState
+from frazil.supervise.decision import Cause, Decision, DecisionInput, DesiredState, UnreadableState, WriterAction
 from frazil.supervise.supervised import FetchConnections, SupervisedProgram
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class SupervisionStep:
     decision: Decision
     observed: DecisionInput
     problem: str | None
-    """The error of the action, or None. The next step observes and decides again."""
+    """The error if the action failed; otherwise None. The next step observes and decides again."""
     writer_log: tuple[str, ...]
     """Lines that the writer has logged since the previous step."""
     at_ms: int = 0

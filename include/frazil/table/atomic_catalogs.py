@@ -18,7 +18,7 @@ from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type
 ATOMIC_SERVERS = ("lakekeeper", "polaris")
 """REST catalog servers that are known to commit atomically: the valid values of `frazil.atomic`."""
 TESTED_DATABASES = ("postgresql", "sqlite")
-"""Databases by their SQLAlchemy name."""
+"""Databases of SQL catalogs in which atomic commits are tested, by their SQLAlchemy name."""
 COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
 """Endpoint that a REST catalog's server must list as supported."""
 

@@ -69,7 +69,7 @@ CATALOG_CACHE_S = 10.0
 _kept_catalogs: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 """Catalogs by name, with the time of opening; None outside of `keep_catalogs`."""
 MAX_ERROR_CHARACTERS = 300
-"""Characters quoted from a server's error: a gateway may return whole pages."""
+"""Maximum number of characters quoted from a server's error: a gateway may return whole pages."""
 METADATA_SUFFIX = ".metadata.json"
 
 _ACCESS_ERRORS = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)

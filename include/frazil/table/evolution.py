@@ -73,7 +73,7 @@ Path = tuple[str, ...]
 """The names from a top-level column to a nested field."""
 
 ACCEPTED_SCHEMA = "frazil.accepted-schema"
-"""Set by an operator to a schema id: earlier schemas' column names are no longer checked."""
+"""Property that an operator sets to a schema id. Column names of earlier schemas are then no longer checked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges, ranges_filter, topics_filter
 
 MAX_PARALLEL_FILES = 2
-"""A file is fetched while another is sorted, which takes 25 bytes per row."""
+"""Maximum number of files read in parallel: one is fetched while another is sorted, with 25 bytes per row."""
 
 DISCARDED_COLUMN = "discarded_at"
 """The column with the time at which an operator discarded a dead letter."""

@@ -67,7 +67,10 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. A process that creates a file there retries."""
+        """Delete files, and folders that become empty. Returns the errors by path of the files that were not deleted.
+
+        A process that creates a file in a deleted folder retries.
+        """
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _to_local_path(path)

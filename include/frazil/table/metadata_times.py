@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 MAX_CLOCK_LEAD_MS = 60_000
-"""A JVM engine whose clock is further behind refuses to commit."""
+"""Maximum lead of a table's newest time over a clock: a JVM engine whose clock is further behind cannot commit."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:

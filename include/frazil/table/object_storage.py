@@ -28,10 +28,10 @@ _ABSENT_CODES = frozenset({"NoSuchKey", "404"})
 _NO_BATCH_DELETE_CODES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
 """Codes of S3-compatible stores that delete one object per request."""
 MAX_KEYS_PER_REQUEST = 1_000
-"""S3's limit for deletions."""
+"""Maximum number of objects per request for deletions, according to S3."""
 _MAX_PUT_ATTEMPTS = 5
 MAX_S3FS_ATTEMPTS = 2
-"""The client tries up to five times per attempt: s3fs's default would take a minute."""
+"""Maximum number of attempts by s3fs, each with up to five by the client: s3fs's default would take a minute."""
 MAX_CACHED_FILE_IOS = 4
 """Maximum number of FileIOs, cached by properties. Spark executors open a store for each write."""
 

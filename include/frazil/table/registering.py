@@ -16,7 +16,7 @@ from frazil.table.storage import open_store
 from frazil.timetext import format_utc
 
 MAX_ERROR_CHARACTERS = 200
-"""Characters quoted from an error about a file's contents."""
+"""Maximum number of characters quoted from an error about a file's contents."""
 
 
 def read_metadata(catalog: Catalog, path: str) -> TableMetadata | None:

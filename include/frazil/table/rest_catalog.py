@@ -22,7 +22,7 @@ MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
 """Longest wait between two attempts of a read. Commits may wait longer."""
 NESTED_PREFIXES = ("auth", "ssl")
-"""Properties that PyIceberg's client expects in nested mappings begin with these."""
+"""Prefixes of the properties that PyIceberg's client expects in nested mappings."""
 
 
 class ResilientRestCatalog(RestCatalog):

@@ -16,7 +16,7 @@ from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, StorageU
 from frazil.spec.addresses import OBJECT_STORES, is_object_store_error
 
 MAX_ERROR_CHARACTERS = 600
-"""Characters quoted from an error. Arrow's text begins with a long key."""
+"""Maximum number of characters quoted from an error: Arrow's text begins with a long key."""
 _DENIED_TEXTS = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 """Texts in Arrow's errors for refused credentials."""
 _OUTAGE_CODES = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})

@@ -12,7 +12,7 @@ from functools import partial
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 
@@ -26,13 +26,13 @@ END_TIMEOUT_S = 5.0
 class OtlpExporter:
     """Exports the metric values until `close`. `instance` becomes `service.instance.id`."""
 
-    def __init__(self, meters: MetricValues, *, instance: str, reader: MetricReader | None = None) -> None:
+    def __init__(self, meters: MetricValues, *, instance: str) -> None:
         resource = Resource.create({"service.instance.id": instance, "service.version": __version__})
         if str(resource.attributes["service.name"]).startswith("unknown_service"):  # none is declared
             resource = resource.merge(Resource({"service.name": "frazil"}))
         buckets = ExplicitBucketHistogramAggregation(BUCKET_BOUNDS_S)
         times = View(instrument_name="frazil.*", instrument_type=Histogram, aggregation=buckets)
-        readers = [reader or PeriodicExportingMetricReader(OTLPMetricExporter())]
+        readers = [PeriodicExportingMetricReader(OTLPMetricExporter())]
         self._provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False, views=[times])
         meter = self._provider.get_meter("frazil", __version__)
         histograms = {

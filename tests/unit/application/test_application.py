@@ -31,8 +31,8 @@ from frazil.host.records import read_exits
 from frazil.spec.load import load_streams
 from frazil.status.stream import read_stream_state
 from frazil.stream.hosting import Hosting
+from frazil.supervise.decision import UnreadableState
 from frazil.supervise.desired import open_desired_store
-from frazil.supervise.observed import UnreadableState
 from frazil.supervise.supervised import ApplicationProgram, WriterProgram
 from frazil.supervise.supervisor import Supervisor
 from tests.polling import eventually
@@ -138,7 +138,7 @@ def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -
     made = Shared(folder)
     for name in ("a", "b", "c"):
         made.declare(name)
-    with made.whole:
+    with made.whole.running():
         yield made
         made.application._end_all()
 

@@ -61,6 +61,17 @@ def test_records_that_frazil_forget_deleted_are_not_missed(made: MadeStream) -> 
     assert found.sentence == "cannot check 10 rows before offset 10, where the first commit record begins"
 
 
+def test_dead_letters_of_a_topic_whose_commits_were_forgotten_are_not_counted(made: MadeStream) -> None:
+    made.land({0: (0, 10)}, rejected={0: range(4, 7)})
+    forget(made.tables, state=made.tables.state)
+    made.topic_id = "topic-2"
+    adopt(made.tables, offsets={("t", 0): 0}, source=made.source)
+    made.begin()
+    made.land({0: (0, 10)}, rejected={0: range(9, 10)})
+    (numbers,) = audit_stream(made.tables).partitions
+    assert numbers.dead_letters == 1
+
+
 def test_records_are_searched_past_one_that_a_clock_that_was_behind_dated() -> None:
     window = Period(10 * MAX_CLOCK_STEP_MS, 11 * MAX_CLOCK_STEP_MS)
     times = [window.to_ms, window.from_ms - MAX_CLOCK_STEP_MS, window.from_ms, window.from_ms - MAX_CLOCK_STEP_MS - 1]

@@ -326,3 +326,21 @@ def test_rows_that_come_during_the_audit_at_offsets_of_a_former_topic_are_none_t
 
     monkeypatch.setattr(type(made.tables.main), "refresh", refresh)
     assert audited(made).wrong == ()
+
+
+def test_all_offsets_that_kafka_has_are_placed_if_some_were_committed_twice(made: MadeRoute) -> None:
+    made.run({"main": 2, "shop.orders": 3})
+    made.at = 0
+    made.reset({0: 0})
+    made.run({"main": 2, "shop.orders": 3})
+    placed: list[Any] = []
+
+    def place(_: object, __: object, spans: Any) -> dict[str, Any]:
+        placed.append(dict(spans))
+        return {}
+
+    def ask(*_: object, **__: object) -> Any:
+        return {("shop", 0): RemainingOffsets(1, BitMap64(range(1, 5)))}, ()
+
+    audit_stream(made.tables, ask_kafka=ask, place=place)
+    assert placed == [{("shop", 0): (1, 5)}]

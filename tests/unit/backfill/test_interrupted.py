@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.backfill.commit import BackfillCommitter
-from frazil.backfill.interrupted import COMMIT_TIMEOUT_MS, describe_interruption
 from frazil.backfill.request import parse_request
+from frazil.backfill.rules import COMMIT_TIMEOUT_MS, describe_interruption
 from frazil.cli.main import frazil
 from frazil.commit.backfill_marker import BackfillMarker, Worker, read_backfill
 from tests.made_batches import MadeStream

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from frazil.backfill.estimate import Estimate, estimate_sentences
-from frazil.backfill.plan import (
+from frazil.backfill.request import check_not_in_future, parse_request
+from frazil.backfill.source import (
     missing_spans,
     requested_spans,
     select_first_records,
     split_by_offsets,
     split_by_records,
 )
-from frazil.backfill.request import check_not_in_future, parse_request
 from frazil.errors import SpecError
 from frazil.offsets.spans import count_offsets, merge_spans, offsets_within, spans_overlap, spans_with_records
 

@@ -19,7 +19,7 @@ from frazil.doctor.finding import CheckState as Result
 from frazil.doctor.streams import check_connections
 from frazil.errors import CommitUnavailable, Fenced, OffsetGap, TopicRecreated
 from frazil.home import run_folder
-from frazil.host.json_file import replace_json
+from frazil.host.exchange import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.spec.maintenance import Alerts

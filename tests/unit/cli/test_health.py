@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from frazil.cli.main import frazil
 from frazil.errors import CommitUnavailable, SpecError
 from frazil.host.exchange import open_exchange
-from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.lock import WriterLock
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
+from frazil.host.supervising_run import confirm_given_up
 from frazil.maintenance import measure
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream

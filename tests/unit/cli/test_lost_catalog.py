@@ -16,7 +16,7 @@ from frazil.commit.own_table_check import explain_lost_table
 from frazil.doctor.streams import check_connections
 from frazil.errors import TableLost
 from frazil.home import run_folder
-from frazil.host.json_file import replace_json
+from frazil.host.exchange import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import load_stream_table

@@ -43,7 +43,8 @@ SPEC = validate_stream(
         "table": "demo.s",
         "schema": {"id": "string not null", "ts": "timestamptz not null"},
         "event-time": "ts",
-    }
+    },
+    Path("s.yaml"),
 )
 
 

@@ -17,11 +17,10 @@ import pytest
 from frazil.cli import run
 from frazil.errors import WriterBusy
 from frazil.home import run_folder
-from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.endings import ENDED_WITHOUT_RECORD
-from frazil.host.launcher import Observation, ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.launcher import Observation, ProcessState, open_launcher
 from frazil.host.lock import WriterLock
+from frazil.host.processes import AGENT_KILLED, is_agent
 from frazil.status.derive import describe_writer_process
 from frazil.status.state import WriterProcess
 from frazil.supervise.desired import DesiredStore
@@ -152,7 +151,7 @@ def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Sta
 
 AGENT = """
     from frazil.home import run_folder
-    from frazil.host.agents import record_agent
+    from frazil.host.processes import record_agent
     record_agent(run_folder("ticks"))
 """
 

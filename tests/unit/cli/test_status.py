@@ -25,9 +25,8 @@ from frazil.cli.marker import describe_next_step
 from frazil.cli.status import StatusReport
 from frazil.commit.rejection_reasons import Reason
 from frazil.home import run_folder
-from frazil.host.exchange import Exchange, open_exchange
+from frazil.host.exchange import Exchange, open_exchange, replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
-from frazil.host.json_file import replace_json
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
@@ -36,10 +35,9 @@ from frazil.spec.load import load_stream
 from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, describe_writer_process, shorten_error
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
-from frazil.supervise.decision import SupervisionPolicy
+from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
 from frazil.supervise.desired import open_desired_store
 from frazil.supervise.liveness import MAX_FRESH_AGE_MS
-from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.cluster.api import ApiUnavailable
-from frazil.cluster.driver import DriverState
-from frazil.cluster.kubernetes import DriverPod
-from frazil.cluster.kubernetes_access import KubernetesAccess, find_access, read_kubeconfig, read_service_account
+from frazil.cluster.driver import ApiUnavailable, DriverState
+from frazil.cluster.kubernetes import DriverPod, KubernetesAccess, find_access, read_kubeconfig, read_service_account
 from frazil.cluster.kubernetes_pod import CONTAINER
 from frazil.errors import AccessDenied, EnvironmentUnusable
 from tests.secured_kafka import Authority
@@ -261,7 +259,7 @@ def test_an_authority_without_key_usage_is_trusted_for_valid_certificates_of_the
         return context
 
     default = ssl.create_default_context
-    monkeypatch.setattr("frazil.cluster.kubernetes_access.ssl.create_default_context", strict)
+    monkeypatch.setattr("frazil.cluster.kubernetes.ssl.create_default_context", strict)
     ours = Authority(tmp_path / "ours")
     issued = [ours.issue("other", host="api.example"), ours.issue("expired", valid_days=-1), ours.issue("api")]
     states = []

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from frazil.cluster import standalone
-from frazil.cluster.api import ApiUnavailable, ApiUnreachable
-from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.cluster.driver import ApiUnavailable, ApiUnreachable, DriverState, DriverStatus
 from frazil.cluster.standalone import StandaloneDriver, to_driver_status
 from frazil.errors import EnvironmentUnusable
 
@@ -89,7 +88,7 @@ def test_the_master_that_leads_takes_the_driver(apis: Any) -> None:
 def test_no_other_master_is_asked_after_one_that_may_have_taken_the_driver(
     apis: Any, monkeypatch: pytest.MonkeyPatch, delay_s: float
 ) -> None:
-    monkeypatch.setattr("frazil.cluster.api.TIMEOUT_S", (2.0, 0.1))
+    monkeypatch.setattr("frazil.cluster.driver.TIMEOUT_S", (2.0, 0.1))
     hangs, other = apis(), apis()
     path = ("POST", "/v1/submissions/create")
     hangs.answers[path] = Answer(503, {"message": "gateway"}, delay_s=delay_s)

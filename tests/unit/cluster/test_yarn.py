@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from frazil.cluster import api as calls
-from frazil.cluster.api import ApiUnavailable
-from frazil.cluster.driver import DriverState
+from frazil.cluster import driver as calls
+from frazil.cluster.driver import ApiUnavailable, DriverState
 from frazil.cluster.yarn import (
     YarnDriver,
     find_application,

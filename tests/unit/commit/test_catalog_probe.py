@@ -183,3 +183,13 @@ def test_the_next_probe_removes_what_a_killed_one_left_and_no_table_of_others(la
         lake.create_table(f"city.{name}", catalog_probe._SCHEMA)
     assert probe(lake, SPEC, now_ms=NOW_MS) == ()
     assert {name for _, name in lake.list_tables("city")} == {f"{PREFIX}{running}_ab12", f"{PREFIX}mine", "rides"}
+
+
+def test_the_declared_format_version_is_probed(lake: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = SPEC.table.model_copy(update={"properties": {"format-version": "3"}})
+    spec = SPEC.model_copy(update={"table": table})
+    assert probe(lake, spec, now_ms=NOW_MS) == ()
+    create = lake.create_table
+    monkeypatch.setattr(lake, "create_table", lambda *args, **more: create(*args, **{**more, "properties": {}}))
+    assert probe(lake, spec, now_ms=NOW_MS) == ("it does not create tables of Iceberg format version 3",)
+    assert probe(lake, SPEC, now_ms=NOW_MS) == ()

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from pyiceberg.exceptions import CommitFailedException, ForbiddenError
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
-from frazil.commit.followers import Followers
+from frazil.commit.followers import Followers, _advance_marker
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker import MAX_EPOCHS, BatchKey, Marker, read_marker
 from frazil.commit.marker_changes import discard_rows_of_existing_table, is_ahead, write_first_marker
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.routed_table_records import write_table_record
@@ -25,6 +26,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
+from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import UndecidedFiles
 from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import TableChange
@@ -358,6 +360,16 @@ def test_a_table_that_was_purged_goes_on_once_it_is_made_again_and_given_up(rout
     assert (found.behind, found.waiting) == ({}, {})
     routed.run({ORDERS: [2]}, 3)
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([2], [1])
+
+
+def test_a_routed_tables_marker_remembers_as_many_epochs_as_that_of_the_default_table() -> None:
+    marker = Marker("s", BatchKey(1, 0), None, {}, SourceIdentity("c", {}), batches={1: 0})
+    for epoch in range(2, MAX_EPOCHS + 5):
+        for batch in (1, 2):
+            journal: Any = SimpleNamespace(key=BatchKey(epoch, batch), progress=(), source=marker.source)
+            marker = _advance_marker(marker, journal)
+            assert (marker.at, marker.settled, marker.batches[epoch]) == (journal.key, journal.key, batch)
+    assert marker.batches == dict.fromkeys(range(5, MAX_EPOCHS + 5), 2)
 
 
 def test_a_marker_without_routed_tables_reads_and_writes_as_before(routed: Routed) -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.types import StringType
 
+from frazil.commit.backfill_marker import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import VOID
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction
 from frazil.commit.marker_changes import change_marker, forget
 from frazil.commit.settle import highest_epoch
-from frazil.commit.sweep import bare_path, batch_folder, delete_fenced_batch, sweep, sweep_batch
+from frazil.commit.sweep import _is_commit_of, bare_path, batch_folder, delete_fenced_batch, sweep, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch, TableLost
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.tables import state_location
@@ -529,3 +531,19 @@ def test_a_forgotten_stream_leaves_the_records_of_another_table(world):
     assert [file.path for file in world.store.list_files(world.tables.state)] == [
         world.tables.journals.path(theirs.key)
     ]
+
+
+@pytest.mark.parametrize(
+    ("stream", "key", "is_its_own"),
+    [
+        ("s", BatchKey(3, 4), True),
+        ("s", BatchKey(3, 5), False),
+        ("other", BatchKey(3, 4), False),
+        (staging_stream("s", "b1"), BatchKey(1, 1), False),
+    ],
+)
+def test_a_snapshot_is_the_commit_of_the_batch_that_its_summary_names(stream: str, key: BatchKey, is_its_own: bool):
+    of_batch = Summary(Operation.APPEND, **{"frazil.stream": "s", "frazil.epoch": "3", "frazil.batch-id": "4"})
+    of_backfill = Summary(Operation.APPEND, **{"frazil.backfill-stream": "s", "frazil.backfill": "b1"})
+    assert _is_commit_of(of_batch, stream, key) == is_its_own
+    assert _is_commit_of(of_backfill, stream, key) == (stream == staging_stream("s", "b1"))

@@ -21,7 +21,7 @@ from frazil.history.points import (
     RecordedHistory,
     StreamHistory,
 )
-from frazil.history.supervision import (
+from frazil.history.recorder import (
     MAX_PENDING_ACTIONS,
     RETRY_INTERVAL_MS,
     SupervisionRecorder,

@@ -34,8 +34,13 @@ from frazil.events import (
 )
 from frazil.history.objects import HistoryObject, HistoryStore
 from frazil.history.points import EventKind, Part, Point, StreamHistory
-from frazil.history.recorder import EVENT_WRITE_INTERVAL_MS, RETRY_INTERVAL_MS, WRITE_INTERVAL_MS, Recorder
-from frazil.history.recording_threads import RecordingThreads
+from frazil.history.recorder import (
+    EVENT_WRITE_INTERVAL_MS,
+    RETRY_INTERVAL_MS,
+    WRITE_INTERVAL_MS,
+    Recorder,
+    RecordingThreads,
+)
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.local_storage import LocalStore
@@ -168,7 +173,11 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (StallEnded(StallKind.OFFSETS, 60_000), EventKind.STALL, "over after 1 min 0 s"),
         (TableEvolved(BatchKey(4, 1), ("added column gate string",)), EventKind.EVOLUTION, "added column gate string"),
         (NoticeIssued("reads in a slower way"), EventKind.NOTICE, "reads in a slower way"),
-        (FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m"), EventKind.FUTURE, "7 rows of batch 4-1"),
+        (
+            FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m", 4_102_444_800_000),
+            EventKind.FUTURE,
+            "7 rows of batch 4-1 had event times more than 10m in the future, the newest 2100-01-01 00:00:00Z",
+        ),
         (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), EventKind.DECISION, "it pays"),
         (
             ThrottleEvaluated("the metadata grows", 2.0, was_under_pressure=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frazil.host.environment import build_writer_environment
+from frazil.host.launcher import build_writer_environment
 from frazil.host.lock import INHERITED_LOCK
 from frazil.spec.load import find_stream
 from frazil.spec.references import find_environment_names

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.host.json_file import replace_json
+from frazil.host.exchange import replace_json
 from frazil.host.lock import WriterLock
 from frazil.table.local_storage import LocalStore
 

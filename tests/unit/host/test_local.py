@@ -10,15 +10,16 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from frazil.errors import EnvironmentUnusable, WriterBusy
-from frazil.host.agents import AGENT_FILE, KILL_TIMEOUT_MS, ask_agent_to_kill
-from frazil.host.json_file import read_json, replace_json
+from frazil.host.exchange import read_json, replace_json
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import LOCK_FILE, WriterLock, read_launch
+from frazil.host.processes import AGENT_FILE, KILL_TIMEOUT_MS, ask_agent_to_kill
 from frazil.host.records import Launch, ProcessMark
 
 pytestmark = pytest.mark.processes
@@ -90,7 +91,7 @@ def test_an_agent_is_asked_to_kill_its_driver_and_is_killed_if_it_does_not(at_ha
     script = (
         "import signal, sys\n"
         "from pathlib import Path\n"
-        "from frazil.host.agents import KILL_SIGNAL, record_agent\n"
+        "from frazil.host.processes import KILL_SIGNAL, record_agent\n"
         "signal.signal(KILL_SIGNAL, lambda *_: print('asked', flush=True))\n"
         "record_agent(Path(sys.argv[1]))\n"
         "while True: signal.pause()\n"
@@ -276,7 +277,7 @@ def test_the_lock_names_the_application_and_its_streams_and_one_of_an_earlier_ve
     assert launch is not None
     assert (launch.application, launch.streams) == ("ticks", ("ticks", "quotes"))
     earlier = {k: v for k, v in launch.to_json().items() if k not in {"application", "streams"}}
-    assert Launch.from_json(earlier) == dataclasses.replace(launch, application="", streams=())
+    assert msgspec.convert(earlier, Launch) == dataclasses.replace(launch, application="", streams=())
 
 
 def test_a_writer_in_the_foreground_is_named_as_well(at_hand: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,10 @@ def test_nested_records_become_structs_lists_and_maps() -> None:
         "void": "string",
         "on": "boolean not null",
         "two words": "string not null",
+        "a_b": "int not null",
     }
     assert rejected(spec, of) == []
     for remark in (
-        '"a.b": a column cannot have this name',
         "Tags: differs from tags only by case",
         "kafka_offset: frazil adds a column with this name",
         "_pos: has the name of one of Iceberg's metadata columns",
@@ -255,6 +256,54 @@ def test_values_of_several_types_stay_json_instead_of_dead_letters(values: list[
     text, spec = proposed(of := sample([json.dumps({"x": value}).encode() for value in values]))
     assert line in text
     assert len(rejected(spec, of)) == (line[-3:] == "int")
+
+
+EPOCH_MS = 1_767_259_800_123
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "line"),
+    [
+        ("x", [7, "8"], "{type: int, cast: lenient}"),
+        ("x", [7, "8"] * 60, "{type: int, required: true, cast: lenient}"),
+        ("x", [2**40, "-8"], "{type: long, cast: lenient}"),
+        ("x", [1.5, "2", "2.25e3"], "{type: double, cast: lenient}"),
+        ("x", [True, "false", "TRUE"], "{type: boolean, cast: lenient}"),
+        ("x", [True, 0, "1"], "{type: boolean, cast: lenient}"),
+        ("x", [7] * 40 + ["8"], "{type: int, cast: lenient}"),
+        ("sent_at", [str(EPOCH_MS)], "{type: timestamptz, unit: ms, cast: lenient}"),
+        ("sent_at", [EPOCH_MS, str(EPOCH_MS)], "{type: timestamptz, unit: ms, cast: lenient}"),
+        ("sent_at", [EPOCH_MS, "2026-01-01T09:30:00.5Z"], "{type: timestamptz, unit: ms, cast: lenient}"),
+        ("sent_at", [EPOCH_MS // 1000, "2026-01-01 09:30"], "{type: timestamptz, unit: s, cast: lenient}"),
+        ("sent_at", [EPOCH_MS, "2026-01-01T09:30:00.123456Z"], "{type: string, as: json}"),
+        ("sent_at", [EPOCH_MS, "9999-99-99T99:99:99Z"], "{type: string, as: json}"),
+        ("sent_at", [EPOCH_MS, "soon"], "{type: string, as: json}"),
+        ("x", [7, "08"], "{type: string, as: json}"),
+        ("x", [7, "1_0"], "{type: string, as: json}"),
+        ("x", [7, ""], "{type: string, as: json}"),
+        ("x", [7, True], "{type: string, as: json}"),
+        ("x", [1.5, "1e400"], "{type: string, as: json}"),
+        ("x", [2, True], "{type: string, as: json}"),
+        ("x", ["7", "8"], "string"),
+        ("x", [str(EPOCH_MS)], "string"),
+        ("x", ["1.50", "2.25"], '"decimal(9, 2)"'),
+    ],
+)
+def test_values_of_one_type_in_several_forms_are_cast(name: str, values: list[Any], line: str) -> None:
+    of = sample([json.dumps({name: value}).encode() for value in values], step_ms=1)
+    text, spec = proposed(replace(of, records=tuple(replace(r, timestamp_ms=-1) for r in of.records)))
+    assert f"  {name}: {line}" in [shown.partition("    #")[0] for shown in text.splitlines()]
+    assert rejected(spec, of) == []
+
+
+def test_a_field_with_a_dot_becomes_a_column_of_another_name() -> None:
+    values = [{"evt.kind": "a", "evt_kind": 1, "evt.at[0]": "2026-01-01T00:00:00Z", "x.n": n} for n in (7, "8")]
+    text, spec = proposed(of := sample([json.dumps(value).encode() for value in values]))
+    assert r"  evt_kind_2: {type: string, from: 'evt\.kind'}" in text
+    assert r"  x_n: {type: int, cast: lenient, from: 'x\.n'}" in text
+    assert r"  evt_at_0_: {type: timestamptz, from: 'evt\.at\[0\]'}" in text
+    assert spec.event_time.column == "evt_at_0_"
+    assert rejected(spec, of) == []
 
 
 @pytest.mark.parametrize(

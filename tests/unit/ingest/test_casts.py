@@ -10,11 +10,20 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from google.protobuf.message_factory import GetMessageClass
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
 
 from frazil.errors import SpecError
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats.fields import FieldsDecoder, RecordShape, create_fields_decoder
+from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.ingest.formats.protobuf.schema import message_of
+from frazil.spec.iceberg import iceberg_type
 from frazil.spec.load import validate_stream
 from tests.unit.ingest.test_json_texts import avro, declared, decode
 
@@ -35,15 +44,71 @@ def test_what_was_cast_is_counted_by_column() -> None:
         {"a": "8"},
     ]  # fmt: skip
     decoded = decode([json.dumps(record).encode() for record in records], declared(columns, cast="lenient"))
-    assert [(row["a"], row["b"], row["c"], row["d"]) for row in decoded.rows.to_pylist()] == [
-        (7, True, "1", [1]), (7, False, "x", None), (8, None, None, None),
-    ]  # fmt: skip
-    assert decoded.kept.tolist() == [0, 1, 4]
+    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    assert {place: (row["a"], row["b"], row["c"], row["d"]) for place, row in rows.items()} == {
+        0: (7, True, "1", [1]), 1: (7, False, "x", None), 4: (8, None, None, None),
+    }  # fmt: skip
     assert decoded.drift.cast == {"a": 2, "c": 1}
-    assert [(r.index, r.error) for r in decoded.rejections] == [
-        (3, "b: expected true or false (boolean), got the string 'true'"),
-        (2, "a: expected a whole number (int), got the string 'x'"),
+    assert {r.index: r.error for r in decoded.rejections} == {
+        3: "b: expected true or false (boolean), got the string 'true'",
+        2: "a: expected a whole number (int), got the string 'x'",
+    }
+
+
+TOKENS = st.sampled_from(
+    [
+        "7", "-0", "7.0", "1.5", "1e3", "1e400", "-1.5E-3", "007", "2147483648", "9223372036854775808", "true", "false", "1",
+        "0", "10", "null", "NaN", "-Infinity", "Inf", "[1]", "{}", "01", "1.", "-", "True", "", " 7 ", "+7", "7e", "x", "7,7",
+        "1767259800123", "2026-01-01T09:30:00.5Z", "2026-02-30", "3.5e38", "-9223372036854775808", r"\u0037", r"7\n", r"\"",
     ]
+)  # fmt: skip
+KINDS = st.sampled_from(
+    [
+        ("int", None), ("long", None), ("double", None), ("float", None), ("boolean", None), ("string", None),
+        ("date", None), ("decimal(5, 2)", None), ("timestamptz", None), ("timestamptz", "s"), ("timestamptz", "ms"),
+        ("timestamp", "us"), ("timestamptz", "ns"),
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(TOKENS, st.booleans()), max_size=6), KINDS, st.booleans())
+@example([("7", True), ("7", False), ("x", True)], ("int", None), False)
+@example([("2", True), ("1", False), ("0", True), ("true", True)], ("boolean", None), False)
+def test_the_loop_casts_what_texts_of_values_are_cast_to(
+    values: list[tuple[str, bool]], kind: tuple[str, str | None], required: bool
+) -> None:
+    schema = Schema(NestedField(1, "x", iceberg_type(kind[0]), required=required))
+    unit = {"cast": "lenient", **({"unit": kind[1]} if kind[1] else {})}
+    chunk = Chunk.of_values([b'{"x":%s,"y":1}' % (f'"{v}"' if quoted else v).encode() for v, quoted in values])
+    (rows, count, errors), by_texts = (
+        (
+            {place: repr(x) for place, x in zip(found.kept.tolist(), plain(found.rows["x"]), strict=True)},
+            dict(found.drift.cast),
+            {r.index: r[1:] for r in found.rejections},
+        )
+        for how in (create_fields_decoder, FieldsDecoder)
+        if (found := how(JsonDecoder, schema, {1: unit}, RecordShape(lists=False))(chunk))
+    )
+    assert (rows, count, errors) == by_texts
+
+
+def plain(column: pa.ChunkedArray) -> list[Any]:
+    """Times as numbers: Python has no time after the year 9999."""
+    return (column.cast("int64") if pa.types.is_timestamp(column.type) else column).to_pylist()
+
+
+def test_a_cast_is_counted_once_although_another_value_of_its_record_is_cast_by_its_text() -> None:
+    columns = {
+        "a": "int",
+        "d": {"type": "double", "null-if": ["-"]},
+        "n": {"type": "int", "from": "l[1]", "required": True},
+    }
+    records = [
+        {"a": "7", "d": "1.5", "l": [0, 1]}, {"a": "8", "d": 1, "l": [0, 1]}, {"a": "9", "d": "x", "l": [0, 1]},
+        {"a": "9", "d": "-", "l": [0, "1"]}, {"a": "9", "d": 1, "l": []}, {"a": 9, "l": [0, 1]},
+    ]  # fmt: skip
+    decoded = decode([json.dumps(record).encode() for record in records], declared(columns, cast="lenient"))
+    assert (sorted(decoded.kept.tolist()), decoded.drift.cast) == ([0, 1, 3, 5], {"a": 3, "d": 1, "n": 1})
 
 
 def test_a_strict_stream_counts_nothing() -> None:

@@ -48,6 +48,16 @@ def test_the_columns_are_taken_from_the_payload_and_each_error_names_its_column(
     assert create_quoter(UNWRAP)(values[0], ["id"]) == "the number 1"
 
 
+def test_a_record_without_the_payload_is_a_dead_letter_although_no_column_is_required() -> None:
+    values = [b'{"id": 1}', wrapped(None), wrapped({})]
+    for form, where in ((UNWRAP, "payload"), ({"type": "json", "unwrap": "payload.inner"}, "payload")):
+        decoded = decode(values[: 3 - ("inner" in form["unwrap"])], declared({"id": "long"}, form))
+        error = f"{where}: required, and missing or null"
+        assert [(r.index, r.error_class, r.error) for r in decoded.rejections] == [
+            (0, "MissingRequired", error), (1, "MissingRequired", error),
+        ]  # fmt: skip
+
+
 def test_a_payload_within_lines_frames_and_fields_is_found() -> None:
     inner = {"a": {"b": {"id": 1}}}
     spec = declared({"id": "long"}, {"type": "json", "unwrap": "a.b", "lines": True, "framing": "confluent"})

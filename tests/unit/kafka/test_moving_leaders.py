@@ -83,14 +83,13 @@ def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, requested: Ca
             assert requested() > before + at_once
 
 
-@pytest.mark.parametrize("question", [KafkaAdmin.ends, KafkaAdmin.earliest, KafkaAdmin.log_ends])
-def test_a_leader_that_does_not_answer_has_no_offsets(cluster: MockCluster, question: Callable[..., Any]) -> None:
+def test_a_leader_that_does_not_answer_has_no_offsets(cluster: MockCluster) -> None:
     cluster.lead(1, 2)
-    with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=2.0) as kafka:
-        assert question(kafka, PARTITIONS).keys() == set(PARTITIONS)
+    with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka:
+        assert kafka.log_ends(PARTITIONS).keys() == set(PARTITIONS)
         cluster.shut_down(2)
         with pytest.raises(KafkaUnavailable, match="listing offsets of topics rides"):
-            question(kafka, PARTITIONS)
+            kafka.log_ends(PARTITIONS)
 
 
 def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, requested: Callable[[], int]) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.maintenance.alert_rules import CLEAR_RATIO, Reading, evaluate_table_rules
 from frazil.maintenance.alerts import (
+    CLEAR_RATIO,
     AlertState,
     AlertStates,
     AlertStep,
+    Reading,
     evaluate_alerts,
+    evaluate_table_rules,
     evaluate_unmeasured,
     mark_reported_together,
     resolve_all,

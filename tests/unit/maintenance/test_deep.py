@@ -16,6 +16,7 @@ from pyiceberg.manifest import (
     write_manifest,
 )
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
 from pyiceberg.typedef import Record
 
@@ -127,6 +128,32 @@ def test_delete_files_are_counted_by_partition_and_are_no_data_files(made: MadeS
     assert [(p.files, p.delete_files) for p in (first, second)] == [(1, 1), (1, 0)]
     assert (first.deletes.shared, first.deletes.bytes, first.deletes.rows) == (1, 10, 1), "it names no one data file"
     assert second.deletes == Deletes()
+
+
+def test_deletion_vectors_are_counted_for_their_data_files(made: MadeStream, tmp_path: Path):
+    land(made, 1)
+    table = made.tables.main.refresh()
+    head = table.current_snapshot()
+    assert head is not None
+    first = head.manifests(table.io)[0].fetch_manifest_entry(table.io)[0].data_file
+    raw = table.metadata.model_dump() | {"format-version": 3, "next-row-id": 0}
+    table = Table(table.name(), TableMetadataUtil.parse_obj(raw), table.metadata_location, table.io, table.catalog)
+    vectors = [
+        DataFile.from_args(
+            content=DataFileContent.POSITION_DELETES, file_path="d.puffin", file_format=FileFormat.PUFFIN,
+            partition=first.partition, record_count=1, file_size_in_bytes=10, referenced_data_file=of,
+            content_offset=4, content_size_in_bytes=40,
+        )
+        for of in (first.file_path, "gone.parquet")
+    ]  # fmt: skip
+    for vector in vectors:
+        vector.spec_id = 0
+    manifest = write_added(
+        vectors, ManifestLayout.for_spec(table.spec(), table.metadata), content=ManifestContent.DELETES,
+        path=f"{tmp_path}/d.avro", table=table, snapshot_id=1,
+    )  # fmt: skip
+    found = [p for p in partitions(made, manifest) if p.delete_files]
+    assert [(p.deletes.shared, p.deletes.rows, p.deletes.dangling) for p in found] == [(0, 1, ())]
 
 
 def test_a_partition_far_beyond_our_calendar_is_counted_all_the_same(made: MadeStream, tmp_path: Path):

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from frazil.maintenance.alert_rules import runbook_link
+from frazil.maintenance.alerts import runbook_link
 from frazil.spec.maintenance import Alerts
 from tests import alerts_page
 from tests.alerts_page import RULES, Hold, Rule
 from tests.runbook import ELSEWHERE, IN_THE_SENTENCE, commands, entries, part
 from tests.runbook import PAGE as RUNBOOK
 
-CODE = [Path("include/frazil/maintenance", name) for name in ("alert_rules.py", "stream_rules.py")]
+CODE = [Path("include/frazil/maintenance", name) for name in ("alerts.py", "stream_rules.py")]
 PAGE = Path("docs/reference/alerts.md")
 
 

@@ -18,14 +18,13 @@ from frazil.cli.partitions import partitions
 from frazil.commit.journal import Journal
 from frazil.commit.rejection_reasons import Reason, count_reasons, parse_reasons, reasons_summary
 from frazil.host.exchange import open_exchange
-from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.host.supervising_run import confirm_given_up
 from frazil.ingest.contract import RangeProgress, Reject, Rejects
-from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertState, AlertStates, evaluate_readings
+from frazil.maintenance.alerts import AlertState, AlertStates, Reading, evaluate_readings
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
     evaluate_stream_rules,

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from frazil import __version__
-from frazil.cluster.api import ApiUnavailable
-from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus
 from frazil.cluster.submission import ClusterDriver
 from frazil.errors import EnvironmentUnusable, Fenced
 from frazil.home import run_folder

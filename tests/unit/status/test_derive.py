@@ -11,7 +11,7 @@ from frazil.host.launcher import ProcessState
 from frazil.status.derive import derive_from_decision
 from frazil.status.state import State, StreamState
 from frazil.supervise.decide import decide
-from frazil.supervise.observed import DecisionInput, RemovedDeclaration, UnreadableState, ValidDeclaration
+from frazil.supervise.decision import DecisionInput, RemovedDeclaration, UnreadableState, ValidDeclaration
 from tests.unit.supervise.test_decide import (
     GIVEN_UP,
     MINUTE,

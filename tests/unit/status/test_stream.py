@@ -30,9 +30,8 @@ from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import read_stream_state
 from frazil.supervise.decide import decide
-from frazil.supervise.decision import SupervisionPolicy
+from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
 from frazil.supervise.desired import open_desired_store
-from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 

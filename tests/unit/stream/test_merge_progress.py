@@ -31,9 +31,8 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import StallLimits
-from frazil.supervise.decision import Cause, Decision, SupervisionPolicy
+from frazil.supervise.decision import Cause, Decision, DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
 from frazil.supervise.liveness import decide_hung
-from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
 from tests.polling import eventually
 from tests.unit.merge.made_table import MadeTable
 

@@ -347,7 +347,7 @@ def test_a_transaction_that_stays_open_is_named_also_where_other_partitions_go_o
     writer.set(max_event_times_us={TP0: TIME_US, TP1: TIME_US - 1})
     stall = commits_of_one_partition(writer, 4)[0]
     assert (stall.kind, stall.held_back_by, stall.since_ms) == (StallKind.TRANSACTION, "t-1", START)
-    assert "t-1 waits for a transaction to end: 40 offsets behind offset 200 cannot be read since" in stall.reason
+    assert "t-1 waits for a transaction to end: 40 offsets behind offset 200 have been unreadable since" in stall.reason
     assert "kafka-transactions.sh find-hanging" in stall.reason
 
 

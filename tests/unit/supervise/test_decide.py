@@ -28,14 +28,18 @@ from frazil.host.records import (
     read_exits,
 )
 from frazil.supervise.decide import EXTERNAL_CAUSE_EXIT_CODES, FIXED_BY_TABLE_CHANGE, RESTARTABLE_EXIT_CODES, decide
-from frazil.supervise.decision import ADVANCE_LIMITS_MS, Cause, Decision, SupervisionPolicy, WriterAction
-from frazil.supervise.observed import (
+from frazil.supervise.decision import (
+    ADVANCE_LIMITS_MS,
+    Cause,
+    Decision,
     DecisionInput,
     DesiredMode,
     DesiredState,
     RemovedDeclaration,
+    SupervisionPolicy,
     UnreadableState,
     ValidDeclaration,
+    WriterAction,
 )
 
 NOW = 1_800_000_000_000
@@ -107,6 +111,7 @@ TABLE: list[tuple[str, DecisionInput, WriterAction, Cause]] = [
     ("waits with nothing to do, for a week", alive(make_heartbeat(Phase.WAITING, advanced_ago=10_080 * MINUTE, lag=0)), WriterAction.KEEP, Cause.ADVANCING),
     ("waits, and the lag is unknown", alive(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=None)), WriterAction.KEEP, Cause.ADVANCING),
     ("waits for a leader, with lag", alive(dataclasses.replace(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE), stall=Stall(StallKind.LEADER, NOW, "t-1", "no leader"))), WriterAction.KEEP, Cause.ADVANCING),
+    ("commits for too long while a leader is missing", alive(dataclasses.replace(make_heartbeat(Phase.COMMITTING, advanced_ago=60 * MINUTE), stall=Stall(StallKind.LEADER, NOW, "t-1", "no leader"))), WriterAction.RESTART, Cause.HUNG),
     ("waits with lag for too long", alive(make_heartbeat(Phase.WAITING, advanced_ago=7 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
     ("a long backlog that advances", alive(make_heartbeat(Phase.STAGING, advanced_ago=4 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
     ("a batch that stands still", alive(make_heartbeat(Phase.STAGING, advanced_ago=6 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
@@ -298,7 +303,7 @@ def test_nothing_is_started_while_a_process_lives_and_nothing_stopped_while_none
 @given(observations())
 def test_every_reason_names_a_number(observed: DecisionInput) -> None:
     decision = decided(observed)
-    assert re.search(r"\d", decision.reason), decision
+    assert re.search(r"\d|no writer runs", decision.reason), decision
     assert decision.reason.strip() == decision.reason
 
 

@@ -11,7 +11,7 @@ import yaml
 from frazil.spec import load as stream_files
 from frazil.spec import yaml_file
 from frazil.spec.load import FolderIndex, find_stream
-from frazil.supervise.observed import RemovedDeclaration, UnreadableState, ValidDeclaration
+from frazil.supervise.decision import RemovedDeclaration, UnreadableState, ValidDeclaration
 from frazil.supervise.supervised import Declaration
 
 

@@ -15,6 +15,7 @@ from frazil.errors import DesiredMoved, SpecError
 from frazil.home import home, run_folder
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
+from frazil.supervise.decision import DesiredMode, DesiredState
 from frazil.supervise.desired import (
     CHAIN_FOLDER,
     DESIRED_FILE,
@@ -23,7 +24,6 @@ from frazil.supervise.desired import (
     open_desired_store,
     table_fingerprint,
 )
-from frazil.supervise.observed import DesiredMode, DesiredState
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.tables import ensure_table, load_stream_table, state_location

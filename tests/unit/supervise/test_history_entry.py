@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.history.points import EventKind, HistoryEvent
-from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.observed import DesiredMode, DesiredState, UnreadableState
+from frazil.supervise.decision import Cause, Decision, DesiredMode, DesiredState, UnreadableState, WriterAction
 from frazil.supervise.supervisor import to_history_event
 
 NOW = 1_800_000_000_000

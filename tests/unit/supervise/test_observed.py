@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import CommitUnavailable, Fenced
-from frazil.supervise.observed import error_name
+from frazil.supervise.decision import error_name
 
 
 class _OneOfItsOwn(CommitUnavailable):

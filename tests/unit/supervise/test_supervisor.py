@@ -13,9 +13,9 @@ import pytest
 
 from frazil.clock import now_ms
 from frazil.history.objects import read_history
-from frazil.history.supervision import RETRY_INTERVAL_MS
-from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
+from frazil.history.recorder import RETRY_INTERVAL_MS
 from frazil.host.launcher import ProcessState
+from frazil.host.supervising_run import announce_given_up, confirm_given_up, settle_given_up
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction

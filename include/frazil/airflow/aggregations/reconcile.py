@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FIRST_DAY_KEY = "frazil.first-day"
 """The store's key of the first day that is reconciled. Earlier days run on request only."""
 REQUESTED = "asked for"
-"""Stands in `Runs` for a run's state: an event of the asset requested the day."""
+"""Replaces a run's state in `Runs` if an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
 """The runs of each day: pairs of state (or REQUESTED) and start time in milliseconds."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)

@@ -23,7 +23,7 @@ from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
 AUDIT_MINUTE = 15
-"""Minute of the hour of audits. A commit has the time of its first attempt, and may land up to ten minutes later."""
+"""Minute of the hour at which audits run. A commit is dated by its first attempt, and may land ten minutes later."""
 INTERVAL_VARIABLE = "FRAZIL_AUDIT_EVERY"
 PERMITTED_INTERVALS_H = (1, 2, 3, 4, 6, 8, 12, 24)
 """Permitted intervals in hours. Each divides 24, so that every hour of a day is audited."""

@@ -15,7 +15,7 @@ LAST_AUDITS_KEY = "last audits"
 WITH_KAFKA = "source"
 """The last item of a stored finding whose audit read Kafka."""
 RETENTION = timedelta(days=7)
-"""Time after which a finding that no audit clears, such as of rows erased on request, is dropped."""
+"""Time after which a finding is dropped if no audit clears it, for example a finding about rows erased on request."""
 
 
 def read_findings(store: AssetStore) -> dict[str, str]:

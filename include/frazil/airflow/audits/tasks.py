@@ -29,8 +29,11 @@ AUDIT_TIMEOUT = timedelta(minutes=20)
 """Time limit of a stream's audit in the parallel task; a separate task audits a slower stream."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON. `from` and `to` are ISO 8601, UTC; `source` says whether it read Kafka, `complete` whether it
-compared everything, `not-compared` what it skipped; `findings` is their number, `sentences` are about the first.
+"""One audit as JSON.
+
+`from` and `to` are ISO 8601, UTC. `source` says whether the audit read Kafka, `complete` whether it compared
+everything, and `not-compared` what it skipped. `findings` is the number of findings; `sentences` are about the first of
+them.
 """
 
 

@@ -11,8 +11,8 @@ from math import ceil
 from typing import Any, Self
 
 from frazil.errors import FrazilError
-from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
 from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
+from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.measure import NotMadeByRoute, find_template_tables, measure
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count

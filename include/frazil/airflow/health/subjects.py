@@ -20,7 +20,7 @@ from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.declared_streams import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, measure_route_share
-from frazil.maintenance.alert_rules import Reading, unread_reading
+from frazil.maintenance.alerts import Reading, unread_reading
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
     audit_reading,
@@ -71,7 +71,7 @@ class StoredState:
 class WatchedSubject:
     alerts: Alerts
     read: Callable[[], Iterable[Reading]]
-    """May raise any error of a catalog or storage."""
+    """Returns the subject's readings. May raise any error of a catalog or storage."""
     dags: tuple[str, ...] = ()
 
 
@@ -100,7 +100,7 @@ def read_subjects(
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
     """Yield readings that show whether a DAG fails, is paused, or cannot be read.
 
-    Only the pause of a DAG that all streams share counts: a paused DAG of one table shows as late windows.
+    A pause is reported only for DAGs that all streams share: a paused DAG of one table causes late windows instead.
     """
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)

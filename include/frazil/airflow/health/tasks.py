@@ -20,10 +20,10 @@ from frazil.airflow.health.routes import RouteFindings
 from frazil.airflow.health.subjects import FailedRuns, IsPaused, StoredState, read_subjects, subjects_of
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
 from frazil.errors import FrazilError
-from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import (
     AlertStates,
     AlertStep,
+    Reading,
     evaluate_alerts,
     evaluate_readings,
     evaluate_unmeasured,
@@ -150,7 +150,7 @@ def _subject_step(
 
 
 def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str, list[dict[str, Any]]]:
-    """Store the alert states. Return the alerts that fired, resolved or are active."""
+    """Store the alert states. Return the alerts under the keys `fired`, `resolved` and `active`."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
     store.set(SUBJECTS_KEY, sorted(name for name, made in steps.items() if made.states.rules))

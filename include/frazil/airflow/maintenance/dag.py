@@ -7,7 +7,7 @@
   deletes files that no snapshot, journal or backfill refers to. It runs once a day, and never during a rewrite of the
   same table.
 
-A table whose rewrite takes hours delays no other table: the next runs check the others. A route may have
+If the rewrite of a table takes hours, other tables are not delayed: the next runs check them. A route may have
 thousands of tables, so `check_due` returns one name for all of them, and one task rewrites them: first those that need
 it most. The next run continues with the others.
 """

@@ -17,13 +17,13 @@ from sqlalchemy import func, select
 
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
-from frazil.maintenance.alert_rules import runbook_link
+from frazil.maintenance.alerts import runbook_link
 from frazil.operations.overview import ActiveAlert
 from frazil.operations.page_actions import UnfinishedRun
 from frazil.operations.table_view import WindowRun
 
 MAX_WINDOW_RUNS = 5_000
-"""Maximum number of runs that are read for the windows of a table: the newest."""
+"""Maximum number of runs, newest first, that are read for the windows of a table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
 
 
 def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], sees: SelectVisible) -> dict[str, list[WindowRun]]:
-    """Return the runs whose DAGs the user may read."""
+    """Return the runs by window, without those whose DAGs the user may not read."""
     may = set(sees({run.dag: run.dag for some in runs.values() for run in some}))
     return {key: [run for run in some if run.dag in may] for key, some in runs.items()}
 

@@ -44,7 +44,7 @@ CACHE_S, DECLARED_CACHE_S, WINDOWS_CACHE_S = 8.0, 8.0, 30.0
 """Seconds for which answers are cached: most answers, declarations, and windows."""
 MAX_FINGERPRINTS = 5_000
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
-"""Age of the last health measurement above which no alert can fire."""
+"""Maximum age of the last health measurement: while it is older, no alert can fire."""
 SHARED_DAGS = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
 """DAGs that serve all streams, each with what is not done while it is paused."""
 

@@ -75,7 +75,7 @@ class PollingTrigger(BaseTrigger):
                 logged, logged_s[mask_numbers(sentence)] = sentence, now_s
 
     def attempt(self) -> tuple[Payload | None, str]:
-        """Call `poll`, and convert its errors to an event or a sentence."""
+        """Return the result of `poll`. A permanent error becomes an event, any other error a sentence."""
         try:
             return self.poll()
         except FrazilError as error:

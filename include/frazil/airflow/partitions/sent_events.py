@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENT_TO_KEY = "frazil.sent-to"
-"""The store's key of a signal's number: Airflow has the events of all signals up to it."""
+"""The store's key for a signal's number: Airflow has the events of all signals up to this number."""
 SENDING_KEY = "frazil.sending"
-"""The store's key of a record: the signals that the last sending task sends if it succeeds, and those sent before."""
+"""The store's key for the signals that the last sending task sends if it succeeds, and the signals sent before."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 
 
@@ -125,7 +125,7 @@ def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
     if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
             f"cannot determine whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
-            "the task is not finished, and Airflow can list the asset's events only while no run started by one "
-            "of them is queued"
+            "the task is not finished. Airflow cannot list the asset's events while a run that one of them started is "
+            "queued"
         )
     return published

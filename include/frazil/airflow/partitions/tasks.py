@@ -48,7 +48,7 @@ HELD_REPORTED_TO_KEY = "frazil.published-to"
 MAX_GATED_WINDOWS = 12
 """Maximum number of windows that one run gates, one after the other."""
 MAX_EVENTS = 100
-"""Maximum number of events per task. Each has the facts of all of them: 100 take 2 MB in Airflow's database."""
+"""Maximum number of events per task. Each contains the facts of all: 100 events take 2 MB in Airflow's database."""
 MAX_GROUP_WINDOWS = 2_000
 """Maximum number of windows of a template's tables that one run signals."""
 GATED_KEY = "gated"

@@ -76,7 +76,7 @@ class CompletionTrigger(PollingTrigger):
     """Fires when windows can be signalled, or when another process has added a signal with a number above `number`."""
 
     _searched_s: float | None = None
-    """When late rows of a template's tables were last searched; None if only the task did."""
+    """Monotonic time of the last search for late rows; None before the first poll: the task has just searched."""
 
     def poll(self) -> tuple[Payload | None, str]:
         from frazil.airflow.partitions import tasks as windows  # loads PyIceberg

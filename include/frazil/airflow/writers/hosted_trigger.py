@@ -98,8 +98,11 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _begin(self) -> None:
         """Record the run. Resume the stream if a user cleared the task after marking it or after a failure."""
-        from frazil.host.given_up import read_announcement
-        from frazil.host.supervising_run import SupervisingRun, write_supervising_run  # needed by a triggerer only
+        from frazil.host.supervising_run import (  # needed by a triggerer only
+            SupervisingRun,
+            read_announcement,
+            write_supervising_run,
+        )
 
         if (instance := self.task_instance) is None:
             return
@@ -118,15 +121,14 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder
-        from frazil.host.given_up import read_active_given_up  # needed by a running trigger only
-        from frazil.host.launchers import open_launcher
+        from frazil.host.launcher import open_launcher
         from frazil.host.records import read_notes
+        from frazil.host.supervising_run import read_active_given_up  # needed by a running trigger only
         from frazil.spec.application import find_application
         from frazil.status.derive import derive_from_decision, describe_state
         from frazil.status.state import StreamState
         from frazil.supervise.decide import decide
-        from frazil.supervise.decision import SupervisionPolicy
-        from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
+        from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
@@ -162,7 +164,7 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _announce(self, given_up: GivenUp) -> None:
         """Record that this try fails because the application gave up. The next try, after a *Clear*, reads this."""
-        from frazil.host.given_up import announce_given_up  # needed by a running trigger only
+        from frazil.host.supervising_run import announce_given_up  # needed by a running trigger only
 
         if (instance := self.task_instance) is not None:
             run, reason, table = instance.run_id, given_up.reason, given_up.table_fingerprint

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30
 MAX_ALIKE_WARNINGS, MAX_ALIKE_OTHERS = 10, 1
-"""Maximum number of copied lines of one shape before the hourly line."""
+"""Maximum number of warnings, and of other lines, of one shape that are copied. Hourly lines count the further ones."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 

@@ -79,7 +79,7 @@ class WriterOperator(BaseOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Record on disk that the supervisor gave up, and fail."""
-        from frazil.host.given_up import confirm_given_up  # needed by a running task only
+        from frazil.host.supervising_run import confirm_given_up  # needed by a running task only
 
         reason = str(event["reason"])
         confirm_given_up(self.stream, event["subject"], reason=reason, table_fingerprint=event["table_fingerprint"])

@@ -30,7 +30,7 @@ class TaskAction(StrEnum):
     DELETED = "deleted with its run"
     """A user deleted the run: the writer stops, and the stream's desired state does not change."""
     TAKEN_OVER = "taken over by another triggerer"
-    """Not an action of a user: Airflow also kills a trigger when it moves the trigger to another triggerer."""
+    """No user acted: Airflow also kills a trigger when it moves the trigger to another triggerer."""
     UNKNOWN = "changed in an unknown way"
 
 

@@ -36,10 +36,10 @@ REMOVAL_DELAY_S = 60.0
 NEXT_TRY_TIMEOUT_S = 3.0
 """Seconds within which the next try of a cleared task records itself, if its trigger runs on this host."""
 KILL_TIMEOUT_S = 28.0
-"""Airflow allows a trigger 30 s for a kill."""
+"""Maximum time that `on_kill` waits for the user's action: Airflow allows a trigger 30 s for a kill."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
-"""Separate from the event loop's few threads, where one catalog that does not respond would delay every writer."""
+"""Threads for blocking calls: one unresponsive catalog in the event loop's few threads would delay every writer."""
 
 RUNNING_ACTIONS: set[asyncio.Task[None]] = set()
 """References to unfinished work of killed triggers, because the event loop keeps only weak references."""
@@ -188,8 +188,11 @@ class WriterTrigger(UserActionTrigger):
 
     def _begin(self) -> None:
         """Record which run supervises the writer on this host, which may differ from the worker's host."""
-        from frazil.host.given_up import settle_given_up
-        from frazil.host.supervising_run import SupervisingRun, write_supervising_run  # needed by a triggerer only
+        from frazil.host.supervising_run import (  # needed by a triggerer only
+            SupervisingRun,
+            settle_given_up,
+            write_supervising_run,
+        )
 
         if (instance := self.task_instance) is None:
             return
@@ -200,7 +203,7 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: SupervisionStep) -> None:
-        from frazil.host.given_up import announce_given_up
+        from frazil.host.supervising_run import announce_given_up
 
         if (instance := self.task_instance) is None:
             return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class ColumnMemory:
         self._width = tree.WORDS[self.nodes[:, tree.KIND]]
         self.domains = np.zeros((2 + int((self.nodes[:, tree.KIND] >= tree.LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = MIN_RECORDS
+        self._casts: Mapping[str, Path] = {}
         self._allocate()
 
     @property
@@ -46,18 +48,38 @@ class ColumnMemory:
     def withhold(self, hidden: Collection[Path]) -> None:
         """Omit these lower-case paths from `rest` columns. Undoes `watch`."""
         self.nodes, self.lists, self.names = tree.build_nodes(self._schema, self._units, hidden)
+        self.cast(self._casts)
         self._allocate()
+
+    def cast(self, columns: Mapping[str, Path]) -> None:
+        """Accept other forms of values (`CAST`) in these columns, given with their paths."""
+        self._casts = columns
+        for k in map(self._node, columns.values()):
+            self.nodes[k, tree.CAST] = self.nodes[k, tree.KIND] in tree.CASTABLE
+
+    def take_casts(self) -> Counter[str]:
+        """Return how many values of each column were cast, and mark them as usual values."""
+        found: Counter[str] = Counter()
+        for name, path in self._casts.items():
+            flags = self.valid[self.nodes[self._node(path), tree.FLAG] :][: self.domains[0, USED]]
+            found[name] = int(np.count_nonzero(flags == 2))
+            np.minimum(flags, 1, out=flags)
+        return found
 
     def watch(self, paths: Sequence[Path]) -> None:
         """Search for new keys only in the structs at these paths, including nested structs."""
         self.nodes[:, tree.WATCHED] = 0
         for path in paths:
-            k = 0
-            for name in path:
-                k = next(int(c) for c in self._child_nodes(k) if self._name(int(c)) == name)
+            k = self._node(path)
             self.nodes[k : self.nodes[k, tree.AFTER], tree.WATCHED] = (
                 self.nodes[k : self.nodes[k, tree.AFTER], tree.KIND] != tree.LISTED
             )
+
+    def _node(self, path: Path) -> int:
+        k = 0
+        for name in path:
+            k = next(int(c) for c in self._child_nodes(k) if self._name(int(c)) == name)
+        return k
 
     def _name(self, k: int) -> str:
         first = self.nodes[k, tree.NAME]

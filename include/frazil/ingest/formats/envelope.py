@@ -45,7 +45,7 @@ UNAVAILABLE_TEXT = (
     "every value. Set replica identity full on the source's table"
 )
 _JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
-"""Debezium writes JSON values as strings (`io.debezium.data.Json`)."""
+"""Units that differ in Debezium's events, which have JSON values as strings (`io.debezium.data.Json`)."""
 MONGODB_REMEDY = (
     "MongoDB's connector writes documents as text: declare no envelope, and a column {type: string, from: after}, as "
     "in the guide on captured changes"

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyiceberg.conversions import to_json
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
@@ -25,10 +26,11 @@ from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder, join_results
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
     convert_debezium_times,
+    convert_iso_times,
     replace_with_null,
     rewrite,
     round_numbers,
@@ -85,6 +87,10 @@ def drop_default(unit: Unit) -> Unit:
     return unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "default"}
 
 
+def drop_casts(unit: Unit) -> Unit:
+    return unit if isinstance(unit, str) else {k: v for k, v in unit.items() if k not in {"cast", "rounding"}}
+
+
 def with_path(path: FieldPath, unit: Unit | None) -> Unit:
     plain = {} if unit is None else {"unit": unit} if isinstance(unit, str) else unit
     return {**plain, "from": path}
@@ -106,6 +112,8 @@ class RecordShape:
     lists: bool = True
     times: bool = False
     """Whether numbers may stand for dates and times, as in Debezium's events."""
+    may_lack_object: bool = False
+    """Whether records without the object at `within` have nulls, not an error."""
 
 
 def create_fields_decoder(
@@ -113,7 +121,12 @@ def create_fields_decoder(
 ) -> Decoder:
     is_plain = all(isinstance(unit, str) for unit in units.values())
     if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
-        return FieldsDecoder(make, schema, units, records)
+        casting = FieldsDecoder(make, schema, units, records)
+        strict = {field_id: drop_casts(unit) for field_id, unit in units.items()}
+        if strict == units or not casting.has_loop:
+            return casting
+        lenient = [f.name for f in schema.fields if ColumnSource.of(units.get(f.field_id)).is_lenient]
+        return CastingDecoder(casting, FieldsDecoder(make, schema, strict, records), lenient)
     return make(schema, cast("Mapping[int, str]", units))
 
 
@@ -136,7 +149,7 @@ class FieldsDecoder:
         inner = {name for decode in self._inside.values() for name in decode.columns}
         fields = [field for field in schema.fields if field.name not in inner]
         self._own = [field.name for field in fields]
-        shape = _FieldTree(lists=lists)
+        shape = _FieldTree(lists=lists, required=() if records.may_lack_object else within)
         forms: dict[FieldPath, set[tuple[IcebergType, ColumnSource]]] = {}
         for field in fields:
             form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN_SOURCE), path=None))
@@ -181,7 +194,7 @@ class FieldsDecoder:
                 JsonDecoder,
                 Schema(*fields),
                 {f.field_id: with_path(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
-                RecordShape((".".join(map(str, path)),), lists=False),
+                RecordShape((".".join(map(str, path)),), lists=False, may_lack_object=True),
             )
             for path, fields in inside.items()
         }
@@ -199,6 +212,26 @@ class FieldsDecoder:
             columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
             moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
             self._decode.withhold([*hidden, *moved])
+
+    @property
+    def has_loop(self) -> bool:
+        return hasattr(self._decode, "cast")
+
+    @property
+    def leaves_out_rows(self) -> bool:
+        """Whether a row may be left out after the compiled loop has read its record."""
+        return bool(self._texts or self._inside or self._optional)
+
+    def cast(self, names: Collection[str]) -> None:
+        """Cast values of these columns in the compiled loop, and leave out records that it cannot decode."""
+        paths = {name: self._paths[name] for name in names if name in self._own}
+        plain = {name: (*self._within, *path) for name, path in paths.items() if all(isinstance(s, str) for s in path)}
+        texts = self._texts.columns if self._texts else ()
+        self._decode.cast({name: path for name, path in plain.items() if name not in texts})  # type: ignore[attr-defined]
+        if self._texts:
+            self._texts.decode.cast({})
+        for inside in self._inside.values():
+            inside.cast([name for name in names if name not in self._own])
 
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         if isinstance(self._decode, DriftDecoder):
@@ -270,6 +303,40 @@ class FieldsDecoder:
         return dataclasses.replace(drift, new=new, wider=wider, optional=optional, records=records)
 
 
+class CastingDecoder:
+    """Casts values in the compiled loop. Records with other values are decoded again, by the JSON texts of values."""
+
+    def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:
+        self._casting, self._strict = casting, strict
+        strict.cast(lenient)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        for decode in (self._casting, self._strict):
+            decode.withhold(hidden)
+
+    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+        for decode in (self._casting, self._strict):
+            decode.report_drift(widening=widening, within=within)
+
+    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
+        for decode in (self._casting, self._strict):
+            decode.rename(aliases, required)
+
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
+        def decode_some(decode: FieldsDecoder, mask: NDArray[np.bool_]) -> DecodedChunk:
+            places = np.flatnonzero(mask)
+            return decode(chunk.select(places, chunk.target)).with_indexes(places)
+
+        found = self._strict(chunk)
+        if len(found.kept) == len(chunk):
+            return found
+        is_left = np.ones(len(chunk), np.bool_)
+        is_left[found.kept] = False
+        if self._strict.leaves_out_rows:  # it has counted the casts and new fields of these
+            found = decode_some(self._strict, ~is_left)
+        return join_results([found, decode_some(self._casting, is_left)])
+
+
 class _TextColumns:
     """Reads columns whose values arrived as JSON texts. Casts the texts, then decodes them as strictly as records."""
 
@@ -283,7 +350,7 @@ class _TextColumns:
     ) -> None:
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
-        self._columns = {field.name: (field, reading) for field, reading in columns.items()}
+        self.columns = {field.name: (field, reading) for field, reading in columns.items()}
         self._times = times
         fields = [
             field.model_copy(update={"required": field.required and field.name not in optional}) for field in columns
@@ -295,13 +362,17 @@ class _TextColumns:
     def __call__(self, decoded: DecodedChunk) -> DecodedChunk:
         parts: list[pa.Array | pa.Scalar] = []
         cast: dict[str, pa.Array] = {}
-        for n, (name, (field, reading)) in enumerate(self._columns.items()):
+        for n, (name, (field, reading)) in enumerate(self.columns.items()):
             texts = replace_with_null(combine_chunks(decoded.rows.column(name)), reading.nulls)
-            values = rewrite(texts, rules_of(field.field_type, reading.unit)) if reading.is_lenient else texts
+            values = texts
+            if reading.is_lenient:
+                values = rewrite(texts, rules_of(field.field_type, reading.unit))
+                values = values if reading.unit is None else convert_iso_times(values, reading.unit)
             if reading.rounding and isinstance(field.field_type, DecimalType):
                 values = round_numbers(values, field.field_type.scale, reading.rounding)
             if values is not texts:
                 cast[name] = pc.fill_null(pc.not_equal(values, texts), False)
+                values = replace_with_null(values, [null for null in reading.nulls if not isinstance(null, str)])
             if self._times:
                 values = convert_debezium_times(values, field.field_type)
             parts += [
@@ -312,7 +383,7 @@ class _TextColumns:
         found = self.decode(Chunk.of_column(_as_lines(records)))
         counts = {name: pc.sum(mask.take(pa.array(found.kept))).as_py() or 0 for name, mask in cast.items()}
         drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
-        return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self._columns])
+        return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self.columns])
 
 
 def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
@@ -381,9 +452,9 @@ _PLAIN_SOURCE = ColumnSource()
 class _FieldTree:
     """A tree of the objects and lists in a record. Its leaves are the columns that fields fill."""
 
-    def __init__(self, *, lists: bool) -> None:
+    def __init__(self, *, lists: bool, required: Path) -> None:
         self.units: dict[int, str] = {}
-        self._lists = lists
+        self._lists, self._required = lists, required
         self._tree: dict[str | int, Any] = {}
         self._ids = count(FIRST_CONTAINER_ID + 1)
 
@@ -400,22 +471,23 @@ class _FieldTree:
         return tuple("element" if self._lists and isinstance(step, int) else step for step in path)
 
     def fields(self) -> list[NestedField]:
-        return self._fields(self._tree)
+        return self._fields(self._tree, self._required)
 
-    def _fields(self, tree: Mapping[str | int, Any]) -> list[NestedField]:
+    def _fields(self, tree: Mapping[str | int, Any], around: Path = ()) -> list[NestedField]:
+        """`around` leads to the object that contains all columns."""
         found = []
         for step, inside in tree.items():
             if isinstance(inside, NestedField):
                 found.append(inside.model_copy(update={"name": str(step)}))
             else:
-                required = _has_required(inside)
-                found.append(NestedField(next(self._ids), str(step), self._type(inside), required=required))
+                required = bool(around) or _has_required(inside)
+                found.append(NestedField(next(self._ids), str(step), self._type(inside, around[1:]), required=required))
                 if isinstance(next(iter(inside)), int) and not self._lists:
                     self.units[found[-1].field_id] = LISTED
         return found
 
-    def _type(self, tree: Mapping[str | int, Any]) -> IcebergType:
-        inner = self._fields(tree)
+    def _type(self, tree: Mapping[str | int, Any], around: Path) -> IcebergType:
+        inner = self._fields(tree, around)
         if self._lists and isinstance(next(iter(tree)), int):
             return ListType(inner[0].field_id, inner[0].field_type, element_required=False)
         return StructType(*inner)

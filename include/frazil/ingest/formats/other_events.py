@@ -15,7 +15,7 @@ _SCHEMA_NAMES = re.compile(
 _TRANSACTION_FIELDS = frozenset({"status", "id", "event_count", "data_collections"})
 _SCHEMA_CHANGE_FIELDS = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
 _OPTIONAL_FIELDS = frozenset({"ts_ms"})
-"""Before Debezium 2, only heartbeats had `ts_ms`."""
+"""Fields that an event may omit: before Debezium 2, only heartbeats had `ts_ms`."""
 
 
 def is_other_schema(name: str) -> bool:

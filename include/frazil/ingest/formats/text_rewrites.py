@@ -8,10 +8,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
+from fractions import Fraction
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg import types as iceberg
+
+from frazil.ingest.formats.json.values import INT64, InvalidValue, parse_timestamp
 
 ROUNDINGS: Mapping[str, str] = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN}
 
@@ -28,7 +31,8 @@ _NUMBER_RULES: tuple[RewriteRule, ...] = (
 )
 _TRIM_RULES: tuple[RewriteRule, ...] = ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"'))
 _SECONDS_RULES: tuple[RewriteRule, ...] = ((r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?)\s*"$', r'"\1\2"'),)
-"""Times in seconds may be numbers or strings even without a lenient cast."""
+"""Rules for times in seconds, which may be numbers or strings even without a lenient cast."""
+_PER_SECOND: Mapping[str, int] = {"ms": 10**3, "us": 10**6, "ns": 10**9}
 _RULES: Mapping[type[iceberg.IcebergType], tuple[RewriteRule, ...]] = {
     iceberg.IntegerType: _INTEGER_RULES,
     iceberg.LongType: _INTEGER_RULES,
@@ -51,6 +55,22 @@ def rewrite(texts: pa.Array, rules: Iterable[RewriteRule]) -> pa.Array:
     for pattern, replacement in rules:
         texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
     return texts
+
+
+def convert_iso_times(texts: pa.Array, unit: str) -> pa.Array:
+    """Replace ISO 8601 times in JSON texts by numbers of the unit, except times with more digits than the unit."""
+
+    def number(text: str) -> str:
+        try:
+            micros = parse_timestamp(text[1:-1].strip(), iceberg.TimestamptzType())
+        except InvalidValue:
+            return text
+        if unit == "s":
+            return f'"{Decimal(micros).scaleb(-6):f}"'
+        found = Fraction(micros * _PER_SECOND[unit], 10**6)
+        return str(found) if found.denominator == 1 and int(found) in INT64 else text
+
+    return _change_distinct(texts, pc.match_substring_regex(texts, r'^"\s*[0-9]{4}-[0-9]{2}-[^"\\]*"$'), number)
 
 
 def convert_debezium_times(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Array:

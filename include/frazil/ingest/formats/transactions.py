@@ -23,7 +23,7 @@ from frazil.spec.formats import AvroFormat, JsonFormat
 _POSTGRES_ID_PATTERN = re.compile(r"(\d+):\d+")
 """Pattern of PostgreSQL's transaction id, a colon, and the log position of the event."""
 _PREVIOUS_COMMIT = r'^\["(?P<lsn>[0-9]{1,18})"'
-"""The previous commit's log position: the first element of PostgreSQL's `source.sequence`, a JSON array."""
+"""Pattern of the previous commit's log position: the first element of PostgreSQL's `source.sequence`, a JSON array."""
 _CHANGE_OPERATIONS = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
 """Maximum length of a transaction id in markers and messages. Longer ids end with a hash of the whole id."""
@@ -33,7 +33,7 @@ class EventTransaction(NamedTuple):
     """The transaction of a record. Tombstones and snapshot events belong to no transaction."""
 
     transaction: str = ""
-    """Empty if the record belongs to no transaction."""
+    """The transaction's id; empty if the record belongs to no transaction."""
     order: int = 0
     """The event's number among the transaction's events for this table, starting at 1."""
     position: str | None = None

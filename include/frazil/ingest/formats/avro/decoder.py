@@ -39,7 +39,7 @@ MAX_DEPTH = 500
 FRAME_BYTES = 5
 """Bytes of the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED_ID = 0
-"""Stands for the declared schema, for records without a frame."""
+"""The id that stands for the declared schema, for records without a frame."""
 _MIN_SLOTS = 1024
 MAX_IDS_PER_REQUEST = 1000
 

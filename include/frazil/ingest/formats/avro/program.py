@@ -1,5 +1,5 @@
-"""Compiles a writer's Avro schema and the table's columns into operations for the loop. A column is filled by the
-written field of the same name, or else by a field whose aliases include the column's name.
+"""Compiles a writer's Avro schema and the table's columns into operations for the decoding loop (`loop`). A column is
+filled by the schema's field of the same name, or else by a field whose aliases include the column's name.
 """
 
 from __future__ import annotations

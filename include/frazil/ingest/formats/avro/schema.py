@@ -25,7 +25,7 @@ _LOGICAL_TYPES = {
 }
 """Supported logical types, with the types that they may annotate. Other logical types are ignored, as Avro requires."""
 MAX_SCHEMA_DEPTH = 250
-"""Levels of objects and arrays in a schema's JSON: each takes up to three of Python's 1,000 levels of calls."""
+"""Maximum nesting in a schema's JSON: each object or array takes up to three of Python's 1,000 levels of calls."""
 
 
 class UnreadableSchema(Exception):

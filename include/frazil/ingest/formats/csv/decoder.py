@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
 JSON_BUFFER_BYTES = 8 * 2**20
-"""A chunk that needs more is decoded in parts."""
+"""Size of the buffer for a chunk's JSON. A chunk that needs more is decoded in parts."""
 
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from frazil.spec.formats import CsvFormat
 
 VALID, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
-"""Outcome codes that the loop stores for each record."""
+"""Outcome codes that the compiled loop stores for each record."""
 
 
 class LineReader:

@@ -26,7 +26,7 @@ class LineFormat(NamedTuple):
     null: Octets
     delimiter: int
     quote: int
-    """-1 if fields cannot be quoted."""
+    """Code of the quotation mark; -1 if fields cannot be quoted."""
 
 
 @loop

@@ -4,6 +4,8 @@ module `record`, the reference implementation, reads it.
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -52,6 +54,15 @@ class JsonDecoder:
         self._struct, self._units = struct, units
         self._names = {field.name for field in struct.fields if not is_rest(field, units)}
         self._beyond: DriftFinder | None = None
+        self._casts = False
+
+    def cast(self, columns: Mapping[str, Path]) -> None:
+        """Accept other forms of values in these columns, given with their paths.
+
+        Records that the loop cannot decode with certainty are then left out, not read one by one.
+        """
+        self._casts = True
+        self._columns.cast(columns)
 
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         self._beyond = DriftFinder(self._struct, self._units, widening=widening, within=within)
@@ -71,6 +82,9 @@ class JsonDecoder:
         """Decode the values. Rows of records that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
         sure = DecodedChunk(rows, np.flatnonzero(~unsure), drift=self._find_drift(chunk))
+        if self._casts:
+            cast = {name: count for name, count in self._columns.casts.items() if count}
+            return dataclasses.replace(sure, drift=dataclasses.replace(sure.drift, cast=cast))
         if len(sure.kept) == len(chunk):
             return sure
         places = np.flatnonzero(unsure)
@@ -138,7 +152,7 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 _MAX_MAP_KEYS = 4096
-"""Records with a map of more keys are read one by one."""
+"""Maximum number of keys per map. Records with a larger map are read one by one."""
 
 
 class ChunkReader:
@@ -158,6 +172,11 @@ class ChunkReader:
         """
         self.unknown = np.zeros(0, np.int64)
         """Positions of the records that the loop read in the last call and that have no key of the schema."""
+        self.casts: Counter[str] = Counter()
+        """How many values of each column were cast in the last call."""
+
+    def cast(self, columns: Mapping[str, Path]) -> None:
+        self._columns.cast(columns)
 
     def withhold(self, hidden: Collection[Path]) -> None:
         self._columns.withhold(hidden)
@@ -174,6 +193,7 @@ class ChunkReader:
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
         """Return the rows of the records that the loop decoded, and a mask of the records to read one by one."""
         unsure = np.ones(len(values), np.uint8)
+        self.casts.clear()
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
         rows = pa.concat_tables(tables) if tables else empty_table(self._columns.arrow_schema)
         if self._new_keys[new_keys.ON]:
@@ -208,5 +228,6 @@ class ChunkReader:
                 unsure,
             )
             if read == len(values):
+                self.casts.update(columns.take_casts())
                 return columns.table(data)
             columns.grow(missing)

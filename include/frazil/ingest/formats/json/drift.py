@@ -30,7 +30,7 @@ from frazil.spec.iceberg import iceberg_type
 
 _decode_untyped = msgspec.json.Decoder().decode
 _MAX_EXAMINED_REJECTS = 1000
-"""Rejected records that are examined per chunk. Further ones mostly fail for the same reasons."""
+"""Maximum number of rejected records that are examined per chunk. Further ones mostly fail for the same reasons."""
 
 
 class DriftFinder:

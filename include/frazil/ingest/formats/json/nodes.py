@@ -45,8 +45,9 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
 _UNIT_KINDS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
 _TEXT_KINDS = {AS_JSON: JSON, types.AS_TEXT: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
+CASTABLE = (STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, MILLISECONDS, MICROSECONDS, NANOSECONDS)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind in (STRUCT, LISTED) else 1 for kind in range(24)])
-"""`WORDS[kind]` is the number of 64-bit words that the loop needs for a value of this kind."""
+"""`WORDS[kind]` is the number of 64-bit words that the compiled loop (`rows`) needs for a value of this kind."""
 
 Numbers = NDArray[np.int64]
 
@@ -58,14 +59,15 @@ one. INNER is the domain of the entries of a list or map. FIELDS is the number o
 at CHILDREN in `lists`. NAME is the name's start in `names`. PLAIN is 1 if JSON writes the name without escapes.
 """
 (SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY, WATCHED) = range(12, 22)
-(LEFT, KEEPS, HIDDEN, HIDING, NODE_WIDTH) = range(22, 27)
+(LEFT, KEEPS, HIDDEN, HIDING, CAST, NODE_WIDTH) = range(22, 28)
 """SLOTS is where a struct's hash table begins in `lists`; MASK its size, less one; LONGEST the length of its longest
 name. KEY is where the name begins in `lists`, with a closing quotation mark, as words of eight bytes. WATCHED is 0 for
 a struct that is not searched for new keys. For LISTED, the nodes of elements (or -1) begin at SLOTS, and MASK is the
 last index.
 
 LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. `lists` has
-HIDING names that must not go there, as start in `names` and length, from HIDDEN on.
+HIDING names that must not go there, as start in `names` and length, from HIDDEN on. CAST is 1 if numbers and booleans
+may be in strings, 0 and 1 booleans, and numbers and booleans strings.
 
 These change while records are read. BASE and FLAG are where words and flags begin. OPENING is the last object's first
 field, FOLLOWING its field after this one, and SEEN the number of the last object with this field.

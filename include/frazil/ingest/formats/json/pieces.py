@@ -18,7 +18,7 @@ COUNT, MEMBERS, FILLED_COLUMNS, FIRST_PIECE = range(4)
 which the record has a field. The pieces follow: start, length and kind.
 """
 MAX_PIECES = 4096
-"""Records with more pieces are read one by one."""
+"""Maximum number of pieces per record. Records with more pieces are read one by one."""
 MEMBER, OPEN, CLOSE, NOTHING = range(4)
 """Kinds of pieces: members of an object; the key and opening bracket of an object or array; a closing bracket, whose
 byte is the piece's start; null.

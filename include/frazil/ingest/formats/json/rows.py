@@ -14,7 +14,16 @@ from frazil.ingest.formats.json import pieces as parts
 from frazil.ingest.formats.json.new_keys import FLAGGED, ON, SAMPLED, check_key
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.numbers import parse_double, parse_integer
-from frazil.ingest.formats.json.scan import NO, Octets, loop, skip_white_space, string_end, unescape, value_end
+from frazil.ingest.formats.json.scan import (
+    NO,
+    Octets,
+    is_digit,
+    loop,
+    skip_white_space,
+    string_end,
+    unescape,
+    value_end,
+)
 from frazil.ingest.formats.json.words import (
     BEFORE,
     ROOM,
@@ -206,7 +215,18 @@ def _read_record(
                     k, kind, e, last, found, opened = node, of, at, -1, 0, True
                     p = skip_white_space(b, p + 1, end)
                     continue
-                if of == tree.STRING:
+                may_cast = nodes[node, tree.CAST] == 1
+                quoted = 1 if may_cast and b[p] == 34 and of != tree.STRING else 0
+                cast = quoted
+                p += quoted
+                if of == tree.STRING and may_cast and b[p] != 34:
+                    if not (is_digit(b[p]) or (b[p] == 45 and is_digit(b[p + 1])) or b[p] == 116 or b[p] == 102):
+                        return UNSURE
+                    words[to + at] = p
+                    p = value_end(b, p, end, depth + 1, scratch)
+                    words[to + at + 1] = p - words[to + at]
+                    cast = 1
+                elif of == tree.STRING:
                     if b[p] != 34:
                         return UNSURE
                     first = p + 1
@@ -229,7 +249,13 @@ def _read_record(
                     p, number = parse_double(b, p)
                     if of == tree.FLOAT and np.isinf(np.float32(number)) and not np.isinf(number):
                         return UNSURE
+                    if quoted and not np.isfinite(number):
+                        return UNSURE
                     words[to] = np.float64(number).view(np.int64)
+                elif of == tree.BOOLEAN and may_cast and (b[p] == 48 or b[p] == 49):
+                    words[to] = b[p] - 48
+                    p += 1
+                    cast = 1
                 elif of == tree.BINARY or of == tree.FIXED:
                     if b[p] != 34:
                         return UNSURE
@@ -276,9 +302,10 @@ def _read_record(
                         ):
                             return UNSURE
                         p = q + 1
-                if p < 0:
+                if p < 0 or (quoted and b[p] != 34):
                     return UNSURE
-                valid[nodes[node, tree.FLAG] + at] = 1
+                p += quoted
+                valid[nodes[node, tree.FLAG] + at] = 1 + cast
         # After a member, or at the end of a container.
         while True:
             p = skip_white_space(b, p, end)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""Pattern of a string. Without a closing quotation mark, it extends to the end, so that each is tried only once."""
+"""Pattern of a string. Without a closing quotation mark, it extends to the end, so that no text is tried twice."""
 MAX_DEPTH = 500
 """Maximum nesting of objects and arrays, even in ignored fields: recursive parsers cannot read deeper."""
 

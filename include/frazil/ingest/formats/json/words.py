@@ -31,11 +31,11 @@ BASE64 = _base64
 MIN_MEMCPY_BYTES = 32
 """Shorter strings are copied faster by a loop than by the call of `memcpy`."""
 _MAX_PAIRED_KEYS = 16
-"""Keys of a map that are compared in pairs. Larger maps use a hash table."""
+"""Maximum number of a map's keys that are compared in pairs, to find duplicates. Larger maps use a hash table."""
 
 # Columns of the table of domains. The last row is not a domain: it counts the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
-"""The number of entries in use, the number for which memory exists, and that before the current record."""
+"""Columns of `domains`: entries in use, entries for which memory exists, and entries before the current record."""
 
 
 class Memory(NamedTuple):

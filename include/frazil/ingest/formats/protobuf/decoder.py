@@ -42,7 +42,7 @@ class ProtobufDecoder(AvroDecoder):
     _read_records = staticmethod(read_records)
     _frame_words = 5
     _max_depth = 100
-    """The limit of other Protobuf readers."""
+    """Maximum nesting of messages, as in other Protobuf readers."""
     _name, _invalid = "protobuf", "cannot be read"
     _index_bits = _INDEX_BITS
     _op = op

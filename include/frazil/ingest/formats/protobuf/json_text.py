@@ -30,7 +30,7 @@ class _FieldValue(NamedTuple):
 
 
 class JsonTexts:
-    """Fills columns of JSON text from Protobuf messages. False if the schema has no such columns."""
+    """Fills columns of JSON text from Protobuf messages. An instance is false if the schema has no such columns."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""

@@ -1,5 +1,5 @@
-"""Compiles a Protobuf message's descriptor and the table's columns into operations for the loop. Fields are matched to
-columns by name; fields without a column have no operation and are skipped.
+"""Compiles a Protobuf message's descriptor and the table's columns into operations for the decoding loop (`loop`).
+Fields are matched to columns by name; fields without a column have no operation and are skipped.
 """
 
 from __future__ import annotations

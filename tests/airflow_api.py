@@ -1,0 +1,50 @@
+"""Airflow's REST API, with the calls that only tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from frazil.dev.airflow import EmbeddedAirflow
+from frazil.dev.airflow_client import AirflowClient, Json
+
+
+class AirflowApi(AirflowClient):
+    @classmethod
+    def of(cls, airflow: EmbeddedAirflow, user: str = "admin") -> Self:
+        return cls(airflow.url, user=user, password=airflow.password_for(user))
+
+    def dag(self, dag_id: str) -> Json:
+        return self.call("GET", f"/api/v2/dags/{dag_id}")
+
+    def runs(self, dag_id: str, **params: str | int | bool) -> list[Json]:
+        """Return the runs of a DAG, oldest first."""
+        return self._list(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", {"order_by": "run_after", **params})
+
+    def run(self, dag_id: str, run_id: str) -> Json:
+        return self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")
+
+    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, partition_key: str | None = None) -> Json:
+        body = {"logical_date": None, "conf": dict(conf or {}), "partition_key": partition_key}
+        return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
+
+    def tasks(self, dag_id: str, run_id: str) -> list[Json]:
+        return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
+
+    def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        return self.call("PATCH", path, json={"new_state": state})
+
+    def clear(self, dag_id: str, run_id: str, *task_ids: str) -> Json:
+        """Clear the given tasks of a run, or all its tasks if none are given, as the UI does."""
+        body: Json = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
+        if task_ids:
+            body["task_ids"] = list(task_ids)
+        return self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
+
+    def log(self, dag_id: str, run_id: str, task_id: str) -> str:
+        """Return the log events of a task's newest try, one per line, as the UI shows them."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        tried = self.call("GET", path)["try_number"] or 1
+        lines = self.call("GET", f"{path}/logs/{tried}", params={"full_content": True})["content"]
+        return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines)
