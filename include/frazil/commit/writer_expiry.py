@@ -34,10 +34,17 @@ DELETE_DELAY_MS = 900_000
 
 @dataclass(frozen=True, slots=True)
 class _Removal:
-    """Snapshots to expire, as long as branches and tags are where they were when this was planned."""
+    """Snapshots to expire, and the heads of branches and tags when this was planned."""
 
     snapshots: tuple[Snapshot, ...]
     refs: Mapping[str, int]
+
+    def is_outdated(self, metadata: TableMetadata) -> bool:
+        """Return whether branches or tags were made or dropped since, or now need snapshots as old as these."""
+        refs, newest = _refs(metadata), max(s.sequence_number or 0 for s in self.snapshots)
+        moved = {snapshot_id for name, snapshot_id in refs.items() if self.refs.get(name) != snapshot_id}
+        numbers = [s.sequence_number or 0 for s in metadata.snapshots if s.snapshot_id in moved]
+        return refs.keys() != self.refs.keys() or min(numbers, default=newest + 1) <= newest
 
 
 def _start_thread(work: Callable[[], None]) -> threading.Thread:
@@ -48,7 +55,7 @@ def _start_thread(work: Callable[[], None]) -> threading.Thread:
 
 @dataclass(slots=True)
 class WriterExpiry:
-    """Expires one table's snapshots beyond `at-most`, an eighth of that number at a time."""
+    """Expires one table's snapshots beyond `at-most`, an eighth of that number at a time, or `at-most` of a backlog."""
 
     settings: Expiry
     read_pins: Callable[[], Pins]
@@ -89,7 +96,7 @@ class WriterExpiry:
         except Exception as error:  # catalogs raise anything, and the commit itself must decide
             log.info("expiry of %d snapshots is postponed: %r", len(planned.snapshots), error)
             return ()
-        if planned.refs != _refs(metadata) or not may_delete_files(metadata.properties):
+        if planned.is_outdated(metadata) or not may_delete_files(metadata.properties):
             return ()
         present = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         self._proposed = tuple(s for s in planned.snapshots if s.snapshot_id in present)
@@ -136,22 +143,28 @@ class WriterExpiry:
         return [snapshot for _, snapshot in takewhile(lambda one: one[0] < at_ms, self._expired)]
 
     def _run(self, table: Table, delete_before_ms: int, *, is_due: bool) -> None:
+        name = ".".join(table.name())
+        if is_due:
+            try:
+                self._plan(table)
+            except Exception as error:  # catalogs and storages raise anything, and commits must continue
+                log.warning("cannot expire snapshots of table %s: %r; maintenance expires them", name, error)
+                self._due += self._step
         try:
             self._delete_files(table, delete_before_ms)
-            if is_due:
-                self._plan(table)
-        except Exception as error:  # catalogs and storages raise anything, and commits must continue
-            what = "cannot expire snapshots of table %s: %r; maintenance expires them and deletes their files"
-            log.warning(what, ".".join(table.name()), error)
-            self._due += self._step
+        except Exception as error:
+            what = "cannot delete metadata of expired snapshots of table %s: %r; the orphan cleanup deletes it"
+            log.warning(what, name, error)
 
     def _plan(self, table: Table) -> None:
         pins, metadata = self.read_pins(), table.metadata
         plan = plan_expiry(metadata, self.settings, pins, table=".".join(table.name()), now_ms=self.clock_ms())
-        found = tuple(expirable_by_writers(plan, metadata))
+        old = tuple(expirable_by_writers(plan, metadata))
+        found = old[-self.settings.at_most :]  # more would make one commit slow
         if found:
             self._planned = _Removal(found, _refs(metadata))
-        self._due = sum(1 for _ in ancestors(metadata)) - len(found) + self._step
+        more = self._step if len(found) == len(old) else 0
+        self._due = sum(1 for _ in ancestors(metadata)) - len(found) + more
         log.debug("%s, %d by this writer", plan.sentence, len(found))
 
     def _delete_files(self, table: Table, before_ms: int) -> None:

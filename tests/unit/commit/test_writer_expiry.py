@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from pyiceberg.exceptions import BadRequestError, ForbiddenError
-from pyiceberg.table.update import RemoveSnapshotsUpdate
+from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 
-from frazil.commit import manifest_lists
+from frazil.commit import manifest_lists, writer_expiry
 from frazil.commit.expiry import Pins
 from frazil.commit.history import ancestors
 from frazil.commit.sweep import bare_path
 from frazil.commit.writer_expiry import WriterExpiry
+from frazil.errors import AccessDenied
 from frazil.spec.maintenance import Expiry
 from frazil.table.recent import BoundedCache
 
@@ -77,6 +78,20 @@ def test_snapshots_and_files_of_metadata_stay_few_however_often_a_writer_commits
     assert len(world.parquet_files()) == 60
 
 
+def test_a_table_with_many_old_snapshots_expires_them_by_several_commits(world: Any):
+    writer = Writer(world)
+    world.tables.main.expiry = None
+    writer.commit(40, ends=False)
+    world.tables.main.expiry = writer.expiry
+    before = len(ids(world))
+    for _ in range(12):
+        writer.commit()
+        assert before - len(ids(world)) <= SETTINGS.at_most
+        before = len(ids(world))
+    assert before <= MAX_SNAPSHOTS
+    assert writer.is_whole()
+
+
 def test_tags_and_branches_and_all_after_a_readers_tag_stay_readable(world: Any):
     writer = Writer(world)
     writer.commit(3)
@@ -107,6 +122,29 @@ def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any, tag: str):
     writer.commit(2)
     assert oldest in ids(world)
     assert len(ids(world)) < 12, "the others expire by the next plan"
+
+
+def test_a_readers_tag_that_moves_on_after_the_plan_lets_snapshots_expire(world: Any):
+    writer = Writer(world)
+    for _ in range(40):
+        writer.commit()
+        head = world.load().metadata.current_snapshot_id
+        tag = SetSnapshotRefUpdate(ref_name="frazil-reader-sums", type="tag", snapshot_id=head)
+        world.catalog.inner.commit_table(world.load(), (), (tag,))
+    assert len(ids(world)) <= MAX_SNAPSHOTS
+
+
+def test_a_readers_tag_that_moves_back_after_the_plan_keeps_its_snapshot(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(10)
+    oldest = ids(world)[0]
+    for snapshot_id in (world.load().metadata.current_snapshot_id, oldest):
+        tag = SetSnapshotRefUpdate(ref_name="frazil-reader-sums", type="tag", snapshot_id=snapshot_id)
+        world.catalog.inner.commit_table(world.load(), (), (tag,))
+        writer.commit()
+        writer.work()
+    writer.commit()
+    assert oldest in ids(world)
 
 
 def test_a_reader_of_an_expired_snapshot_still_has_its_data_files(world: Any):
@@ -253,6 +291,17 @@ def test_signals_that_cannot_be_read_expire_nothing_and_stop_no_commit(world: An
     writer = Writer(world, fail)
     writer.commit(30)
     assert len(ids(world)) == 31
+    assert writer.is_whole()
+
+
+def test_snapshots_expire_although_no_file_may_be_deleted(world: Any, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any) -> Any:
+        raise AccessDenied("deletion is refused")
+
+    monkeypatch.setattr(writer_expiry, "open_store", refuse)
+    writer = Writer(world)
+    writer.commit(60)
+    assert len(ids(world)) <= MAX_SNAPSHOTS
     assert writer.is_whole()
 
 
