@@ -149,7 +149,7 @@ class World:
             self.thread(self._supervise, fault)
 
     def end(self) -> None:
-        from frazil.host.launcher import open_launcher
+        from frazil.host.launchers import open_launcher
 
         self.ended.set()
         time.sleep(5)  # writers end after their batch
@@ -208,7 +208,7 @@ class World:
         self._write(self.faults["declaration"], extra)
 
     def _kill_writers(self, until: threading.Event) -> None:
-        from frazil.host.launcher import open_launcher
+        from frazil.host.launchers import open_launcher
 
         while not until.wait(0.5):
             launch = open_launcher("crashing").observe().launch

@@ -17,7 +17,8 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres, write_catalogs
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
-from frazil.host.launcher import Launcher, ProcessState, open_launcher
+from frazil.host.launcher import Launcher, ProcessState
+from frazil.host.launchers import open_launcher
 
 MARK = "FRAZIL_DEMO"
 """An environment variable that every process of a demo inherits; its value is the demo's home."""

@@ -410,7 +410,7 @@ def test_a_batch_beyond_what_the_client_takes_once_decompressed_ends_the_reader_
     kind = ColumnReader if reader == "columns" else MessageReader
     with (
         kind({"bootstrap.servers": kafka.bootstrap, **SMALL}, [OffsetRange(name, 0, 0, 5)]) as ranges,
-        pytest.raises(SpecError, match=r"Raise receive\.message\.max\.bytes in source\.properties \(now 1000000\)"),
+        pytest.raises(SpecError, match=r"raise receive\.message\.max\.bytes in source\.properties \(now 1000000\)"),
     ):
         list(ranges)
 

@@ -13,7 +13,8 @@ import pytest
 
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.host.heartbeat import Heartbeat
-from frazil.host.launcher import LaunchRequest, open_launcher
+from frazil.host.launcher import LaunchRequest
+from frazil.host.launchers import open_launcher
 from frazil.remote.driver_folder import DriverFolder
 from frazil.table.tables import load_stream_table
 

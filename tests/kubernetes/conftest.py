@@ -18,7 +18,8 @@ import yaml
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.process import choose_free_port
 from frazil.host.heartbeat import Heartbeat
-from frazil.host.launcher import LaunchRequest, open_launcher
+from frazil.host.launcher import LaunchRequest
+from frazil.host.launchers import open_launcher
 from frazil.remote.driver_folder import DriverFolder
 from frazil.table.tables import load_stream_table
 

@@ -48,6 +48,7 @@ NOT_RUN = {
     "docs/how-to/handle-dead-letters.md": "an error's message, in numbers of its own",
 }
 BUILT_INTO_THE_SHELL = {"cd", "export", "wait", "kill", "echo", "source", "set", "sleep"}
+NOT_ON_EVERY_MACHINE = {"helm", "kubectl"}
 
 
 def of_kind(*kinds: str) -> Any:
@@ -104,7 +105,7 @@ def wrong_command(words: list[str]) -> str | None:
         if "-c" in rest:
             hold_python(rest[rest.index("-c") + 1])
         return None
-    found = name in BUILT_INTO_THE_SHELL or shutil.which(name)
+    found = name in BUILT_INTO_THE_SHELL | NOT_ON_EVERY_MACHINE or shutil.which(name)
     return None if found else f"there is no command {name}"
 
 

@@ -22,8 +22,8 @@ from frazil.host.launcher import (
     LogPosition,
     Observation,
     ProcessState,
-    open_launcher,
 )
+from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind

@@ -13,7 +13,8 @@ from frazil import clock
 from frazil.cli.options import check_reason, current_user, stream_options
 from frazil.cli.output import CommandOutput, echo
 from frazil.commit.own_table_check import explain_lost_table
-from frazil.host.launcher import ProcessState, open_launcher
+from frazil.host.launcher import ProcessState
+from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream

@@ -25,7 +25,8 @@ from frazil.commit.reset_plan import AvailableOffsets, OffsetMove, StateBeforeRe
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
-from frazil.host.launcher import ProcessState, open_launcher
+from frazil.host.launcher import ProcessState
+from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.operations.stream_actions import (
     NotInKafka,

@@ -16,7 +16,7 @@ from frazil.cli.output import build_table, echo, echo_json, echo_lines, format_f
 from frazil.errors import SpecError
 from frazil.home import full_disk_sentence, home
 from frazil.host.heartbeat import Phase
-from frazil.host.launcher import open_launcher
+from frazil.host.launchers import open_launcher
 from frazil.operations.dead_letters import count_rejected, find_treatments
 from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_declared_streams, find_or_recall

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.lock import INHERITED_LOCK
@@ -111,10 +110,3 @@ def build_writer_environment(
     # Unbuffered, because the log is read while the writer runs.
     fixed = {"FRAZIL_HOME": home, "PYTHONUNBUFFERED": "1"}
     return {"PYSPARK_PYTHON": python, **passed, **exported, **fixed}
-
-
-def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
-    """Return a writer application's launcher. `folder` is its run folder, if this is outside FRAZIL_HOME."""
-    from frazil.host.local import LocalLauncher  # it implements this module's interface
-
-    return LocalLauncher(application, folder=folder)

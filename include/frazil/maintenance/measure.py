@@ -27,7 +27,8 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.errors import FrazilError, MarkerUnreadable, RolledBack, SpecError
-from frazil.host.launcher import Observation, open_launcher
+from frazil.host.launcher import Observation
+from frazil.host.launchers import open_launcher
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions

@@ -20,7 +20,8 @@ from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.history.objects import read_history
 from frazil.history.objects import read_table_history as past_of
 from frazil.history.points import TENS_RETENTION_MS
-from frazil.host.launcher import Observation, open_launcher
+from frazil.host.launcher import Observation
+from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import PartitionFiles

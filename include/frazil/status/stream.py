@@ -13,7 +13,8 @@ from frazil.commit.marker import Marker
 from frazil.errors import FrazilError
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
-from frazil.host.launcher import Observation, ProcessState, open_launcher
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.launchers import open_launcher
 from frazil.host.records import read_notes, read_supervision_times
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec

@@ -18,7 +18,7 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_read_only
 from frazil.commit.own_table_check import explain_lost_table
 from frazil.errors import FrazilError, RolledBack, TableLost
-from frazil.host.launcher import open_launcher
+from frazil.host.launchers import open_launcher
 from frazil.installed import explain_outdated
 from frazil.spec.model import StreamSpec
 from frazil.status.flow import compute_flow

@@ -14,7 +14,8 @@ from typing import Protocol
 from frazil.errors import DesiredMoved, FrazilError, SpecError
 from frazil.history.objects import HistoryStore
 from frazil.home import home, run_folder
-from frazil.host.launcher import Launcher, LaunchRequest, build_writer_environment, open_launcher
+from frazil.host.launcher import Launcher, LaunchRequest, build_writer_environment
+from frazil.host.launchers import open_launcher
 from frazil.lineage.facts import PARENT_VARIABLE
 from frazil.spec.application import Application, group_applications
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS, STREAMS, find_declared, recall_declaration

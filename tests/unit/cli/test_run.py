@@ -18,7 +18,8 @@ from frazil.cli import run
 from frazil.errors import WriterBusy
 from frazil.home import run_folder
 from frazil.host.endings import ENDED_WITHOUT_RECORD
-from frazil.host.launcher import Observation, ProcessState, open_launcher
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.host.processes import AGENT_KILLED, is_agent
 from frazil.status.derive import describe_writer_process

@@ -481,7 +481,7 @@ def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch)
         (
             KafkaError._BAD_COMPRESSION,
             SpecError,
-            "a[0]: a batch of records cannot be decompressed: error -198. Raise rec",
+            "a[0]: a batch of records cannot be decompressed: error -198. If the batch is not damaged, raise rec",
         ),
     ],
 )

@@ -37,7 +37,7 @@ from frazil.airflow.page.views import SelectVisible, answer_cache, cached_declar
 from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
-from frazil.host.launcher import open_launcher
+from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes_by_name
 from frazil.operations.fetch import fetch_action_state, fetch_signal_cursor
 from frazil.operations.page_actions import (

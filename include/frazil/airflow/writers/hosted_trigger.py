@@ -121,7 +121,7 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder
-        from frazil.host.launcher import open_launcher
+        from frazil.host.launchers import open_launcher
         from frazil.host.records import read_notes
         from frazil.host.supervising_run import read_active_given_up  # needed by a running trigger only
         from frazil.spec.application import find_application
