@@ -38,10 +38,10 @@ def staged_files(journals: Iterable[Journal], target: Target) -> tuple[StagedFil
     return tuple(file for journal in journals for file in journal.staged_for(target))
 
 
-def backfill_summary(backfill: BackfillMarker, operation: str) -> dict[str, str]:
+def backfill_summary(backfill: BackfillMarker) -> dict[str, str]:
     """Return the snapshot properties of a backfill or replay, without the live stream's `frazil.stream`."""
     return {
-        "frazil.operation": operation,
+        "frazil.operation": "replay" if backfill.replays else "backfill",
         "frazil.backfill": backfill.id,
         "frazil.backfill-stream": backfill.stream,
     }

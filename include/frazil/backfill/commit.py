@@ -138,7 +138,7 @@ class BackfillCommitter:
         writer = writer_for_older_files(self.tables, staged_files(journals, "main"))
         merges = isinstance(writer, MergeWriter)
         summary = {
-            **backfill_summary(record.backfill, "backfill"),
+            **backfill_summary(record.backfill),
             "frazil.records": str(record.backfill.records),
             "frazil.rejected": str(record.backfill.rejected),
             **({"frazil.cast": str(record.backfill.cast)} if record.backfill.cast else {}),
@@ -333,8 +333,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
             record, ids = load_record(tables.journals, backfill), chunk_topic_ids(own_chunks)
             again = read_new_errors(tables.dead_letters.current(), rejected)
             written = RowChangeWriter(change_after_replay(backfill.stream, record.replayed, ids, again))
-        summary = backfill_summary(backfill, "replay" if backfill.replays else "backfill")
-        _publish(tables, tables.dead_letters, found, written=written, summary=summary)
+        _publish(tables, tables.dead_letters, found, written=written, summary=backfill_summary(backfill))
     waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
     copies = tables.store.list_files(backfill.request["files"]) if backfill.replays else []
     tables.store.delete([*waited, *(f.path for f in copies)])

@@ -168,8 +168,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
     written = rewrite_files(tables, table, files, target, folder=folder)
     writer = writer_for_older_files(tables, written)
-    summary = backfill_summary(backfill, "replay" if backfill.replays else "backfill")
-    summary["frazil.records"] = str(sum(file.records for file in written))
+    summary = backfill_summary(backfill) | {"frazil.records": str(sum(file.records for file in written))}
 
     def propose(table: Table) -> Done[None] | Change[None]:
         if has_backfill_rows(table.metadata.properties, backfill):

@@ -10,10 +10,8 @@ from itertools import takewhile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.backfill_marker import read_backfill
 from frazil.commit.history import ancestors, commit_records
 from frazil.commit.rejection_reasons import Reason, Reasons, parse_reasons
-from frazil.errors import FrazilError
 from frazil.spec.model import StreamSpec
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
@@ -45,7 +43,7 @@ class CommitSums:
     """Changes that an upsert dropped because the table's rows were newer."""
     reasons: dict[str, Reason] = field(default_factory=dict)
     replayed: int = 0
-    """Dead letters, perhaps of earlier commits, that the stream's last replay has written to the table."""
+    """Dead letters, perhaps of earlier commits, that replays have written to the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,6 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
         recent=sum_commits(lately, spec.name, since_ms=now_ms - recent_ms),
         recent_minutes=recent_ms / 60_000,
     )
-    found.measured.replayed = _count_replayed(metadata, spec.name, since_ms=measured_since_ms)
     since_ms, is_reset = counted_since(metadata, spec.name, since_ms=now_ms - DAY_MS)
     if since_ms is None:
         return found
@@ -133,20 +130,6 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
     return found
 
 
-def _count_replayed(metadata: TableMetadata, stream: str, *, since_ms: int) -> int:
-    """Return the number of records of the stream's last replay, if published since `since_ms`; else 0."""
-    try:
-        last = read_backfill(metadata.properties, stream)
-    except FrazilError:  # the status reports this
-        return 0
-    if last is None or not last.replays:
-        return 0
-    for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, ancestors(metadata)):
-        if (summary := snapshot.summary) and summary.get("frazil.backfill") == last.id:
-            return parse_number(summary.get("frazil.records"))
-    return 0
-
-
 def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
     """Return the start of the shortest period of an hour to a day with `MIN_RECORDS` records."""
     records = 0
@@ -168,6 +151,8 @@ def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int)
             found.stale += parse_number(summary.get("frazil.stale"))
             for name, reason in parse_reasons(summary).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
+        elif summary.get("frazil.operation") == "replay" and summary.get("frazil.backfill-stream") == stream:
+            found.replayed += parse_number(summary.get("frazil.records"))
     return found
 
 

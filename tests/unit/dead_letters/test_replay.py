@@ -173,6 +173,8 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     (again,) = replay(opened, Selection())
     assert (again.landed, again.failed) == (0, len(BAD))
     check_settled(live, replays=2)
+    later = compute_flow(live.table().metadata, live.spec, now_ms=head.timestamp_ms).measured
+    assert later.replayed == len(GOOD), "the marker has a later replay or backfill"
     row = live.table("_dead_letters").scan("kafka_offset = 1").to_arrow().to_pylist()[0]
     assert row["value"] == b"no event 1"
     assert row["rejected_at"] == WHEN
