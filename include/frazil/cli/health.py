@@ -287,7 +287,8 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
     target, average = format_rounded_bytes(one.target_file_bytes), format_rounded_bytes(one.average_file_bytes)
     per_file = format_rounded_bytes(one.manifest_list_bytes_per_file)
     bytes_since = format_rounded_bytes(one.bytes_since_compaction)
-    added = f"{format_count(one.files_since_compaction, 'file')} of {bytes_since} since"
+    added = f"{format_count(one.files_since_compaction, 'file')} of {bytes_since}"
+    never = f"never in its history, {added} not compacted"
     return {
         "table": one.table,
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
@@ -301,7 +302,7 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
         "manifest list": f"{format_rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
         "metadata.json": format_rounded_bytes(one.metadata_bytes),
         "snapshots": f"{one.snapshots:,}, the oldest from {format_utc(one.oldest_snapshot_at_ms)}",
-        "compacted": f"{_compacted_text(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
+        "compacted": never if one.last_compaction_at_ms is None else f"{_compacted_text(one)}, {added} since",
         **{
             f"stream {s.name}": f"lag {_lag_text(s)}, last commit "
             f"{_format_age(s.last_commit_at_ms, one.at_ms)}, watermark {format_utc(s.watermark_ms)}"

@@ -98,9 +98,11 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
     if settings.compaction.enabled:
         added = format_rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
-        since = f"since the last compaction, at {format_utc(last)}" if last else "and its history has no compaction"
-        sentence = f"{table} has received {added} in {health.files_since_compaction:,} files {since}. {compact}"
-        shown = f"{added} added since the last compaction"
+        has, since = "has", "without a compaction in its history"
+        if last:
+            has, since = "has received", f"since the last compaction, at {format_utc(last)}"
+        sentence = f"{table} {has} {added} in {health.files_since_compaction:,} files {since}. {compact}"
+        shown = f"{added} not compacted"
         yield Reading("since-compaction", health.bytes_since_compaction, limits.since_compaction, shown, sentence)
 
 

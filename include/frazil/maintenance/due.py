@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from frazil.maintenance.compaction import MIN_DELETES_PER_FILE
-from frazil.maintenance.health import TableHealth
+from frazil.maintenance.health import TableHealth, are_large
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, SwitchableAction
 from frazil.spec.units import format_count, format_duration
 from frazil.timetext import format_elapsed
@@ -97,11 +97,9 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
     if again:
         return DueCheck(True, "it is checked in full once a day")
     files, size = health.files_since_compaction, health.bytes_since_compaction
-    came = "added since the last compaction, or since the history begins"
-    if not files and health.last_compaction_at_ms is None:  # the history has no additions
-        files, size, came = health.data_files, health.data_bytes, "in the table"
+    came = "added since the last compaction" if health.last_compaction_at_ms is not None else "not compacted"
     growth = f"{format_count(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
-    if files < settings.min_files or 4 * size >= 3 * files * health.target_file_bytes:
+    if files < settings.min_files or are_large(files, size, health.target_file_bytes):
         return DueCheck(False, f"{growth}: few enough, or large enough")
     return DueCheck(True, growth)
 

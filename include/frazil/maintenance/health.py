@@ -16,6 +16,11 @@ def p10(sizes: Sequence[int]) -> int:
     return sorted(sizes)[(len(sizes) - 1) // 10] if sizes else 0
 
 
+def are_large(files: int, size: int, target_bytes: int) -> bool:
+    """Return whether files of this total size are, on average, near the target."""
+    return 4 * size >= 3 * files * target_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Deletes:
     """A partition's delete files, and their effect on its data files.
@@ -118,7 +123,9 @@ class TableHealth:
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """Time of the last compaction. If None, the next two fields count from the history's start."""
+    """Time of the last compaction. If None, the next two fields count all files if these are small on average, and
+    otherwise those since the history's start.
+    """
     files_since_compaction: int
     """Growth in data files. Files that replace others, as in merges, do not count."""
     bytes_since_compaction: int

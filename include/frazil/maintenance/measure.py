@@ -33,7 +33,7 @@ from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import Action, find_due_actions
-from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
+from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, are_large, p10
 from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tables, template_table
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
@@ -106,9 +106,9 @@ def _measure_table(
     data = [m for m in manifests if m.content is ManifestContent.DATA]
     deletes = [m for m in manifests if m.content is ManifestContent.DELETES]
     rows = count_live_rows(head) if head else 0
-    compacted_at_ms, files_since, bytes_since = _growth_since_compaction(metadata)
     main_at_ms = [snapshot.timestamp_ms for snapshot in ancestors(metadata)]
     target = target_file_bytes(table)
+    compacted_at_ms, files_since, bytes_since = _growth_since_compaction(metadata, target_bytes=target)
     watched = maintained.streams if maintained.kind is TableKind.MAIN else ()
     return TableHealth(
         table=maintained.name,
@@ -161,8 +161,11 @@ def _metadata_bytes(table: Table) -> int:
         return int.from_bytes(stream.read(4), "little")
 
 
-def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms), and by how many files and bytes main has grown since."""
+def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> tuple[int | None, int, int]:
+    """Return when data files were last rewritten (ms), and by how many files and bytes main has grown since.
+
+    If the history has no rewrite and the table's files are small, all of them count: their snapshots may have expired.
+    """
     files = size = 0
     head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
     for snapshot in ancestors_and_kept(metadata):
@@ -178,6 +181,9 @@ def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, 
             continue
         files += added - _summary_count(snapshot, "deleted-data-files")
         size += _summary_count(snapshot, "added-files-size") - _summary_count(snapshot, "removed-files-size")
+    all_files, all_bytes = (_summary_count(head, name) for name in ("total-data-files", "total-files-size"))
+    if not are_large(all_files, all_bytes, target_bytes):
+        return None, all_files, all_bytes
     return None, max(files, 0), max(size, 0)
 
 

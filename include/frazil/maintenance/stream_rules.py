@@ -103,7 +103,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     crashes = 0 if state.unreachable_since_ms is not None else state.crashes
     yield Reading("restarts", crashes, alerts.restarts, shown, sentence, hold_ms=0)
     waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
-    seen, within = flow.measured, "hour" if flow.measured_ms <= HOUR_MS else format_elapsed(flow.measured_ms)
+    seen, within = flow.measured, "hour" if flow.measured_ms == HOUR_MS else format_elapsed(flow.measured_ms)
     sentence = (
         f"{format_count(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not "
         f"committed to {state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"

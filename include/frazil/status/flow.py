@@ -62,7 +62,10 @@ class Flow:
     measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """Length of the period of `measured`: an hour, or up to a day until there are `MIN_RECORDS` records."""
+    """Length of the period of `measured`: an hour, or up to a day until there are `MIN_RECORDS` records.
+
+    It is shorter if older snapshots have expired.
+    """
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
@@ -80,7 +83,7 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     commits = list_commits(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
     recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
     lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, ancestors(metadata))]
-    measured_since_ms = _measured_since(lately, spec.name, now_ms=now_ms)
+    measured_since_ms = max(_measured_since(lately, spec.name, now_ms=now_ms), _history_start_ms(metadata) or 0)
     found = replace(
         compute_rates(commits, over_ms=over_ms, now_ms=now_ms),
         measured=sum_commits(lately, spec.name, since_ms=measured_since_ms),
@@ -104,16 +107,21 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
     Records before a reset do not count, because the stream may read them again. Records whose snapshots have expired do
     not count either.
     """
-    oldest = None
-    for oldest in ancestors(metadata):
-        if oldest.timestamp_ms <= since_ms:
+    for snapshot in ancestors(metadata):
+        if snapshot.timestamp_ms <= since_ms:
             return None, False
-        summary = oldest.summary
+        summary = snapshot.summary
         if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
-            return oldest.timestamp_ms, True
+            return snapshot.timestamp_ms, True
+    return _history_start_ms(metadata), False
+
+
+def _history_start_ms(metadata: TableMetadata) -> int | None:
+    """Return the time of main's oldest snapshot, if older ones have expired."""
+    *_, oldest = None, *ancestors(metadata)
     # The parent's id does not show that older snapshots expired: PyIceberg removes it.
     has_gap = oldest and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)
-    return oldest.timestamp_ms if oldest and has_gap else None, False
+    return oldest.timestamp_ms if oldest and has_gap else None
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:

@@ -72,6 +72,7 @@ def test_a_table_in_full_has_its_numbers_and_ratios(made: MadeStream, tmp_path: 
     assert (found["beyond"], found["health"]["partitions"]) == ([], None)
     shown = call(tmp_path, "demo.made").stdout
     assert "data files     6, 1.3 KiB on average (target 4.0 KiB)" in shown
+    assert "compacted      never in its history, 6 files of" in shown
     assert "at_day=" not in shown
 
 

@@ -45,7 +45,6 @@ def is_due(action: Action, **changes: Any) -> bool:
         ({"files_since_compaction": 3_000, "bytes_since_compaction": 3_000 * MIB}, True),
         ({"files_since_compaction": 3_000, "bytes_since_compaction": 3_000 * 500 * MIB}, False),
         ({"files_since_compaction": 4, "bytes_since_compaction": 4 * MIB}, False),
-        ({"data_bytes": 10_000 * MIB}, True),
         ({"data_bytes": 10_000 * MIB, "last_compaction_at_ms": 0}, False),
         ({"delete_files": 1}, False),
         ({"delete_files": 1_000}, True),
@@ -54,7 +53,7 @@ def is_due(action: Action, **changes: Any) -> bool:
         ({"delete_files": 10_001, "merged": True, "rows": 99, "deleted_rows": 1}, True),
     ],
     ids=[
-        *("large", "small since", "large since", "few since", "no history", "compacted", "a delete", "many deletes"),
+        *("large", "small since", "large since", "few since", "compacted", "a delete", "many deletes"),
         *("few rows deleted by merges", "many rows deleted by merges", "delete files of files that are gone"),
     ],
 )

@@ -432,3 +432,10 @@ def test_a_quiet_stream_is_measured_over_its_last_hundred_records_and_a_day_at_m
     assert alerts[2] is not None
     assert "80 of the 120 records that stream made committed within the last 5 h" in (alerts[3] or "")
     assert "60 of the 60 records that stream made committed within the last 24 h" in (alerts[4] or "")
+    table = made.tables.main.refresh()
+    for snapshot in table.metadata.snapshots[:-1]:
+        table.maintenance.expire_snapshots().by_id(snapshot.snapshot_id).commit()
+        table = made.tables.main.refresh()
+    made.now_ms += 9 * MINUTE_MS
+    seen = observe(spec, now_ms=made.now_ms)
+    assert "30 of the 30 records that stream made committed within the last 9 min" in beyond(seen)["dead-letters"]
