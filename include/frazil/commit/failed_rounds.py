@@ -38,6 +38,9 @@ _FAILED_STEPS = {
     "commit": "the outcome of a commit to {} is unknown",
 }
 
+_NO_ROW_ID = ("without first row id", "first-row-id is null")
+"""Texts of PyIceberg and of Iceberg's Java catalogs for a snapshot that was prepared for format version 2."""
+
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED_TABLES = 5
 
@@ -99,8 +102,10 @@ def may_refuse_one_update(error: Exception) -> bool:
 
 
 def is_overtaken(error: Exception) -> bool:
-    """Return whether a snapshot was refused because another branch took its sequence number or row ids."""
-    taken = ("older than last sequence number", "next-row-id")
+    """Return whether a snapshot was refused because another branch took its sequence number or row ids, or because the
+    table became format version 3, whose snapshots need row ids.
+    """
+    taken = ("older than last sequence number", "next-row-id", *_NO_ROW_ID)
     return isinstance(error, ValueError | BadRequestError) and any(text in str(error) for text in taken)
 
 
@@ -119,9 +124,12 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
+            what = f"commit to {tables} lost a race ({text}): trying again"
+            if any(said in str(error) for said in _NO_ROW_ID):
+                what = f"commit to {tables}: the table became format version 3: preparing the commit again"
             return FailedAttempt(
                 logging.INFO,
-                f"commit to {tables} lost a race ({text}): trying again",
+                what,
                 f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers commit all the "
                 "time. The staged files and the journal are kept",
             )

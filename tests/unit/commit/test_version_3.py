@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -159,12 +160,19 @@ def upgrade(world: World) -> None:
         assert changed.rowcount == 1
 
 
-def test_a_table_that_another_engine_upgrades_goes_on_with_ids_for_all_rows(catalog: FaultyCatalog, tmp_path: Path):
+def test_a_table_that_another_engine_upgrades_goes_on_with_ids_for_all_rows(
+    catalog: FaultyCatalog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     world = new_world(catalog, tmp_path, version=2)
     committer = world.begin()
     commit(world, committer, 0, FAN_IN + 1)
     world.catalog.next_meets(lambda: upgrade(world), "demo.events")
-    commit(world, committer, FAN_IN + 1, FAN_IN + 2)
+    with caplog.at_level(logging.INFO, "frazil.commit.compare_and_swap"):
+        commit(world, committer, FAN_IN + 1, FAN_IN + 2)
+    said = [record.getMessage() for record in caplog.records if record.name == "frazil.commit.compare_and_swap"]
+    assert [text.partition(" in ")[0] for text in said] == [
+        "commit to demo.events: the table became format version 3: preparing the commit again"
+    ]
     before = check(world.load())
     assert sum(map(len, before.values())) == 3 * (FAN_IN + 2)
     commit(world, committer, FAN_IN + 2, 3 * FAN_IN)
