@@ -62,6 +62,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     warned = [
         f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in find_warnings(spec)
     ]
+    warned += connections.warnings if connections else []
     if as_json:
         result = {
             "streams": [_stream_document(spec) for spec in streams.values()],

@@ -44,6 +44,8 @@ class Connections:
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """Declared layouts that existing tables do not have."""
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     """The faults by catalog, namespace, location, and whether commits are atomic."""
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
@@ -74,12 +76,20 @@ class Connections:
             where = f"{path}: table: " + (f"namespace {_namespace(copy)}: " if number else "")
             self.faults += [replace(fault, problem=where + fault.problem) for fault in self._checked[key]]
         if len(self.faults) == before:
-            misfits = _check_existing_tables(spec)
-            self.faults += [replace(fault, problem=f"{path}: table: {fault.problem}") for fault in misfits]
+            self._check_existing_tables(path, spec)
         if len(self.faults) == before:
             others = ", ".join(map(_namespace, namespaces[1:]))
             more = f", and tables in {others}" if others else ""
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
+
+    def _check_existing_tables(self, path: Path, spec: StreamSpec) -> None:
+        """Check whether a writer's start would refuse the stream's tables, or keep their layout."""
+        from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
+
+        try:
+            self.warnings += [f"{path}: table: {warning}" for warning in check_existing_tables(spec)]
+        except FrazilError as error:
+            self.faults.append(Fault(f"{path}: table: {_message(error)}", suggest_fix(Service.TABLE, error)))
 
     def _check_kafka(self, spec: StreamSpec) -> str:
         from frazil.kafka.admin import is_timeout  # librdkafka, only where it is asked
@@ -188,17 +198,6 @@ def _check_catalog(spec: StreamSpec) -> list[Fault]:
         return [Fault(_message(error), suggest_fix(Service.TABLE, error))]
     fix = "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
     return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
-
-
-def _check_existing_tables(spec: StreamSpec) -> list[Fault]:
-    """Return why a writer's start would refuse the stream's tables; empty if they fit or do not exist."""
-    from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
-
-    try:
-        check_existing_tables(spec)
-    except FrazilError as error:
-        return [Fault(_message(error), suggest_fix(Service.TABLE, error))]
-    return []
 
 
 def _message(error: FrazilError) -> str:

@@ -63,6 +63,7 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     if len(good) > 2 * MAX_SHOWN:
         good = [f"all other connections of {format_count(len(streams), 'stream')} work"]
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
+    yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
     yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 

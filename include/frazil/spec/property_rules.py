@@ -48,8 +48,8 @@ PAGE_VERSION_PROPERTY = "write.parquet.page-version"
 _VERSION_PROPERTIES = ("write.parquet.format-version", PAGE_VERSION_PROPERTY)
 
 FORMAT_3_READERS = (
-    "makes a new table that fewer engines read, and that cannot go back to version 2. Spark with Iceberg 1.12, "
-    "PyIceberg 0.12 and DuckDB 1.4 read it, Amazon Athena does not, and Trino was not tried"
+    "only a new table gets version 3, which fewer engines read, and it cannot go back to version 2. Spark with Iceberg "
+    "1.12, PyIceberg 0.12 and DuckDB 1.4 read it, Amazon Athena does not, and Trino was not tried"
 )
 """Text about what a user must know before a table of Iceberg format version 3 is made."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from pyiceberg.catalog import Catalog
@@ -42,8 +42,14 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     order differ from the declaration. Raises SpecError if an engine could not read a new column, and TableLost if a new
     table would share a folder. Also raises SchemaIncompatible, AccessDenied and CommitUnavailable.
     """
+    table = ensure_declared(catalog, declared_table(spec), spec.name)
+    for difference in _layout_differences(table, spec):
+        logger.warning("%s", difference)
+    return table
+
+
+def _layout_differences(table: Table, spec: StreamSpec) -> Iterator[str]:
     declared = declared_table(spec)
-    table = ensure_declared(catalog, declared, spec.name)
     layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
     layout["format version"] = [str(table.metadata.format_version)]
     terms = _layout_terms(declared.partitioning, declared.order, declared.schema)
@@ -51,12 +57,11 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
         terms["format version"] = [spec.table.properties["format-version"]]
     for word, wanted in terms.items():
         if wanted and wanted != layout[word]:
-            logger.warning(
-                "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
-                "declaration, or write to a new table",
-                spec.name, word, ", ".join(wanted), table_identifier(table), ", ".join(layout[word]),
-            )  # fmt: skip
-    return table
+            yield (
+                f"stream {spec.name} declares the {word} [{', '.join(wanted)}], but table {table_identifier(table)} "
+                f"has [{', '.join(layout[word])}], which is not changed. Change the declaration, or write to a new "
+                "table"
+            )
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
@@ -69,9 +74,12 @@ def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
     find_evolutions(table, declared_table(spec), spec.name)
 
 
-def check_existing_tables(spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if a writer's start would refuse the stream's existing tables. Changes nothing."""
-    catalog = open_existing_catalog(spec.table.catalog)
+def check_existing_tables(spec: StreamSpec) -> list[str]:
+    """Return warnings about the declared layout that the existing default table does not have. Changes nothing.
+
+    Raises SchemaIncompatible if a writer's start would refuse the stream's existing tables.
+    """
+    catalog, warnings = open_existing_catalog(spec.table.catalog), list[str]()
     for declared in (declared_table(spec), declared_dead_letters(spec)):
         with translate_catalog_errors(catalog.name):
             try:
@@ -80,6 +88,9 @@ def check_existing_tables(spec: StreamSpec) -> None:
                 continue
             _check_evolvable(table)
             find_evolutions(table, declared, spec.name)
+            if declared.identifier == spec.table.identifier:
+                warnings += _layout_differences(table, spec)
+    return warnings
 
 
 def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:

@@ -58,7 +58,10 @@ def test_readers_of_format_version_3_are_named_before_the_table_is_made(declare:
     declare(table={"identifier": "demo.rides", "properties": {"format-version": 3}})
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
     assert result.exit_code == 0
-    assert "table.properties.format-version: '3': makes a new table that fewer engines read" in result.stderr
+    assert (
+        "table.properties.format-version: '3': only a new table gets version 3, which fewer engines read"
+        in result.stderr
+    )
 
 
 def test_what_the_writer_would_refuse_at_its_start_is_an_error(declare: Declare, tmp_path: Path) -> None:

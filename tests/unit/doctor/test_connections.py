@@ -92,6 +92,22 @@ def test_an_existing_table_that_the_writer_would_refuse_is_an_error_and_is_not_c
     assert [catalog.load_table(t.name()).metadata_location for t in tables] == [t.metadata_location for t in tables]
 
 
+def test_a_declared_layout_that_an_existing_table_does_not_get_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    file = declare(tmp_path)
+    ensure_table(load_catalog("lake"), load_stream(file))
+    file.write_text(file.read_text().replace("catalog: lake", "catalog: lake, properties: {format-version: 3}"))
+    said = "table: stream rides declares the format version [3], but table city.rides has [2], which is not changed"
+    result = validate(str(file))
+    assert result.exit_code == 0
+    assert f"warning: {file}: {said}" in result.stderr
+    assert [one.said for one in connections_of(file) if one.state is CheckState.WARNING] == [
+        f"{file}: {said}. Change the declaration, or write to a new table"
+    ]
+
+
 def test_each_namespace_that_the_stream_writes_to_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     file = declare(tmp_path)
