@@ -291,6 +291,7 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
     never = f"never in its history, {added} not compacted"
     return {
         "table": one.table,
+        **({"format version": str(one.format_version)} if one.format_version > 2 else {}),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "data files": f"{one.data_files:,}, {average} on average (target {target})",
         "data": f"{format_rounded_bytes(one.data_bytes)}, {format_count(one.rows, 'row')}",

@@ -141,6 +141,7 @@ class TableHealth:
     """Deleted rows that are still in data files, according to the summary."""
     merged: bool = False
     """Whether a stream merges into the table, which adds delete files."""
+    format_version: int = 2
 
     @property
     def deleted_percent(self) -> float:

@@ -135,6 +135,7 @@ def _measure_table(
         main_oldest_at_ms=min(main_at_ms, default=None),
         deleted_rows=_summary_count(head, "total-position-deletes", _live_rows(deletes)),
         merged=any(spec.sinks.mode.replaces_rows for spec in watched),
+        format_version=metadata.format_version,
     )
 
 

@@ -74,6 +74,13 @@ def test_a_table_in_full_has_its_numbers_and_ratios(made: MadeStream, tmp_path: 
     assert "data files     6, 1.3 KiB on average (target 4.0 KiB)" in shown
     assert "compacted      never in its history, 6 files of" in shown
     assert "at_day=" not in shown
+    assert "format version" not in shown
+
+
+def test_a_table_of_format_version_3_in_full_says_so(tmp_path: Path, frazil_home: Path):  # noqa: ARG001
+    (tmp_path / "made.yaml").write_text(YAML.replace('"4096"', '"4096", format-version: 3'))
+    assert MadeStream(load_stream(tmp_path / "made.yaml"), 0).tables.main.current().metadata.format_version == 3
+    assert "format version  3" in call(tmp_path, "demo.made").stdout
 
 
 def test_a_table_in_full_has_the_lag_that_no_writer_reports(
