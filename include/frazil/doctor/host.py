@@ -152,7 +152,8 @@ def check_ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[
         )  # fmt: skip
         return
     running = "; ".join(f"{name} runs on {port}" for name, port in ours.items())
-    yield Finding("ports", CheckState.OK, f"the ports of `frazil dev up` are free{f' ({running})' if running else ''}")
+    free = "the other ports are free" if ours else "the ports of `frazil dev up` are free"
+    yield Finding("ports", CheckState.OK, "; ".join(filter(None, (running, free))))
 
 
 def _listens(port: int) -> bool:

@@ -277,6 +277,8 @@ def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:
         (own,) = host.check_ports({"kafka": port}, {"kafka": port})
     assert (other.state, own.state) == (CheckState.WARNING, CheckState.OK)
     assert f"{port} (kafka)" in other.said
+    assert own.said == f"kafka runs on {port}; the other ports are free"
+    assert [one.said for one in host.check_ports({}, {})] == ["the ports of `frazil dev up` are free"]
 
 
 def test_broken_declarations_are_reported_beside_valid_ones(tmp_path: Path) -> None:
