@@ -328,9 +328,10 @@ def _describe_plan(rewrites: Iterable[Rewrite], left_partitions: Iterable[LeftPa
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
         where = format_count(len(done), "partition")
+        kind = "data or delete file" if any(r.partition.delete_files for r in done) else "file"
         head = (
-            f"a rewrite of {format_count(files, 'file')} of {size:,} bytes in {where} removes "
-            f"{format_count(gone, 'file')}"
+            f"a rewrite of {format_count(files, 'data file')} of {size:,} bytes in {where} removes "
+            f"{format_count(gone, kind)}"
         )
     else:
         head = "no partition is worth a rewrite"

@@ -143,7 +143,10 @@ class _ActionRunner:
             "mb-per-second": round(done.bytes / 1e6 / seconds, 2),
         }
         ending, why = rewrite_ending(done)
-        sentence = f"{plan.sentence}: {done.removed:,} became {done.added:,} in {seconds:.1f} s"
+        deletes = sum(int(summary.get("removed-delete-files") or 0) for summary in summaries)
+        also = f", and {format_count(deletes, 'delete file', 'was|were')} removed," if deletes else ""
+        data_files = format_count(done.removed, "data file")
+        sentence = f"{plan.sentence}: {data_files} became {done.added:,}{also} in {seconds:.1f} s"
         sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
         sentence += growth_note(done.bytes, numbers["bytes-added"], table.properties)
         return self._make_outcome(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))

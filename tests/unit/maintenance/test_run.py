@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from frazil.errors import FrazilError
+from frazil.maintenance.compaction import CompactionPlan, Rewrite
 from frazil.maintenance.due import Action
+from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.outcomes import Ending
+from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.run import growth_note, maintain, rewrite_ending
 from frazil.maintenance.spark_actions import LostRace, RewriteResult, SparkFailed, SparkTable
 from frazil.maintenance.tables import find_maintained
@@ -66,6 +70,25 @@ def test_what_becomes_of_one_part_of_a_compaction_keeps_no_number_of_the_others(
     monkeypatch.setattr(SparkTable, "_rewrite", rewrite)
     table = SparkTable(spark=None, table=None, java=None)  # type: ignore[arg-type]
     assert table.rewrite([_InPart()] * 4, sort=False) == RewriteResult(6, 1, lost=("mine",), errors=("no memory",))  # type: ignore[list-item]
+
+
+def test_a_rewrite_reports_data_files_and_the_delete_files_that_it_removed(
+    made: MadeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land(made, 1)
+    partition = PartitionFiles(0, (), "", 2, 10, 0, 0, 2, None)
+    due = CompactionPlan((Rewrite(partition, 2, 10, 2, "half of the rows are deleted"),), (), "a rewrite")
+    monkeypatch.setattr(MaintenancePlanner, "compaction", lambda _: (made.tables.main.refresh(), due))
+
+    def rewrite(*_: object, **__: object) -> RewriteResult:
+        table, said = made.tables.main.refresh(), {"frazil.operation": "compaction", "removed-delete-files": "2"}
+        table.append(table.schema().as_arrow().empty_table(), snapshot_properties=said)
+        return RewriteResult(removed=2, added=2, bytes=10)
+
+    monkeypatch.setattr(SparkTable, "load", lambda *_: SimpleNamespace(rewrite=rewrite))
+    found = find_maintained([made.spec], "demo.made")
+    (outcome,) = maintain(lambda: None, load_catalog(None), found, actions=[Action.COMPACTION], now_ms=made.now_ms)  # type: ignore[arg-type, return-value]
+    assert "a rewrite: 2 data files became 2, and 2 delete files were removed, in " in outcome.sentence
 
 
 def no_session() -> Any:
