@@ -112,7 +112,8 @@ _NOTES = """\
 - For `manifest-list`, a table counts as having at least {files} files.
 - Files are small if their average size is below a tenth of the target size.
 - `dead-letters` and `stale-changes` measure the last hour. An hour with fewer than {records} records is extended until
-  it has them, up to a day. If a whole day has fewer, at least {bad} and over {large} % must be bad.
+  it has them, up to a day. If a whole day has fewer, at least {bad} and over {large} % must be bad. If the snapshots of
+  this time have expired, the alert measures the time since the oldest snapshot, and names it.
 - `aggregation` uses its own `within`.
 - `FRAZIL_RUNBOOK` names another runbook, as an address or a path, for events, notifiers and the page.
 """

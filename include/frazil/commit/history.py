@@ -121,10 +121,19 @@ def first_offsets(
 def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
     """Return the snapshot of the newest merge of replayed dead letters in main's history."""
     for snapshot in ancestors(metadata):
-        summary = snapshot.summary
-        if summary and summary.get("frazil.backfill-stream") == stream and merge_counts(summary):
+        if is_replay(snapshot, stream) and merge_counts(snapshot.summary):
             return snapshot
     return None
+
+
+def is_replay(snapshot: Snapshot, stream: str) -> bool:
+    """Return whether this is the commit of a stream's replayed dead letters. A plain backfill is not."""
+    summary = snapshot.summary
+    return (
+        summary is not None
+        and summary.get("frazil.operation") == "replay"
+        and summary.get("frazil.backfill-stream") == stream
+    )
 
 
 def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:

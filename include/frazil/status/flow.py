@@ -10,7 +10,7 @@ from itertools import takewhile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import ancestors, commit_records
+from frazil.commit.history import ancestors, commit_records, is_replay
 from frazil.commit.rejection_reasons import Reason, Reasons, parse_reasons
 from frazil.spec.model import StreamSpec
 
@@ -159,7 +159,7 @@ def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int)
             found.stale += parse_number(summary.get("frazil.stale"))
             for name, reason in parse_reasons(summary).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
-        elif summary.get("frazil.operation") == "replay" and summary.get("frazil.backfill-stream") == stream:
+        elif is_replay(snapshot, stream):
             found.replayed += parse_number(summary.get("frazil.records"))
     return found
 

@@ -249,6 +249,12 @@ def test_dead_letters_are_merged_in_their_order_and_those_that_land_or_are_stale
     (again,) = replay(open_stream(live.stream.spec), Selection())
     assert (again.landed, again.failed) == (0, 1)
     live.check_settled(replays=2)
+    table = live.stream.table()
+    before = read_stream_state(live.stream.spec, now_ms=live.tables.clock_ms()).replayed_at_ms
+    plain = {"frazil.operation": "backfill", "frazil.backfill-stream": live.stream.spec.name, "frazil.inserted": "9"}
+    table.append(table.schema().as_arrow().empty_table(), snapshot_properties=plain)
+    status = read_stream_state(live.stream.spec, now_ms=live.tables.clock_ms())
+    assert status.replayed_at_ms == before, "a plain backfill is no replay"
 
 
 def interrupted(live: World) -> None:
