@@ -252,7 +252,7 @@ def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | No
     values = observed.present if lists is None else min(lists, observed.present)
     if observed.others and observed.others * MIN_VALUES_PER_OTHER_VALUE >= values:
         return None
-    simple = {"boolean": "boolean", "float": "double"}
+    simple = {"boolean": "boolean", "float": "double", "non-finite": "double"}
     match observed.kind:
         case "int":
             return _guess_integer_type(observed)

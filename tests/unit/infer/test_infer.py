@@ -255,7 +255,10 @@ def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
         ([["a"]] * 81 + [["a", 1]] * 9, "x: {type: string, as: json}"),
         ([["a"] * 20 + [1]] * 5, "x: {type: string, as: json}"),
         ([[{"a": 1}] * 20 + [{"a": "b"}]] * 5, "x: {type: string, as: json}"),
+        ([float("nan")], "x: double"),
+        ([1.5, 2, float("nan")], "x: double"),
         ([1] * 40 + ["a"], "x: int"),
+        ([1] * 40 + [float("nan")], "x: int"),
     ],
 )
 def test_values_of_several_types_stay_json_instead_of_dead_letters(values: list[Any], line: str) -> None:
