@@ -144,7 +144,7 @@ class StallEnded:
 class NoticeIssued:
     """A notice for operators about a healthy writer, for example that it uses slower code.
 
-    Emitted once, unless it replaces an earlier notice. The notice applies until the process ends.
+    Emitted once, unless it replaces an earlier notice. An empty sentence only withdraws the earlier notice.
     """
 
     sentence: str

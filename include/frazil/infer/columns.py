@@ -12,6 +12,7 @@ from statistics import median
 
 from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
+from frazil.spec.types import List, Struct, Type, is_field_name, parse_type
 
 MIN_RECORDS_FOR_REQUIRED = 100
 """A column is proposed as required only if at least this many records were sampled, and all have a value."""
@@ -23,7 +24,7 @@ MAX_ODD_CHARACTERS = 40
 """Maximum length of an odd string in a remark. An odd string does not fit the type of the other strings."""
 MAX_REMARKS = 3
 MIN_VALUES_PER_OTHER_VALUE = 10
-"""A column gets a type only if at most 1 in N of its values has another type; this is N."""
+"""A column gets a type only if fewer than 1 in N of its values have another; this is N. A list counts as one value."""
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers this close (s) to Kafka's timestamps count as times, whatever the field's name."""
 
@@ -47,10 +48,14 @@ class ProposedColumn:
     unit: str | None = None
     as_json: bool = False
     """Whether the column stores values of several types, as JSON text."""
+    is_partial: bool = False
+    """Whether the type does not contain all fields of the sampled objects."""
     is_cast: bool = False
     """Whether values in several forms need `cast: lenient`."""
     path: str | None = None
     """The field, as `from` writes it; None if it has the column's name."""
+    is_rest: bool = False
+    """Whether the column keeps the fields that no other column takes."""
     remark: str = ""
     """Comment about the column in the declaration."""
     distinct: int | None = None
@@ -135,6 +140,11 @@ def _propose_column(
         remarks.append("only null was seen")
     elif absent:
         remarks.append(f"absent in {absent / sampled:.1%}")
+    left_out = [*_find_left_out(observed, parse_type(kind), "")]
+    if left_out:
+        more = len(left_out) - MAX_REMARKS
+        shown = [*map(json.dumps, left_out[:MAX_REMARKS]), *([f"{more:,} more"] if more > 0 else [])]
+        remarks.append(f"leaves out {', '.join(shown)}")
     inside = list(_describe_guesses(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
@@ -147,6 +157,7 @@ def _propose_column(
         and sampled >= MIN_RECORDS_FOR_REQUIRED,
         unit=unit,
         as_json=of_one_type is None,
+        is_partial=bool(left_out),
         is_cast=cast is not None,
         remark="; ".join(remarks),
         distinct=len(observed.distinct) if is_of_interest and of_one_type else None,
@@ -181,6 +192,21 @@ def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
         for name, field in observed.fields.items() if is_struct else ():
             if not find_column_problem(name, {}):
                 yield from _describe_guesses(field, f"{path}.{name}" if path else name)
+
+
+def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:
+    """Yield the paths of the fields that the type does not contain."""
+    match kind:
+        case List(element) if observed.elements is not None:
+            yield from _find_left_out(observed.elements, element, f"{path}[]")
+        case Struct(fields):
+            kept = {field.name: field.type for field in fields}
+            for name, field in observed.fields.items():
+                inner = f"{path}.{name}" if path else name
+                if name in kept:
+                    yield from _find_left_out(field, kept[name], inner)
+                else:
+                    yield inner
 
 
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
@@ -221,17 +247,20 @@ def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s
     return abs(sum(m.timestamp() for m in observed.moments) / 2 - middle_s) if observed.moments else float("inf")
 
 
-def _guess_type(observed: FieldStatistics) -> str | None:
-    if observed.others * MIN_VALUES_PER_OTHER_VALUE > observed.present:
+def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | None:
+    """Return the type; None if too many values have another. `lists` is the number of lists around the values."""
+    values = observed.present if lists is None else min(lists, observed.present)
+    if observed.others and observed.others * MIN_VALUES_PER_OTHER_VALUE >= values:
         return None
-    simple = {"boolean": "boolean", "float": "double"}
+    simple = {"boolean": "boolean", "float": "double", "non-finite": "double"}
     match observed.kind:
         case "int":
             return _guess_integer_type(observed)
         case "object":
-            return _guess_object_type(observed)
+            return _guess_object_type(observed, lists)
         case "array":
-            element = _guess_type(observed.elements or FieldStatistics())
+            arrays = observed.kinds["array"] if lists is None else min(lists, observed.kinds["array"])
+            element = _guess_type(observed.elements or FieldStatistics(), arrays)
             return None if element is None else f"list<{element}>"
         case "text":
             return _guess_text_type(observed)
@@ -252,8 +281,9 @@ def _guess_text_type(observed: FieldStatistics) -> str:
     return observed.shape or "string"
 
 
-def _guess_object_type(observed: FieldStatistics) -> str | None:
-    types = {name: _guess_type(field) for name, field in observed.fields.items()}  # computed once: nesting can be deep
+def _guess_object_type(observed: FieldStatistics, lists: int | None = None) -> str | None:
+    # Computed once: nesting can be deep.
+    types = {name: _guess_type(field, lists) for name, field in observed.fields.items()}
     inner = [name for name in types if not find_column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}
     a_record = sum(field.kinds.total() for field in observed.fields.values()) / max(1, observed.kinds["object"])
@@ -264,7 +294,7 @@ def _guess_object_type(observed: FieldStatistics) -> str | None:
         fails = any(field.others or field.odd_texts for field in observed.fields.values())
         return None if fails or (kind := kinds.pop()) is None else f"map<string, {kind}>"
     distinct = set({name.lower(): name for name in reversed(inner)}.values())
-    plain = [name for name in inner if name in distinct and types[name] and re.fullmatch(r"[A-Za-z_]\w*", name)]
+    plain = [name for name in inner if name in distinct and types[name] and is_field_name(name)]
     if not plain:
         return "map<string, string>" if not observed.fields else None
     return f"struct<{', '.join(f'{name}: {types[name]}' for name in plain)}>"

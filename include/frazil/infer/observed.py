@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -56,15 +57,17 @@ class FieldStatistics:
     def kind(self) -> str | None:
         """The most frequent JSON type of the values; None if all values are null."""
         found = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
-        if found["int"] and found["float"]:
-            found["float"] += found.pop("int")
+        if found["float"]:
+            found["float"] += found.pop("int", 0) + found.pop("non-finite", 0)
         return found.most_common(1)[0][0] if found else None
 
     @property
     def others(self) -> int:
         """Number of values, without nulls, whose JSON type is not the most frequent one."""
-        of_kind = self.kinds["int"] + self.kinds["float"] if self.kind == "float" else self.kinds[self.kind or ""]
-        return self.present - of_kind
+        numbers = ("int", "float", "non-finite")
+        return self.present - sum(
+            self.kinds[kind] for kind in (numbers if self.kind == "float" else (self.kind or "",))
+        )
 
     @property
     def shape(self) -> str | None:
@@ -88,6 +91,8 @@ class FieldStatistics:
                 self.kinds["int"] += 1
                 self.lowest = value if first else min(self.lowest, value)
                 self.highest = value if first else max(self.highest, value)
+            case float() if not math.isfinite(value):  # NaN among integers does not make them a double
+                self.kinds["non-finite"] += 1
             case float():
                 self.kinds["float"] += 1
             case str():

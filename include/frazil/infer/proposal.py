@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredS
     if (rows := derive_captured_table(sample, encoding)) is not None:
         return _render([*_render_upsert(sample, encoding, named, rows)], sample, _describe_events(rows))
     encoding = _unwrap_records(encoding)
-    columns = _propose_columns(sample, encoding, written)
+    columns = _add_rest(_propose_columns(sample, encoding, written), encoding)
     times = rank_event_times(columns)
     event_time = times[0].name if times else KAFKA_TIMESTAMP_COLUMN
     declared = [
@@ -71,9 +72,23 @@ def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredS
         *map(_render_column, columns),
         *_render_event_time(times),
         *_render_layout(sample, columns, event_time),
+        *_render_rest(columns),
     ]
     remarks = _describe_registry(sample.topic, written, columns)
     return _render(declared, sample, [*_describe_wrapping(encoding), *remarks])
+
+
+def _add_rest(columns: tuple[ProposedColumn, ...], encoding: Encoding) -> tuple[ProposedColumn, ...]:
+    """Add a column for the fields that have none, if the sample has such fields."""
+    if not isinstance(encoding.format, JsonFormat) or all(c.type and not c.is_partial for c in columns):
+        return columns
+    used = {column.name.lower() for column in columns}
+    name = next(n for n in chain(["rest"], (f"rest_{i}" for i in count(2))) if n not in used)
+    return (*columns, ProposedColumn(name, "string", is_rest=True))
+
+
+def _render_rest(columns: Sequence[ProposedColumn]) -> Iterator[str]:
+    yield from (f"rest: {c.name}    # keeps the fields that no column takes, as JSON" for c in columns if c.is_rest)
 
 
 def _unwrap_records(encoding: Encoding) -> Encoding:
@@ -103,18 +118,20 @@ def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows:
 
     Partitioning is not proposed: an update of a time could move a row to another partition.
     """
+    columns = _add_rest(rows.columns, encoding)
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
     yield from _render_source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
     yield f"table: {named.table}"
     yield "schema:"
-    yield from map(_render_column, rows.columns)
+    yield from map(_render_column, columns)
     yield f"event-time: {rows.event_time or KAFKA_TIMESTAMP_COLUMN}"
     yield "mode: upsert"
     guess = "    # a guess: the record keys do not show it" if rows.is_guess else ""
     yield f"key: [{', '.join(map(_format_name, rows.key))}]{guess}"
     if rows.order_by:
         yield f"order-by: {rows.order_by}"
+    yield from _render_rest(columns)
 
 
 def _describe_events(rows: CapturedTable) -> Iterator[str]:
@@ -208,13 +225,13 @@ def _describe_registry(
 
 
 def _render_head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Iterator[str]:
-    count = len(sample.records)
+    sampled = len(sample.records)
     total = f"about {sample.records_in_topic:,} records of {sample.topic}"
-    yield f"# Proposed by frazil infer from {count:,} of {total}. Edit it."
+    yield f"# Proposed by frazil infer from {sampled:,} of {total}. Edit it."
     yield from remarks
     if rejected:
         reasons = ", ".join(f"{name} {of:,}" for name, of in rejected.most_common())
-        yield f"# As declared below, {rejected.total():,} of these {count:,} would be dead letters: {reasons}."
+        yield f"# As declared below, {rejected.total():,} of these {sampled:,} would be dead letters: {reasons}."
     yield from _describe_sizes(sample)
 
 

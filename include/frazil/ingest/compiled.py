@@ -35,6 +35,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from frazil.home import cache_folder
+from frazil.ingest.progress import compilation
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ NUMBA_FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
 _saving = threading.Lock()
 _warned = False
 _notice: str | None = None
+_compiled: str | None = None
 
 
 def compiled(function: Function, *, allocates: bool = True) -> Function:
@@ -66,8 +68,10 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
 
 
 def compiler_notices() -> tuple[str, ...]:
-    """Return the notices to operators about compilation in this process; empty if all code came from the cache."""
-    return () if _notice is None else (_notice,)
+    """Return the notices to operators about compilation since the last call. A missing cache is reported each time."""
+    global _compiled
+    found, _compiled = _notice or _compiled, None
+    return () if found is None else (found,)
 
 
 def start_compiler() -> None:
@@ -89,16 +93,20 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
         return None if folder is None else str(folder)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        code = None
         try:
-            return self._open_inner().load_overload(sig, target_context)
+            code = self._open_inner().load_overload(sig, target_context)
         except Exception:  # a damaged cache file is replaced
             with suppress(Exception):
                 self._open_inner().flush()
-            return None
+        if code is None:
+            compilation.begin()
+        return code
 
     def save_overload(self, sig: Any, cres: Any) -> None:
-        global _notice  # noqa: PLW0603 - as in `_warn_uncached`
-        _notice = _notice or (
+        global _compiled  # noqa: PLW0603 - as in `compiler_notices`
+        compilation.end()
+        _compiled = (
             "the loops over records had to be compiled while a batch waited, which takes seconds of CPU once per user, "
             "host and version. To compile them beforehand, run `python -m frazil.ingest.precompile`"
         )

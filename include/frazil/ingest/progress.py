@@ -126,6 +126,31 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 
+
+class Compilation:
+    """Whether this process compiles loops over records now. Numba's lock serializes the changes."""
+
+    def __init__(self) -> None:
+        self._functions = 0  # one function may call others, which are compiled first
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def is_running(self) -> bool:
+        return self._functions > 0
+
+    def begin(self) -> None:
+        self._functions += 1
+        if self._functions == 1:
+            self.on_change()
+
+    def end(self) -> None:
+        self._functions -= 1
+        if self._functions == 0:
+            self.on_change()
+
+
+compilation = Compilation()
+
 OnProgress = Callable[[int, float], None]
 """Receives the number of records read, and the time (s) by which a quota of Kafka's brokers delays each fetch."""
 

@@ -28,7 +28,7 @@ from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 from frazil.ingest.destinations import UNKNOWN_TARGET, RowDivider
 from frazil.ingest.isolate import CRASHED, IsolatedDecoder
-from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter
+from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter, compilation
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.required_fields import default_row
@@ -107,6 +107,7 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> 
     """Yield parcels for shuffle writers, and return the result. `with_trial` first writes each chunk in memory."""
     take = run.take_after_trial if with_trial else run.take
     report = ProgressReporter(on_progress)
+    compilation.on_change = lambda: report(run.progress.records)
     try:
         if with_trial:
             with _wrap_record_errors():
@@ -130,6 +131,7 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> 
     else:
         return result
     finally:
+        compilation.on_change = lambda: None
         run.close()
 
 

@@ -220,6 +220,14 @@ def parse_type(text: str) -> Type:
     return parsed
 
 
+def is_field_name(name: str) -> bool:
+    """Return whether a struct in a declaration can have a field with this name."""
+    try:
+        return str(parse_type(f"struct<{name}: int>")) == f"struct<{name}: int>"
+    except ValueError:
+        return False
+
+
 class _Parser:
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens

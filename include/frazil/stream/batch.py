@@ -218,10 +218,15 @@ class BatchRunner:
                 self.emit(NoticeIssued(text, replaces=earlier))
 
     def _emit_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        notices = {notice for answer in answers for notice in answer.result.notices}
+        """Publish the notices of the batch's tasks, and withdraw those that only earlier batches had."""
+        if not answers:
+            return
+        notices = frozenset(notice for answer in answers for notice in answer.result.notices)
         for notice in sorted(notices - self.notices):
             self.emit(NoticeIssued(notice))
-        self.notices |= notices
+        for notice in sorted(self.notices - notices):
+            self.emit(NoticeIssued("", replaces=notice))
+        self.notices = notices
 
     def _journal_and_commit(self, journal: Journal) -> float:
         self.emit(PhaseBegan(Phase.JOURNALING))

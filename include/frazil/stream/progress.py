@@ -33,6 +33,8 @@ class RecordCounts:
     """Records written after a shuffle, whose writers start when all records are read; otherwise 0."""
     delay_s: float = 0.0
     """The longest time (s) by which a quota of Kafka's brokers delays each fetch of a task."""
+    compiling: bool = False
+    """Whether a task compiles the loops over records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,10 @@ class ProgressFolder:
     attempt: int = 0
     """The batch's attempt, to tell files of late tasks apart; for a merge, its start (ms since 1970)."""
 
-    def write(self, task: str, *, epoch: int, batch: int, records: int, delay_s: float = 0.0) -> None:
-        """Write how many records a task has read or, if its name comes from `writer_task_name`, has written. `delay_s`
-        is how long a quota of Kafka's brokers delays each of its fetches.
-        """
-        value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
-        self._put(task, {**value, "delay-s": delay_s})
+    def write(self, task: str, counts: RecordCounts, *, epoch: int, batch: int) -> None:
+        """Write a task's counts. If its name comes from `writer_task_name`, `counts.read` records are written."""
+        value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": counts.read}
+        self._put(task, {**value, "delay-s": counts.delay_s, "compiling": counts.compiling})
 
     def write_merged(self, task: int, *, rows: int) -> None:
         """Write how many rows a merge task has read from the table's files and the changes."""
@@ -72,19 +72,20 @@ class ProgressFolder:
 
     def count_records(self, *, epoch: int, batch: int) -> RecordCounts:
         """Return what the newest attempt of a batch has read and written so far."""
-        read, written, newest, delay_s = 0, 0, -1, 0.0
+        read, written, newest, delay_s, compiling = 0, 0, -1, 0.0, False
         for task, value in self._read_files():
             attempt = value.get("attempt", 0)
             if (value.get("epoch"), value.get("batch")) != (epoch, batch) or attempt < newest:
                 continue
             if attempt > newest:
-                newest, read, written, delay_s = attempt, 0, 0, 0.0
+                newest, read, written, delay_s, compiling = attempt, 0, 0, 0.0, False
             if task.startswith(_WRITE):
                 written += value["records"]
             else:
                 read += value["records"]
             delay_s = max(delay_s, value.get("delay-s", 0.0))
-        return RecordCounts(read, written, delay_s)
+            compiling |= bool(value.get("compiling"))
+        return RecordCounts(read, written, delay_s, compiling)
 
     def _read_files(self, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
         store = open_store(self.location, self.io)

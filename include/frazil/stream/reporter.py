@@ -34,7 +34,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.arrivals import CaughtUpTracker
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.plan import PlannerReport
-from frazil.stream.progress import ProgressFolder
+from frazil.stream.progress import ProgressFolder, RecordCounts
 from frazil.stream.stall import BatchName, StallLimits, StallWatch, WriterSample
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,7 @@ class Reporter:
         self._checked_log_ms = now
         self._counted_at = float("-inf")
         self._merges = False
-        self._written = 0  # records written by a shuffle's writers in the current batch
-        self._delay_s = 0.0  # by which a quota delays each fetch of the current batch
+        self._counts = RecordCounts()  # of the current batch
         self._phase_since_ms = now
         self._state = Heartbeat(
             stream=events.stream,
@@ -143,11 +142,12 @@ class Reporter:
             case NoticeIssued(sentence, replaces):
                 with self._lock:
                     others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
-                    self._state = dataclasses.replace(self._state, notices=(*others, sentence))
+                    notices = (*others, sentence) if sentence else others
+                    self._state = dataclasses.replace(self._state, notices=notices)
 
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
-        self._written, self._delay_s = 0, 0.0
+        self._counts = RecordCounts()
         self._phase_since_ms = self._clock_ms()
         self._update(phase=phase, outage=None, merged_rows=0, **at)
 
@@ -229,9 +229,8 @@ class Reporter:
         elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
             counted = progress.count_records(epoch=state.epoch, batch=state.batch)
-            self._delay_s = counted.delay_s
-            if counted.read > state.batch_records or counted.written > self._written:
-                self._written = counted.written
+            before, self._counts = self._counts, counted
+            if counted.read > state.batch_records or counted.written > before.written:
                 self._update(batch_records=counted.read)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
@@ -256,7 +255,8 @@ class Reporter:
         silent_since_ms = report.silent_since_ms if report else None
         report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
         sample = _build_sample(state, marker, report, at_ms=self._clock_ms())
-        sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms, delay_s=self._delay_s)
+        sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms, delay_s=self._counts.delay_s)
+        sample = dataclasses.replace(sample, compiling=self._counts.compiling)
         unread = report.unread(marker.offsets) if report else {}
         is_known = report is not None and report.is_complete and bool(unread or not report.leaderless)
         lag = (sum(unread.values()) if is_known else None) if report else state.lag

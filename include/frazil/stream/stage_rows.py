@@ -15,12 +15,12 @@ from pyspark import TaskContext
 from frazil import __version__, errors
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
-from frazil.ingest.progress import OnProgress
+from frazil.ingest.progress import OnProgress, compilation
 from frazil.ingest.sensitive import to_safe_error
 from frazil.ingest.shuffle import Parcel
 from frazil.ingest.stage import PossibleRecordError, stage, stage_after_shuffle, stage_before_shuffle
 from frazil.stream.attempt import check_not_abandoned
-from frazil.stream.progress import ProgressFolder, writer_task_name
+from frazil.stream.progress import ProgressFolder, RecordCounts, writer_task_name
 from frazil.table.storage_mistakes import translate_staging_failure
 
 T = TypeVar("T")
@@ -177,17 +177,16 @@ class StageRows:
 
     def _progress_reporter(self, task: str) -> OnProgress:
         period_s = self.progress.period_s
-        due = time.monotonic() + period_s
+        due, compiling = time.monotonic() + period_s, False
 
         def report(records: int, delay_s: float) -> None:
-            nonlocal due
+            nonlocal due, compiling
             check_not_abandoned()
-            if (now := time.monotonic()) < due:
+            if (now := time.monotonic()) < due and compilation.is_running is compiling:
                 return
-            due = now + period_s
-            self.progress.write(
-                task, epoch=self.context.epoch, batch=self.context.batch, records=records, delay_s=delay_s
-            )
+            due, compiling = now + period_s, compilation.is_running
+            counts = RecordCounts(records, delay_s=delay_s, compiling=compiling)
+            self.progress.write(task, counts, epoch=self.context.epoch, batch=self.context.batch)
 
         return report
 

@@ -88,6 +88,8 @@ class WriterSample:
     batch_records: int = 0
     delay_s: float = 0.0
     """Time (s) by which a quota of Kafka's brokers delays each fetch of the batch."""
+    compiling: bool = False
+    """Whether a task of the batch compiles the loops over records."""
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
     idle: frozenset[TopicPartition] = frozenset()
     watermark_us: int | None = None
@@ -262,6 +264,9 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
         if sample.phase is Phase.STAGING and sample.delay_s >= MIN_NAMED_DELAY_S:
             why += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
             return why, "Raise the quota. A producer's batch that is larger than 10 s of the quota never arrives"
+        if sample.phase is Phase.STAGING and sample.compiling:
+            why += ", because the loops over records are being compiled, once per user, host and version"
+            return why, "It continues by itself. To compile beforehand, run `python -m frazil.ingest.precompile`"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
         return why, f"Check that {parts} answer; {restart}"
     if wait.first_batch is not None:

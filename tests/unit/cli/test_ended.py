@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -17,10 +18,12 @@ from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.doctor.finding import CheckState as Result
 from frazil.doctor.streams import check_connections
-from frazil.errors import CommitUnavailable, Fenced, OffsetGap, TopicRecreated
+from frazil.errors import CommitUnavailable, Fenced, KafkaUnavailable, OffsetGap, TopicRecreated
 from frazil.home import run_folder
 from frazil.host.exchange import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.kafka.admin import KafkaAdmin, Topics
+from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.spec.maintenance import Alerts
 from frazil.status import stream as status_stream
@@ -85,6 +88,20 @@ def test_an_end_that_a_restart_may_fix_has_its_grace(made: MadeStream, tmp_path:
 def test_a_writer_that_another_host_replaced_is_no_alert(made: MadeStream, tmp_path: Path) -> None:
     ends(Fenced.exit_code, "Fenced: it was replaced", ago_ms=90_000)
     assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
+    assert faults(tmp_path, made) == []
+
+
+def test_doctor_names_a_recreated_topic_as_status_does(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frazil.doctor.connections._check_kafka", lambda _: "topic plant: 2 partitions")
+    now_there = SourceIdentity(made.source.cluster_id, dict.fromkeys(made.source.topic_ids, "another"))
+    monkeypatch.setattr(KafkaAdmin, "describe", lambda _: Topics(now_there, ((made.topic, 0),)))
+    (said,) = faults(tmp_path, made)
+    assert "was deleted and recreated" in said
+    assert "`frazil reset made --to marker`" in said
+    assert "was deleted and recreated" in " ".join(call(tmp_path, "status", "made").split())
+    monkeypatch.setattr(KafkaAdmin, "describe", Mock(side_effect=KafkaUnavailable("slow")))
     assert faults(tmp_path, made) == []
 
 

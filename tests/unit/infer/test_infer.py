@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from demo.flights import messages, read_flights
 from frazil.errors import SpecError
 from frazil.infer.encoding import find_encoding
-from frazil.infer.proposal import StreamNames, propose_declaration
+from frazil.infer.proposal import StreamNames, decode_sample, propose_declaration
 from frazil.infer.sample import Sample, SampledRecord
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
@@ -139,9 +139,12 @@ def test_nested_records_become_structs_lists_and_maps() -> None:
         "on": "boolean not null",
         "two words": "string not null",
         "a_b": "int not null",
+        "rest": "string",
     }
+    assert spec.rest == "rest"
     assert rejected(spec, of) == []
     for remark in (
+        'leaves out "odd.name"',
         "Tags: differs from tags only by case",
         "kafka_offset: frazil adds a column with this name",
         "_pos: has the name of one of Iceberg's metadata columns",
@@ -248,8 +251,14 @@ def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
         ([[170, "buy"], [171, "sell"]], "x: {type: string, as: json}"),
         ([{f"k{i}": i} for i in range(40)] + [{"k1": "a"}], "x: {type: string, as: json}"),
         ([{f"k{i}": i} for i in range(40)], 'x: "map<string, int>"'),
-        ([{"a": 1, "b": [1, "x"]}], 'x: "struct<a: int>"'),
+        ([{"a": 1, "b": [1, "x"]}], 'x: "struct<a: int>"    # leaves out "b"'),
+        ([["a"]] * 81 + [["a", 1]] * 9, "x: {type: string, as: json}"),
+        ([["a"] * 20 + [1]] * 5, "x: {type: string, as: json}"),
+        ([[{"a": 1}] * 20 + [{"a": "b"}]] * 5, "x: {type: string, as: json}"),
+        ([float("nan")], "x: double"),
+        ([1.5, 2, float("nan")], "x: double"),
         ([1] * 40 + ["a"], "x: int"),
+        ([1] * 40 + [float("nan")], "x: int"),
     ],
 )
 def test_values_of_several_types_stay_json_instead_of_dead_letters(values: list[Any], line: str) -> None:
@@ -294,6 +303,35 @@ def test_values_of_one_type_in_several_forms_are_cast(name: str, values: list[An
     text, spec = proposed(replace(of, records=tuple(replace(r, timestamp_ms=-1) for r in of.records)))
     assert f"  {name}: {line}" in [shown.partition("    #")[0] for shown in text.splitlines()]
     assert rejected(spec, of) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "lines"),
+    [
+        ({"user.id": 7}, [r"user_id: {type: int, from: 'user\.id'}"]),
+        (
+            {"geo.lat": 1.5, "geo": {"lat": 2.5}},
+            [r"geo_lat: {type: double, from: 'geo\.lat'}", 'geo: "struct<lat: double>"'],
+        ),
+        ({"geo": {"lat": 2.5, "x-y": "z"}}, ['geo: "struct<lat: double, x-y: string>"']),
+        ({"geo": {"lat": 2.5, "two words": 1, "é": 1}}, ['geo: "struct<lat: double, two words: int, é: int>"']),
+    ],
+)
+def test_every_name_that_a_column_or_struct_can_have_is_proposed(value: dict[str, Any], lines: list[str]) -> None:
+    text, spec = proposed(of := sample([json.dumps(value).encode()] * 3))
+    assert [line for line in lines if f"  {line}\n" not in text] == []
+    assert spec.rest is None
+    assert rejected(spec, of) == []
+
+
+def test_fields_that_no_column_takes_are_kept_in_rest() -> None:
+    value = {"a": {"b": 1, "c.d": 2, "e<": 3}, "A": 1, "rest": 5}
+    text, spec = proposed(of := sample([json.dumps(value).encode()] * 3))
+    assert 'a: "struct<b: int>"    # leaves out "c.d", "e<"' in text
+    assert "rest: rest_2    # keeps the fields that no column takes, as JSON\n" in text
+    assert types(spec) == {"a": "struct<b: int>", "rest": "int", "rest_2": "string"}
+    rows = decode_sample(yaml.safe_load(text), of).rows.column("rest_2").to_pylist()
+    assert json.loads(rows[0]) == {"a": {"c.d": 2, "e<": 3}, "A": 1}
 
 
 def test_a_field_with_a_dot_becomes_a_column_of_another_name() -> None:

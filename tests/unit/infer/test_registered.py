@@ -257,8 +257,9 @@ def test_json_columns_are_those_of_the_schema_and_the_sample_says_what_it_leaves
         "state": "string",
         "any": "list<int>",
         "extra": "double",
+        "rest": "string",
     }
-    assert spec.units == {"ts_ms": "ms"}
+    assert spec.units == {"ts_ms": "ms", "rest": "rest"}
     assert "said: date    # string in the schema, but each sampled value is a date" in text
     assert "extra: double    # not in the schema" in text
     assert "# self: no column type can store all values that the schemas allow" in text

@@ -16,6 +16,7 @@ import pytest
 
 from frazil.ingest import compiled as compiled_module
 from frazil.ingest.compiled import compiled, compiler_notices, load32, load64, memcpy
+from frazil.ingest.progress import compilation
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(compiled_module, "_warned", False)
     monkeypatch.setattr(compiled_module, "_notice", None)
+    monkeypatch.setattr(compiled_module, "_compiled", None)
     compiled_module.code_folder.cache_clear()
     yield tmp_path / "cache"
     compiled_module.code_folder.cache_clear()
@@ -64,15 +66,20 @@ def test_without_a_folder_code_is_compiled_in_memory_with_one_warning(
 
 
 @pytest.mark.usefixtures("cache")
-def test_code_that_had_to_be_compiled_is_a_notice() -> None:
+def test_code_that_had_to_be_compiled_is_a_notice_once(monkeypatch: pytest.MonkeyPatch) -> None:
     @compiled
     def loop(x: int) -> int:
         return x + 3
 
+    running: list[bool] = []
+    monkeypatch.setattr(compilation, "on_change", lambda: running.append(compilation.is_running))
     assert compiler_notices() == ()
     assert loop(1) == 4
     (notice,) = compiler_notices()
     assert "had to be compiled while a batch waited" in notice
+    assert running == [True, False]
+    assert loop(2) == 5
+    assert compiler_notices() == ()
 
 
 def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:

@@ -63,6 +63,15 @@ def test_a_notice_of_a_task_is_given_once():
     assert emitted == [NoticeIssued("a"), NoticeIssued("b")]
 
 
+def test_a_notice_is_withdrawn_once_a_later_batch_does_not_repeat_it():
+    emitted: list[StreamEvent] = []
+    runner: Any = SimpleNamespace(notices=frozenset(), emit=emitted.append)
+    for notices in (("compiled", "slow"), ("slow",)):
+        BatchRunner._emit_notices(runner, [TaskAnswer(StageResult((), (), notices=notices), 0.0)])
+    BatchRunner._emit_notices(runner, [])
+    assert emitted[2:] == [NoticeIssued("", replaces="compiled")]
+
+
 def test_a_batch_that_commits_has_a_phase_of_its_own():
     steps: list[Any] = []
     runner: Any = SimpleNamespace(
@@ -233,7 +242,7 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
 
     def staged(*_: Any, **__: Any) -> Any:
         counts.append(progress.count_records(epoch=3, batch=1))
-        progress.write("0", epoch=3, batch=1, records=90)
+        progress.write("0", RecordCounts(90), epoch=3, batch=1)
         if len(counts) == 1:
             raise CommitUnavailable("away")
 
@@ -247,10 +256,10 @@ def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path)
     failed = ProgressFolder(str(tmp_path / "progress"), {})
     again = dataclasses.replace(failed, attempt=1)
     for task in ("0", "2"):
-        failed.write(task, epoch=3, batch=1, records=90)
+        failed.write(task, RecordCounts(90), epoch=3, batch=1)
     assert failed.count_records(epoch=3, batch=1) == RecordCounts(180)
-    again.write("1", epoch=3, batch=1, records=5)
-    failed.write("2", epoch=3, batch=1, records=95)
+    again.write("1", RecordCounts(5), epoch=3, batch=1)
+    failed.write("2", RecordCounts(95), epoch=3, batch=1)
     assert failed.count_records(epoch=3, batch=1) == RecordCounts(5)
 
 

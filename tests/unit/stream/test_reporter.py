@@ -26,7 +26,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.plan import PlannerReport
-from frazil.stream.progress import ProgressFolder, writer_task_name
+from frazil.stream.progress import ProgressFolder, RecordCounts, writer_task_name
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import StallLimits, StallWatch
@@ -185,12 +185,27 @@ def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advanc
     bench.after(1)
     bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
     for n in range(1, 4):
-        progress.write("0", epoch=4, batch=1, records=n * 1000)
+        progress.write("0", RecordCounts(n * 1000), epoch=4, batch=1)
         assert bench.after(STILL_S - 1).stall is None
     assert bench.after(1).table_location == str(tmp_path)
     stall = bench.after(1).stall
     assert stall is not None
     assert "batch 4-1 is staging, has read 3,000 records and makes no progress" in stall.reason
+
+
+def test_a_stall_says_that_a_task_compiles_until_it_no_longer_does(bench: Bench, tmp_path: Path):
+    progress = ProgressFolder(str(tmp_path / "progress"), {})
+    bench.reporter.set_table(str(tmp_path), progress)
+    bench.waits()
+    bench.ends = {TP0: 10**6, TP1: 20}
+    bench.after(1)
+    bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
+    for compiling in (True, False):
+        progress.write("0", RecordCounts(compiling=compiling), epoch=4, batch=1)
+        stall = bench.after(STILL_S).stall
+        assert stall is not None
+        assert ("are being compiled" in stall.reason) is compiling
+        assert ("brokers and executors" in stall.reason) is not compiling
 
 
 def test_a_batch_has_credit_while_the_writers_of_a_shuffle_advance(bench: Bench, tmp_path: Path):
@@ -200,9 +215,9 @@ def test_a_batch_has_credit_while_the_writers_of_a_shuffle_advance(bench: Bench,
     bench.ends = {TP0: 10**6, TP1: 20}
     bench.after(1)
     bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
-    progress.write("0", epoch=4, batch=1, records=5000)
+    progress.write("0", RecordCounts(5000), epoch=4, batch=1)
     for n in range(1, 4):
-        progress.write(writer_task_name(0), epoch=4, batch=1, records=n * 1000)
+        progress.write(writer_task_name(0), RecordCounts(n * 1000), epoch=4, batch=1)
         assert bench.after(STILL_S - 1).stall is None
     stall = bench.after(2).stall
     assert stall is not None
@@ -219,7 +234,7 @@ def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench:
     bench.commits(offsets={TP0: 500, TP1: 20}, watermark_us=6_000_000)
     bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 2))
     for n in range(1, 10):
-        progress.write("0", epoch=4, batch=2, records=n * 1000)
+        progress.write("0", RecordCounts(n * 1000), epoch=4, batch=2)
         assert bench.after(STILL_S // 2).stall is None
 
 
@@ -306,6 +321,8 @@ def test_a_notice_that_replaces_another_is_in_the_heartbeat_alone(bench: Bench, 
     bench.events.emit(NoticeIssued("look"))
     bench.events.emit(NoticeIssued("5 records have no column", replaces="3 records have no column"))
     assert bench.after(2).notices == ("look", "5 records have no column")
+    bench.events.emit(NoticeIssued("", replaces="look"))
+    assert bench.after(2).notices == ("5 records have no column",)
     assert warnings(caplog) == ["stream s: 3 records have no column", "stream s: look"]
 
 

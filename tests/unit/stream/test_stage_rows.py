@@ -6,6 +6,8 @@ import dataclasses
 import json
 import pickle
 import pickletools
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from frazil import __version__
 from frazil.errors import VersionChanged
 from frazil.ingest import contract
 from frazil.ingest.contract import OffsetRange, RecordFile, Shuffle, StageContext, TargetTable
+from frazil.ingest.progress import compilation
 from frazil.stream import stage_rows
 from frazil.stream.engine import read_answers
-from frazil.stream.progress import ProgressFolder
+from frazil.stream.progress import ProgressFolder, RecordCounts
 from frazil.stream.stage_rows import StageRows, VersionRefusal
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
 
@@ -49,6 +52,18 @@ def test_it_arrives_as_it_was_and_nothing_of_ours_is_pickled_but_one_name(dumps:
     assert pickle.loads(data) == WORK
     names = {argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str)}
     assert {name for name in names if "frazil" in name} == {"frazil.stream.stage_rows"}
+
+
+def test_a_task_that_compiles_says_so_at_once_and_when_it_is_over(tmp_path: Path) -> None:
+    folder = ProgressFolder(str(tmp_path / "progress"), {}, period_s=3600)
+    compilation.on_change = partial(dataclasses.replace(WORK, progress=folder)._progress_reporter("0"), 7, 0.0)
+    try:
+        compilation.begin()
+        assert folder.count_records(epoch=1, batch=2) == RecordCounts(7, compiling=True)
+        compilation.end()
+        assert folder.count_records(epoch=1, batch=2) == RecordCounts(7)
+    finally:
+        compilation.on_change = lambda: None
 
 
 def refusal(data: bytes) -> str:

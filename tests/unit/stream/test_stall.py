@@ -232,6 +232,16 @@ def test_only_a_quota_that_can_stop_a_batch_is_its_cause(delay_s: float, hint: s
     assert hint in writer.stall.reason
 
 
+def test_a_batch_whose_code_is_being_compiled_is_reported_as_such() -> None:
+    writer = Writer(unread={TP0: 9})
+    writer.works(Phase.STAGING, BatchName(1, 0))
+    writer.set(compiling=True)
+    writer.passes(2 * STILL)
+    assert writer.stall is not None
+    assert "the loops over records are being compiled" in writer.stall.reason
+    assert "executors" not in writer.stall.reason
+
+
 @pytest.mark.parametrize(
     ("phase", "hint"),
     [
