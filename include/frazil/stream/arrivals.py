@@ -24,7 +24,8 @@ class CaughtUpTracker:
     def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
         """Add a report. Return the time of the newest report whose records all come before the committed `offsets`."""
         before_ms = self._reports[-1].observed_at_ms if self._reports else -1
-        if report is not None and report.is_complete and report.observed_at_ms > before_ms:
+        # A partition may have got records between the last known end and the loss of its leader.
+        if report is not None and not report.leaderless and report.observed_at_ms > before_ms:
             if self._reports and _has_same_records(self._reports[-1], report):
                 self._reports.pop()
             self._reports.append(report)

@@ -266,7 +266,8 @@ class Reporter:
         sample = _build_sample(state, marker, report, at_ms=self._clock_ms())
         sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms, delay_s=self._delay_s)
         unread = report.unread(marker.offsets) if report else {}
-        lag = (sum(unread.values()) if report.is_complete else None) if report else state.lag
+        is_known = report is not None and report.is_complete and bool(unread or not report.leaderless)
+        lag = (sum(unread.values()) if is_known else None) if report else state.lag
         caught_up_at_ms = self._arrivals.update(report, marker.offsets)
         self._watch.set_stretch(stretch)
         # During an outage no stall is evaluated, because the outage is reported. The history begins again afterwards.
@@ -291,7 +292,8 @@ class Reporter:
             return
         self._measured_ms, state, lag = sample.at_ms, self._state, sum(unread.values())
         since_ms = sample.at_ms - (state.caught_up_at_ms or state.last_commit_at_ms or self._began_ms)
-        freshness_ms = max(since_ms, 0) if lag or state.in_transactions else 0
+        may_wait = lag or state.in_transactions or sample.leaderless
+        freshness_ms = max(since_ms, 0) if may_wait else 0
         self._emit(LagMeasured(lag, unread, freshness_ms, state.backpressure_ms, state.in_transactions))
 
     def _write(self) -> None:

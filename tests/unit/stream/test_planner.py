@@ -495,6 +495,18 @@ def test_a_writer_that_begins_without_a_leader_reads_the_others_and_knows_no_lag
     assert CaughtUpTracker().update(world.reports[-1], {TP0: 5, TP1: 3}) is not None
 
 
+def test_records_right_before_the_loss_of_a_leader_may_be_uncommitted(world: World):
+    world.kafka.end = {TP0: 5, TP1: 3}
+    position = world.after(2)
+    tracker = CaughtUpTracker()
+    caught_up_at_ms = tracker.update(world.reports[-1], position.offsets)
+    world.kafka.end[TP1] = 4
+    world.kafka.leaderless = {TP1}
+    position = world.after(3600)
+    assert position.offsets == {TP0: 5, TP1: 3}
+    assert tracker.update(world.reports[-1], position.offsets) == caught_up_at_ms
+
+
 def test_a_stream_has_caught_up_once_the_transactions_of_a_report_have_ended():
     tracker, report = CaughtUpTracker(), PlannerReport({TP0: 5}, observed_at_ms=1_000)
     assert tracker.update(report, {TP0: 3}) is None

@@ -111,6 +111,16 @@ def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
     assert heartbeat.lag == 5
 
 
+@pytest.mark.parametrize(("end", "lag"), [(20, None), (23, 3)])
+def test_without_a_leader_no_known_record_may_be_unread_but_others_may(bench: Bench, end: int, lag: int | None):
+    bench.waits()
+    ends = {TP0: 10, TP1: end}
+    bench.reporter.set_planner_report(PlannerReport(ends, observed_at_ms=1, leaderless=frozenset({TP1})))
+    bench.reporter.send_heartbeat()
+    assert (heartbeat := Heartbeat.read(bench.exchange)) is not None
+    assert (heartbeat.lag, heartbeat.caught_up_at_ms) == (lag, None)
+
+
 def test_offsets_that_stand_reach_the_heartbeat_and_the_log_once_and_their_end_as_well(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
