@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frazil.commit.cost import BatchCost
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import SettleResult
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.units import format_count
+from frazil.timetext import format_utc
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,20 @@ class FutureEventTimes:
     """The declared limit, such as `10m`."""
     newest_ms: int | None = None
     """The newest of these event times; None if the version of frazil that staged the batch did not record it."""
+
+    def __add__(self, other: FutureEventTimes) -> FutureEventTimes:
+        newest_ms = max((ms for ms in (self.newest_ms, other.newest_ms) if ms is not None), default=None)
+        furthest = max(self, other, key=lambda one: one.rows).furthest
+        return replace(other, rows=self.rows + other.rows, furthest=furthest, newest_ms=newest_ms)
+
+    def describe(self) -> str:
+        """Return a sentence for operators. It does not name the batch."""
+        return (
+            f"{format_count(self.rows, 'row', 'has|have')} an event time more than {self.max_future} ahead of Kafka's "
+            f"timestamp, most of them in {self.furthest[0]}-{self.furthest[1]}, the newest "
+            f"{format_utc(self.newest_ms)}: such rows land, but do not advance the watermark. Check the producers' "
+            "clocks"
+        )
 
 
 @dataclass(frozen=True, slots=True)

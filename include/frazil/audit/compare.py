@@ -315,6 +315,7 @@ def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Fi
         has = [f"has {format_count(more, witness.name)} that no commit record counts"] if more else []
         span = first.audited[0].start, max(r.end for r in first.audited)
         where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
+        where += "; `--source` names them" if fewer and e.kafka is None else ""
         sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
         yield _make_finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 

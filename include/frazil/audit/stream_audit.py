@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Summary
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, load_all_claims, load_claims
@@ -331,11 +331,12 @@ def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], fin
 
 def _count_partition(e: Evidence) -> PartitionAudit:
     rows, surplus = count_rows(e), count_duplicates(e)
+    current = [r for r in e.ranges if r.topic_id == e.topic_id] or ([] if e.whole else e.ranges)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
-        start=min((r.start for r in e.ranges), default=None),
-        end=e.marker if e.whole else max(r.end for r in e.ranges),
+        start=min((r.start for r in current), default=None),
+        end=e.marker if e.whole else max(r.end for r in current),
         rows=rows,
         distinct=rows - surplus,
         duplicates=surplus,
@@ -368,14 +369,24 @@ def _report_foreign_changes(table: Table, *, where: str, window: Period | None, 
     ]
     if not foreign:
         return ()
-    last, summary = foreign[0], foreign[0].summary
-    rows = [(summary.get(f"{what}-records") if summary else None) or "0" for what in ("deleted", "added")]
+    last = foreign[0]
     sentence = (
         f"{format_count(len(foreign), 'commit')} of other programs deleted or overwrote rows; the last, snapshot "
-        f"{last.snapshot_id} of {format_utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}"
+        f"{last.snapshot_id} of {format_utc(last.timestamp_ms)}, {_describe_change(last.summary)}"
         f"{'. Windows already signalled stay signalled' if signals else ''}"
     )
     return (Finding(FindingKind.CHANGED, len(foreign), sentence, where),)
+
+
+def _describe_change(summary: Summary | None) -> str:
+    """Return how many rows a commit removed, apart from rows that it only copied into other files."""
+    counts = ("deleted-records", "added-position-deletes", "added-records")
+    in_files, marked, added = (int((summary.get(name) if summary else None) or 0) for name in counts)
+    deleted = in_files + marked
+    if deleted <= added:
+        return f"replaced {format_count(deleted, 'row')} with {added:,}"
+    rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""
+    return f"removed {format_count(deleted - added, 'row')}{rewritten}"
 
 
 def _compare_without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:

@@ -63,7 +63,7 @@ def audit_upserts(
         table, marker, claimed = _load_claims(tables, window)
         result = audit_changes(tables, table, claimed, window=window, named=named)
     of_commits, rows = result
-    partitions = tuple(_count_partitions(claimed))
+    partitions = tuple(_count_partitions(claimed, marker.source.topic_ids))
     changes = sum(partition.rows for partition in partitions)
     standing = find_metadata_problems(table, marker, claimed, window, signals=spec.window is not None)
     findings = (*standing, *of_commits, *_report_offsets_read_again(claimed))
@@ -102,10 +102,11 @@ def _load_claims(tables: StreamTables, window: Period | None) -> tuple[Table, Ma
     return table, marker, load_claims(tables.journals, marker, table.metadata, window)
 
 
-def _count_partitions(claimed: Claims) -> Iterator[PartitionAudit]:
+def _count_partitions(claimed: Claims, topic_ids: Mapping[str, str]) -> Iterator[PartitionAudit]:
     """Yield each partition's counts. A replayed dead letter counts as a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
-        start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
+        current, rejected = claimed.of_topics(topic_ids)[topic, partition] or of, sum(r.rejected for r in of)
+        start, end = min(r.start for r in current), max(r.end for r in current)
         replayed = claimed.replayed.get((topic, partition), {})
         spans = (
             (replayed[i], span) for i, r in group_by_topic_id(of).items() if i in replayed for span in merge_ranges(r)

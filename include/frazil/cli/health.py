@@ -17,7 +17,7 @@ from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
 from frazil.maintenance.measure import AskKafka, NotMadeByRoute, find_template_tables, measure
-from frazil.maintenance.stream_rules import evaluate_stream_rules
+from frazil.maintenance.stream_rules import evaluate_stream_rules, read_window_rules
 from frazil.maintenance.tables import (
     MaintainedTable,
     TableKind,
@@ -28,6 +28,7 @@ from frazil.maintenance.tables import (
 )
 from frazil.spec.last_valid import find_declared_streams
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import list_windowed_views
 from frazil.spec.units import format_count, format_rounded_bytes
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
@@ -190,8 +191,11 @@ def _measure_table(
         "delete-files-per-file": found.delete_files_per_file,
         "deleted-percent": found.deleted_percent,
     }
-    beyond = tuple(r for r in evaluate_table_rules(found, maintained.settings, now_ms=now_ms) if r.is_beyond)
-    return TableReport(maintained.name, maintained.kind, found, ratios, beyond)
+    readings = [*evaluate_table_rules(found, maintained.settings, now_ms=now_ms)]
+    views = (view for spec in maintained.streams for view in list_windowed_views(spec))
+    if feeds := [view for view in views if view.table.identifier == maintained.identifier and view.window]:
+        readings += read_window_rules(maintained.identifier, feeds, now_ms=now_ms)
+    return TableReport(maintained.name, maintained.kind, found, ratios, tuple(r for r in readings if r.is_beyond))
 
 
 def _find_routed_tables(

@@ -48,7 +48,7 @@ class PartitionsDocument:
     signalled_to: str | None
     waits_for: str
     delay: str
-    """Why waiting DAGs have no event for complete windows; empty if they have the events."""
+    """Why waiting DAGs have no event for complete windows, or why no first window is set; empty if neither applies."""
     held: tuple[str, ...]
     streams: tuple[SourceStream, ...]
     signals: tuple[Signal, ...]

@@ -1,5 +1,5 @@
 """Alert rules of a stream; `frazil.maintenance.alerts` has the rules of its table. Pure, except
-`find_incomplete_window`. Rules about events, such as `restarts`, have no hold time.
+`read_window_rules`. Rules about events, such as `restarts`, have no hold time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from pyiceberg.exceptions import NoSuchTableError
 from frazil.aggregate.due import WaitingDay
 from frazil.host.heartbeat import StallKind
 from frazil.maintenance.alerts import Reading
-from frazil.partitions.completeness import waiting_text
-from frazil.partitions.windows import Window
+from frazil.partitions.completeness import feeds_behind, waiting_text
+from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.signals.completion import find_feeds
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import is_group
 from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
+from frazil.table.lost import open_stream_catalog
+from frazil.table.made_tables import list_matching_names
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
@@ -39,11 +42,13 @@ RULES_FROM_RUN_FOLDER = ("restarts", "registry", "stall")
 
 @dataclass(frozen=True, slots=True)
 class IncompleteWindow:
-    """A table's first window that is not complete. It is late only if it is also due."""
+    """A table's first window without a signal. It is late only if it is also due."""
 
     window: str
     due_ms: int
-    """The window's end plus the largest lateness of the table's streams."""
+    """The window's end plus the largest lateness of the table's streams. If no window has been signalled although it is
+    complete, not before the table's oldest snapshot.
+    """
     waits_for: str
     """What the window waits for, as text; "" if the window is not due yet."""
     is_history: bool = False
@@ -264,7 +269,7 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
         else "no window is due"
     )
     sentence = (
-        f"{table}: {what}, but is not complete, so jobs that wait for it do not start: "
+        f"{table}: {what}, but is not signalled, so jobs that wait for it do not start: "
         f"{late.waits_for if late else ''}. `frazil partitions {table}` shows the current state. A topic-partition "
         "without new records becomes idle after `idle-timeout`; forget a stream that no longer runs"
     )
@@ -309,17 +314,44 @@ def _more_text(count: int) -> str:
     return f" and {count - MAX_LISTED} more" if count > MAX_LISTED else ""
 
 
+def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -> Iterator[Reading]:
+    """Yield the readings of the rules about a table's windows. `specs` are all streams of the table, or of the template
+    that `table` names. Raises TableLost, and the errors of the catalog.
+    """
+    alerts, catalog = specs[0].maintenance.alerts, open_stream_catalog(specs[0])
+    signals = TableSignals.load(catalog, table)
+    if alerts.enabled:
+        behind = _furthest_behind(catalog, specs, signals)
+        views = [one.of_member(behind.table) if is_group(one) else one for one in specs]
+        late = find_incomplete_window(catalog, views, behind, now_ms=now_ms)
+        yield window_reading(late, alerts, table=table, now_ms=now_ms)
+    held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
+    yield from held_reading(table, held, alerts)
+
+
+def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
+    """Return the signals of the template's table that is furthest behind, or `signals` if they are of one table."""
+    if not is_group(specs[0]):
+        return signals
+    existing = set(list_matching_names(catalog, specs[0].sinks))
+    begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
+    return min(begun, key=lambda one: one.cursor.through_us if one.cursor else 0, default=signals)
+
+
 def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> IncompleteWindow | None:
-    """Return the table's first incomplete window, with the reason if it is due; None if none is known.
+    """Return the table's first window without a signal, with the reason if it is due; None if none is known.
 
     `specs` are all streams of the table.
     """
-    cursor = signals.cursor
-    if cursor is None:
+    cursor, spec = signals.cursor, specs[0]
+    if cursor is not None:
+        window = Window.containing(cursor.through_us, cursor.grain)
+    elif spec.complete_from is not None and spec.window is not None and not is_group(spec):
+        window = Window.containing(microseconds(spec.complete_from), Grain(spec.window))
+    else:
         return None
-    window = Window.containing(cursor.through_us, cursor.grain)
     due_ms = (window.end_us + max(int(spec.lateness.total_seconds() * 1_000_000) for spec in specs)) // 1_000
     if due_ms > now_ms:
         return IncompleteWindow(str(window), due_ms, "")
@@ -327,6 +359,9 @@ def find_incomplete_window(
         table = catalog.load_table(signals.table)
     except NoSuchTableError:
         return None
-    waiting = waiting_text(find_feeds(table, specs), window)
+    feeds = find_feeds(table, specs)
     oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
-    return IncompleteWindow(str(window), due_ms, waiting, is_history=window.end_us < oldest_ms * 1_000)
+    is_history = window.end_us < oldest_ms * 1_000
+    if cursor is None and not feeds_behind(feeds, window):  # it has been late since the table exists, at most
+        due_ms, is_history = max(due_ms, oldest_ms), False
+    return IncompleteWindow(str(window), due_ms, waiting_text(feeds, window), is_history=is_history)

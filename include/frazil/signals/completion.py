@@ -35,7 +35,6 @@ from frazil.partitions.completeness import (
     WindowDecision,
     complete_until_us,
     decide_windows,
-    format_time,
     never_signalled_text,
     slowest_partition,
     waiting_text,
@@ -46,6 +45,7 @@ from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, never_complete_message, partitions_dag_of
+from frazil.spec.units import format_count
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import find_lost_table
@@ -93,12 +93,24 @@ class Assessment:
     def describe_delay(self) -> str:
         """Return why waiting DAGs have no event for complete windows; "" while a check may be on its way."""
         pending, bound_us, cursor = self.decision.complete, complete_until_us(self.feeds), self.signals.cursor
-        if not pending or bound_us is None or bound_us - min(pending).end_us < MAX_SIGNAL_DELAY_US:
-            return ""
         dag = partitions_dag_of(self.specs[0])
-        if cursor is None:
-            return f"no window is signalled: the DAG {dag} has not run"
-        return f"signalled to {format_time(cursor.through_us)}: the DAG {dag} is behind"
+        if pending and bound_us is not None and bound_us - pending[0].end_us >= MAX_SIGNAL_DELAY_US:
+            count = (bound_us - pending[0].start_us) // self.grain.us  # `pending` may have reached its limit
+            why = "has not run" if cursor is None else "is behind"
+            waiting = format_count(count, "complete window", "waits|wait")
+            return f"{waiting}, the first {pending[0]}: the DAG {dag} {why}"
+        if cursor is None and not pending and self.decision.from_us is not None and self._has_old_watermark():
+            return (
+                f"the DAG {dag} has not run, so the first window is not set: its first run begins with the window that "
+                "is then open. To signal earlier windows, declare complete-from"
+            )
+        return ""
+
+    def _has_old_watermark(self) -> bool:
+        """Return whether a commit had a watermark so long ago that a check would have followed."""
+        before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
+        summaries = (s.summary for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
+        return any(summary and summary.get("frazil.watermark-ms") for summary in summaries)
 
     @property
     def has_work(self) -> bool:

@@ -31,11 +31,10 @@ from frazil.lineage.facts import LineageSettings
 from frazil.lineage.stream import Sender, StreamLineage
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
-from frazil.spec.units import format_count
 from frazil.stream.stall import StallLimits
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
-from frazil.timetext import format_elapsed, format_utc
+from frazil.timetext import format_elapsed
 
 log = logging.getLogger(__name__)
 
@@ -131,12 +130,7 @@ def log_event(event: Event) -> None:
                 what.key, what.records, what.rejected, what.files, what.stage_s, what.commit_s,
             )  # fmt: skip
         case FutureEventTimes():
-            _batch.warning(
-                "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d, the newest "
-                "%s: such rows land, but do not advance the watermark. Check the producers' clocks",
-                what.key, format_count(what.rows, "row", "has|have"), what.max_future, *what.furthest,
-                format_utc(what.newest_ms),
-            )  # fmt: skip
+            _batch.warning("batch %s: %s", what.key, what.describe())
         case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:
             _batch.warning("stream %s: %s", stream, what.reason)
         case ThrottleEvaluated(reason=None) if what.was_under_pressure:

@@ -19,6 +19,7 @@ from frazil.events import (
     EpochBegan,
     Event,
     EventDispatcher,
+    FutureEventTimes,
     LagMeasured,
     NoticeIssued,
     OutageReported,
@@ -73,6 +74,7 @@ class Reporter:
         self._wake = threading.Event()
         self._closing = False
         self._marker: Marker | None = None
+        self._future: FutureEventTimes | None = None  # of all batches so far
         self._report: PlannerReport | None = None
         self._arrivals = CaughtUpTracker(_read_caught_up_at_ms(self._exchange, now))
         self._progress: ProgressFolder | None = None
@@ -140,10 +142,16 @@ class Reporter:
             case TablesBehind(names=names, sentence=sentence):
                 self._update(outage=sentence if names else None, outage_code=None)
             case NoticeIssued(sentence, replaces):
-                with self._lock:
-                    others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
-                    notices = (*others, sentence) if sentence else others
-                    self._state = dataclasses.replace(self._state, notices=notices)
+                self._add_notice(sentence, replaces=replaces)
+            case FutureEventTimes() as found:
+                before, self._future = self._future, self._future + found if self._future else found
+                self._add_notice(self._future.describe(), replaces=before.describe() if before else "")
+
+    def _add_notice(self, sentence: str, *, replaces: str) -> None:
+        with self._lock:
+            others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
+            notices = (*others, sentence) if sentence else others
+            self._state = dataclasses.replace(self._state, notices=notices)
 
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyiceberg.table.snapshots import Operation, Summary
 
 from frazil.audit.claims import (
     MAX_CLOCK_STEP_MS,
@@ -15,7 +16,7 @@ from frazil.audit.claims import (
 )
 from frazil.audit.findings import FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.stream_audit import audit_stream
+from frazil.audit.stream_audit import _describe_change, audit_stream
 from frazil.commit.history import Period
 from frazil.commit.marker import BatchKey, Fate
 from frazil.commit.marker_changes import adopt, forget
@@ -49,6 +50,31 @@ def test_a_deleted_commit_record_is_no_skipped_range_though_its_batch_left_no_ro
     (gone,) = found.wrong
     assert gone.kind is FindingKind.RECORD_GONE
     assert made.tables.journals.path(key) in gone.sentence
+
+
+@pytest.mark.parametrize(
+    ("filter_", "expected"),
+    [
+        ("kafka_offset >= 70", "removed 30 rows (100 rewritten as 70)"),
+        ("kafka_offset >= 0", "removed 100 rows"),
+    ],
+)
+def test_rows_that_another_program_removed_are_counted_apart_from_rewritten_ones(
+    made: MadeStream, filter_: str, expected: str
+) -> None:
+    made.land({0: (0, 100)})
+    made.tables.main.refresh().delete(filter_)
+    (found,) = [f for f in audit_stream(made.tables).findings if f.kind is FindingKind.CHANGED]
+    assert f", {expected}" in found.sentence
+
+
+def test_updates_and_merge_on_read_deletes_of_another_program_are_described() -> None:
+    for counts, expected in [
+        ({"deleted-records": "200", "added-records": "200"}, "replaced 200 rows with 200"),
+        ({"added-position-deletes": "30"}, "removed 30 rows"),
+        ({"added-position-deletes": "30", "added-records": "30"}, "replaced 30 rows with 30"),
+    ]:
+        assert _describe_change(Summary(Operation.OVERWRITE, **counts)) == expected
 
 
 def test_records_that_frazil_forget_deleted_are_not_missed(made: MadeStream) -> None:

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from frazil.audit.claims import Claims
 from frazil.audit.compare import (
     compare_counts,
     compare_partition,
@@ -21,6 +22,7 @@ from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, Group
 from frazil.audit.stream_audit import _count_partition
+from frazil.audit.upserts import _count_partitions
 from frazil.offsets.spans import offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 
@@ -565,3 +567,15 @@ def test_a_period_counts_its_own_rows_at_offsets_that_a_former_topic_had_too():
     assert [(n.rows, n.distinct, n.of_former_topics) for n in [_count_partition(period)]] == [(100, 100, 0)]
     former = replace(period, ranges=(replace(old, end=100, records=90),), elsewhere=(new,))
     assert [(n.rows, n.of_former_topics) for n in [_count_partition(former)]] == [(90, 90)]
+
+
+def test_offsets_of_a_former_topic_are_no_part_of_the_committed_range():
+    new, old = CommittedRange(5, 14, 9, 0, TOPIC_ID), CommittedRange(0, 58, 58, 0, "old")
+    whole = Evidence("t", 0, 14, TOPIC_ID, (old, new), OffsetTally(range(58)), OffsetTally())
+    period = replace(whole, whole=False)
+    for evidence, expected in [(whole, (5, 14)), (period, (5, 14)), (replace(period, ranges=(old,)), (0, 58))]:
+        counted = _count_partition(evidence)
+        assert (counted.start, counted.end) == expected
+    claimed = Claims({("t", 0): (old, new)})
+    (changes,) = _count_partitions(claimed, {"t": TOPIC_ID})
+    assert (changes.start, changes.end, changes.rows) == (5, 14, 67)

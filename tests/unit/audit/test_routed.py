@@ -57,12 +57,13 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
     load_catalog(None).load_table("shop.raw_a").delete("kafka_offset >= 7")
     found = audited(made)
     assert said(found) == {
-        "shop-0": "the route is missing 2 rows that the commit records count, first between offsets 0 and 8",
+        "shop-0": "the route is missing 2 rows that the commit records count, first between offsets 0 and 8; "
+        "`--source` names them",
         "shop.raw_a": "the table has 2 rows, but commit records count 4",
     }
     (note,) = (f for f in found.findings if f.kind is FindingKind.CHANGED)
     assert (note.where, note.count) == ("shop.raw_a", 1)
-    assert "deleted 4 and added 2" in note.sentence
+    assert "removed 2 rows (4 rewritten as 2)" in note.sentence
 
 
 def test_a_row_in_the_wrong_table_is_reported_both(made: MadeRoute) -> None:
@@ -132,7 +133,9 @@ def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeR
     load_catalog(None).drop_table("shop.orders")
     found = audited(made)
     assert any(f.where == "shop.orders" and "is not in the catalog 'default'" in f.sentence for f in found.wrong)
-    missing = "the route is missing 1 row that the commit records count, first between offsets 0 and 1"
+    missing = (
+        "the route is missing 1 row that the commit records count, first between offsets 0 and 1; `--source` names them"
+    )
     assert said(found)["shop-0"] == missing
     assert any("3 rows are not yet committed to the table" in f.sentence for f in found.findings)
 
@@ -176,7 +179,8 @@ def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
     assert audited(made, Period(begin - 1000, begin + 1000)).clean
     catalog.load_table("shop.moved").delete("kafka_offset = 2")
     assert said(audited(made)) == {
-        "shop-0": "the route is missing 1 row that the commit records count, first between offsets 0 and 2",
+        "shop-0": "the route is missing 1 row that the commit records count, first between offsets 0 and 2; "
+        "`--source` names them",
         "shop.moved": "the table has 4 rows, but commit records count 5",
     }
 
@@ -304,7 +308,8 @@ def test_what_a_topic_made_again_has_is_counted_next_to_the_rows_of_the_former_t
 
     load_catalog(None).load_table("shop.raw_b").delete("kafka_offset >= 150")
     assert said(audited(made)) == {
-        "shop-0": "the route is missing 16 rows that the commit records count, first between offsets 0 and 103"
+        "shop-0": "the route is missing 16 rows that the commit records count, first between offsets 0 and 103; "
+        "`--source` names them"
     }
     assert audited(made, before).wrong
     assert not audited(made, after).wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,43 @@ def found(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 def test_before_the_first_check_it_says_so(made: MadeStream, tmp_path: Path) -> None:  # noqa: ARG001
     said = call(tmp_path, "demo.made").stdout
     assert "signalled  nothing yet" in said
-    assert "delay      no window is signalled: the DAG frazil_partitions_demo.made has not run" in said
+    assert found(tmp_path)["delay"] == (
+        "24 complete windows wait, the first 2013-12-30T00: the DAG frazil_partitions_demo.made has not run"
+    )
+    assert "delay      24 complete windows wait, the first 2013-12-30T00" in said
+
+
+def test_before_the_first_check_no_first_window_is_set_unless_it_is_declared(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM.replace("complete-from: 2013-12-30T00:00:00Z\n", ""))
+    committed_ms = made.tables.main.current().metadata.snapshots[-1].timestamp_ms
+    monkeypatch.setattr("frazil.clock.now_ms", lambda: committed_ms + MAX_SIGNAL_DELAY_US // 1000)
+    assert found(tmp_path)["delay"] == "", "the DAG checks every minute"
+    monkeypatch.setattr("frazil.clock.now_ms", lambda: committed_ms + MAX_SIGNAL_DELAY_US // 1000 + 1)
+    assert found(tmp_path)["delay"] == (
+        "the DAG frazil_partitions_demo.made has not run, so the first window is not set: its first run begins with "
+        "the window that is then open. To signal earlier windows, declare complete-from"
+    )
+
+
+def test_health_reports_windows_that_no_check_signals(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oldest_ms = made.tables.main.current().metadata.snapshots[0].timestamp_ms
+
+    def beyond_after(late: timedelta) -> list[str]:
+        monkeypatch.setattr("frazil.clock.now_ms", lambda: oldest_ms + late // timedelta(milliseconds=1))
+        done = CliRunner().invoke(frazil, ["health", "demo.made", "--json", "--streams", str(tmp_path)])
+        found = json.loads(done.stdout)["tables"][0]["beyond"]
+        return [one["sentence"] for one in found if one["rule"] == "late-window"]
+
+    assert beyond_after(timedelta(hours=2)) == []
+    (late,) = beyond_after(timedelta(hours=2, seconds=1))
+    assert late.startswith("demo.made: 2013-12-30T00 has been due for 2 h 0 min, but is not signalled")
+    assert "it is complete, and the next run of the table's partition DAG signals it" in late
+    signal_all(made)
+    assert beyond_after(timedelta(hours=2, seconds=1)) == []
 
 
 def test_a_dag_that_is_behind_is_named_as_on_the_page(made: MadeStream, tmp_path: Path) -> None:
@@ -71,7 +108,7 @@ def test_a_dag_that_is_behind_is_named_as_on_the_page(made: MadeStream, tmp_path
     made.land({0: (25, 26)}, times=EventTimes({0: due_us - 1}))
     assert "is behind" not in call(tmp_path, "demo.made").stdout, "the DAG checks every minute"
     made.land({0: (26, 27)}, times=EventTimes({0: due_us}))
-    delay = "signalled to 2013-12-31T00:00:00Z: the DAG frazil_partitions_demo.made is behind"
+    delay = "1 complete window waits, the first 2013-12-31T00: the DAG frazil_partitions_demo.made is behind"
     assert f"delay      {delay}" in call(tmp_path, "demo.made").stdout
     windows = fetch_windows([made.spec])
     assert windows is not None

@@ -12,7 +12,6 @@ from pathlib import Path
 from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
-from pyiceberg.catalog import Catalog
 
 from frazil.aggregate.due import find_open_day, find_waiting_days, select_late_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
@@ -26,22 +25,17 @@ from frazil.maintenance.stream_rules import (
     audit_reading,
     evaluate_stream_rules,
     fact_reading,
-    find_incomplete_window,
-    held_reading,
+    read_window_rules,
     runs_reading,
-    window_reading,
 )
 from frazil.maintenance.tables import routes_by_name
 from frazil.quality.gate import find_unused_suites
-from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_valid import DeclaredFile, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import is_group, list_windowed_views, partitions_dag_of
 from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.lost import open_stream_catalog
-from frazil.table.made_tables import list_matching_names
 from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
@@ -173,29 +167,8 @@ def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> W
 
 
 def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> WatchedSubject:
-    alerts = specs[0].maintenance.alerts
-
-    def read() -> Iterable[Reading]:
-        catalog = open_stream_catalog(specs[0])
-        signals = TableSignals.load(catalog, table)
-        if alerts.enabled:
-            behind = _furthest_behind(catalog, specs, signals)
-            views = [one.of_member(behind.table) if is_group(one) else one for one in specs]
-            late = find_incomplete_window(catalog, views, behind, now_ms=now_ms)
-            yield window_reading(late, alerts, table=table, now_ms=now_ms)
-        held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
-        yield from held_reading(table, held, alerts)
-
-    return WatchedSubject(alerts, read, (partitions_dag_of(specs[0]),))
-
-
-def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
-    """Return the signals of the template's table that is furthest behind, or `signals` if they are of one table."""
-    if not is_group(specs[0]):
-        return signals
-    existing = set(list_matching_names(catalog, specs[0].sinks))
-    begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
-    return min(begun, key=lambda one: one.cursor.through_us if one.cursor else 0, default=signals)
+    read = partial(read_window_rules, table, specs, now_ms=now_ms)
+    return WatchedSubject(specs[0].maintenance.alerts, read, (partitions_dag_of(specs[0]),))
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
