@@ -74,19 +74,23 @@ def commit_of(handle: TableHandle, number: int) -> TableCommit[int]:
     return TableCommit(handle, propose, (writer,))
 
 
-def timed(tables: Sequence[TableHandle], number: int, at_once: CommitTables | None) -> tuple[float, float]:
+def timed(tables: Sequence[TableHandle], number: int, commit_atomically: CommitTables | None) -> tuple[float, float]:
     """Wall and CPU milliseconds of one commit."""
     wall, cpu = time.perf_counter(), time.process_time()
-    commit_snapshots([commit_of(handle, number) for handle in tables], retry_policy=RetryPolicy(), at_once=at_once)
+    commit_snapshots(
+        [commit_of(handle, number) for handle in tables],
+        retry_policy=RetryPolicy(),
+        commit_atomically=commit_atomically,
+    )
     return (time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000
 
 
 def measure(commits: int) -> None:
     catalog = load_catalog(None)
-    at_once = find_commit_tables(catalog)
+    commit_atomically = find_commit_tables(catalog)
     ways = {
         "one table": (made(catalog, "one", 1), None),
-        "five at once": (made(catalog, "at_once", TABLES), at_once),
+        "five at once": (made(catalog, "commit_atomically", TABLES), commit_atomically),
         "five in turn": (made(catalog, "in_turn", TABLES), None),
     }
     took: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}

@@ -115,7 +115,7 @@ def _in_module(path: Path) -> Iterator[Finding]:
             yield from _in_text(path, node.lineno, text)
         elif path.parts[0] != "tests" and (message := _message(node)):
             yield from _in_text(path, node.lineno, message)
-        for name in _referenced_snapshots(node):
+        for name in _defined_names(node):
             names.setdefault(name, node.lineno)
     for line, text in _comments(source, within):
         yield from _in_text(path, line, text)
@@ -162,7 +162,7 @@ def _message(node: ast.AST) -> str | None:
     return text if text.count(" ") >= 3 and not re.match(r"\s*(SELECT|CREATE|INSERT|UPDATE|DELETE|\{)", text) else None
 
 
-def _referenced_snapshots(node: ast.AST) -> Iterator[str]:
+def _defined_names(node: ast.AST) -> Iterator[str]:
     """Yield the names that a node defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name

@@ -54,10 +54,14 @@ def handles(catalog: SqlCatalog, names: Sequence[str] = NAMES) -> list[TableHand
 
 
 def commit_number(
-    tables: Sequence[TableHandle], number: int, *, at_once: CommitTables | None, key: str = NUMBER
+    tables: Sequence[TableHandle], number: int, *, commit_atomically: CommitTables | None, key: str = NUMBER
 ) -> None:
     """Commit a snapshot with this number to each table that has a lower one."""
-    commit_snapshots([_numbered(handle, number, key) for handle in tables], retry_policy=RETRY_POLICY, at_once=at_once)
+    commit_snapshots(
+        [_numbered(handle, number, key) for handle in tables],
+        retry_policy=RETRY_POLICY,
+        commit_atomically=commit_atomically,
+    )
 
 
 def _numbered(handle: TableHandle, number: int, key: str) -> TableCommit[int]:
@@ -139,10 +143,10 @@ class Troubled:
 def main() -> None:
     uri, warehouse, last, seed = sys.argv[1:]
     catalog = open_catalog(uri, warehouse)
-    at_once, tables = Troubled(catalog, random.Random(seed)), handles(catalog)
+    commit_atomically, tables = Troubled(catalog, random.Random(seed)), handles(catalog)
     first = int(tables[0].current().metadata.properties.get(NUMBER, 0))
     for number in range(first + 1, int(last) + 1):
-        commit_number(tables, number, at_once=at_once)
+        commit_number(tables, number, commit_atomically=commit_atomically)
 
 
 if __name__ == "__main__":

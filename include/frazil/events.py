@@ -96,7 +96,7 @@ class FutureEventTimes:
 
     key: BatchKey
     rows: int
-    furthest: TopicPartition
+    top_partition: TopicPartition
     """The topic-partition from which most of these rows come."""
     max_future: str
     """The declared limit, such as `10m`."""
@@ -105,14 +105,14 @@ class FutureEventTimes:
 
     def __add__(self, other: FutureEventTimes) -> FutureEventTimes:
         newest_ms = max((ms for ms in (self.newest_ms, other.newest_ms) if ms is not None), default=None)
-        furthest = max(self, other, key=lambda one: one.rows).furthest
-        return replace(other, rows=self.rows + other.rows, furthest=furthest, newest_ms=newest_ms)
+        top_partition = max(self, other, key=lambda one: one.rows).top_partition
+        return replace(other, rows=self.rows + other.rows, top_partition=top_partition, newest_ms=newest_ms)
 
     def describe(self) -> str:
         """Return a sentence for operators. It does not name the batch."""
         return (
             f"{format_count(self.rows, 'row', 'has|have')} an event time more than {self.max_future} ahead of Kafka's "
-            f"timestamp, most of them in {self.furthest[0]}-{self.furthest[1]}, the newest "
+            f"timestamp, most of them in {self.top_partition[0]}-{self.top_partition[1]}, the newest "
             f"{format_utc(self.newest_ms)}: such rows land, but do not advance the watermark. Check the producers' "
             "clocks"
         )

@@ -41,7 +41,7 @@ def run_folder(name: str) -> Path:
     return home() / "streams" / name
 
 
-def full_disk_sentence(folder: Path) -> str:
+def full_disk_message(folder: Path) -> str:
     """Return a sentence that says what to do, if the folder's disk is full; otherwise an empty string."""
     place = next((one for one in (folder, *folder.parents) if one.exists()), folder)
     try:

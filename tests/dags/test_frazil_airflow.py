@@ -140,7 +140,7 @@ def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
         list(lines.lines_to_copy(batch, now_s=minute * 60.0))
     last = [line for hour in (25, 26, 27) for _, line in lines.lines_to_copy([], now_s=hour * HOUR_S)]
     assert [line[:10] for line in last] == ["batch 1439", "took 1439 "]
-    assert lines._alike == {}
+    assert lines._shape_counts == {}
 
 
 def test_a_decision_that_stands_is_reported_again_once_an_hour_with_since_when(

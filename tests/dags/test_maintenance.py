@@ -242,7 +242,7 @@ def test_a_worker_that_never_read_a_declaration_valid_fails_instead_of_maintaini
     if left:
         (tmp_path / "made.yaml").write_text(left)
     with pytest.raises(AirflowFailException, match=r"demo\.made: not maintained, because this worker has never read"):
-        table_care.due_sentences(["demo.made"], tmp_path, actions=["compaction"], dry_run=False)
+        table_care.due_messages(["demo.made"], tmp_path, actions=["compaction"], dry_run=False)
     with pytest.raises(AirflowFailException, match=str(tmp_path)):
         table_care.clean_tables(["demo.made"], tmp_path, Store(), dry_run=False)
 
@@ -250,7 +250,7 @@ def test_a_worker_that_never_read_a_declaration_valid_fails_instead_of_maintaini
 @pytest.mark.usefixtures("made")
 def test_what_is_due_is_said_for_each_action(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        found = table_care.due_sentences(
+        found = table_care.due_messages(
             ["demo.made", "demo.none"], tmp_path, actions=["compaction", "expiry"], dry_run=False
         )
     assert [sentence.split(":")[0] for sentence in found] == ["demo.made"] * len(found)
@@ -262,7 +262,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert table_care.due_sentences(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
+        assert table_care.due_messages(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
     assert "expiry would be: " in caplog.text
     assert len(made.tables.main.refresh().metadata.snapshots) == 6
 

@@ -91,7 +91,7 @@ def test_spark_gets_the_tables_that_need_it_most_and_no_more_than_one_task_can_d
     found = table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False)
     assert found == ["shop.raw_b", "shop.orders", "shop.raw_a"]
     assert "did not create them: shop.raw_x" in caplog.text
-    monkeypatch.setattr(route_care, "MAX_TABLES", 1)
+    monkeypatch.setattr(route_care, "MAX_TABLES_PER_RUN", 1)
     assert table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False) == ["shop.raw_b"]
     assert table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=True) == []
 
@@ -122,7 +122,7 @@ def test_a_round_cleans_all_tables_some_in_each_run_and_then_rests_for_a_day(
         return real(catalog, table, **kwargs)
 
     monkeypatch.setattr(route_care, "clean_orphans", seen)
-    monkeypatch.setattr(route_care, "MAX_TABLES", 2)
+    monkeypatch.setattr(route_care, "MAX_TABLES_PER_RUN", 2)
     route, left = tables_of(made), []
     while route.orphans_due(store):
         left.append(route.clean(store, dry_run=False)["tables-left"])

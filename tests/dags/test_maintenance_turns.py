@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from frazil.airflow.maintenance import due
 from frazil.airflow.maintenance.check_schedule import (
-    ENDED,
+    ENDED_STATES,
     CheckState,
     dag_interval,
     tables_in_progress,
@@ -141,7 +141,7 @@ def test_a_dry_run_hands_on_what_is_chosen_and_remembers_nothing(streams: Path) 
 
 
 def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due, "MAX_TABLES", 1)
+    monkeypatch.setattr(due, "MAX_TABLES_PER_RUN", 1)
     store = Store()
     declare(streams, EAGER, name="also")
     also = MadeStream(load_stream(streams / "also.yaml"), time.time_ns() // 1_000_000, partitions=1)
@@ -183,11 +183,11 @@ def test_the_pause_between_runs_is_the_shortest_that_a_table_asks_for() -> None:
     assert dag_interval([timedelta(milliseconds=1)]) == timedelta(minutes=1)
 
 
-@pytest.mark.parametrize("state", [*sorted(ENDED), "running", "queued", "up_for_retry", "deferred", None])
+@pytest.mark.parametrize("state", [*sorted(ENDED_STATES), "running", "queued", "up_for_retry", "deferred", None])
 def test_a_table_is_free_when_all_its_tasks_have_ended(state: str | None) -> None:
     turns = {"t": CheckState(1, "r", 3), "other": CheckState(1, "r", 4), "idle": CheckState(1)}
     states = {"r": {"table.rewrite_3": "success", "table.orphans_3": state, "table.rewrite_4": "success"}}
-    assert tables_in_progress(turns, states, tasks=TASKS) == ({} if state in ENDED else {"t": "r"})
+    assert tables_in_progress(turns, states, tasks=TASKS) == ({} if state in ENDED_STATES else {"t": "r"})
 
 
 def test_a_run_whose_tasks_are_not_mapped_yet_works_on_all_its_tables_and_a_deleted_one_on_none() -> None:

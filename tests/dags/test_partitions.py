@@ -29,7 +29,7 @@ from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import GateOutcome, assess_group, assess_table, resend_signals, signal_windows
 from frazil.signals.signal import Signal, SignalState
 from frazil.spec.load import load_stream
-from frazil.spec.routed_stream import is_group, view_from_table
+from frazil.spec.routed_stream import is_template_view, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.dags.test_maintenance import Store
 from tests.made_batches import EventTimes, MadeStream
@@ -328,7 +328,7 @@ def test_a_held_window_of_a_templates_table_is_an_alert_of_the_route(frazil_home
     made.run({"shop.raw_web": 2}, at_us=NOON)
     made.run({"main": 1}, at_us=NOON + HOUR)
     view = view_from_table(spec, TEMPLATE)
-    assert is_group(view)
+    assert is_template_view(view)
     seen = assess_group(load_catalog(None), view)
     failed = GateOutcome(passed=False, note="a rule is broken")
     signal_windows(load_catalog(None), *seen, clock_ms=NOW_MS, gates=lambda _, windows: dict.fromkeys(windows, failed))

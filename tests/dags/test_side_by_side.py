@@ -20,7 +20,7 @@ def test_every_name_gets_its_answer_or_what_was_raised() -> None:
 @pytest.mark.timeout(60)
 def test_what_hangs_is_given_up_and_what_waits_behind_it_too() -> None:
     go = threading.Event()
-    found = read_in_parallel(["hangs", "waits"], lambda _: go.wait(), within_s=0.01, at_once=1)
+    found = read_in_parallel(["hangs", "waits"], lambda _: go.wait(), within_s=0.01, max_threads=1)
     go.set()
     assert {name: type(answer) for name, answer in found.items()} == dict.fromkeys(["hangs", "waits"], TimeoutError)
     assert "hangs could not be read within" in str(found["hangs"])

@@ -19,7 +19,7 @@ from frazil.commit.merging import MERGED_FOLDER
 from frazil.commit.sweep import bare_path, referenced_paths
 from frazil.events import BatchCommitted, Event
 from frazil.signals.completion import assess_group, signal_windows
-from frazil.spec.routed_stream import is_group, view_from_table
+from frazil.spec.routed_stream import is_template_view, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.polling import eventually
 
@@ -232,7 +232,7 @@ def test_tables_that_the_template_makes_have_complete_windows(stream: Any, decla
 
     def signalled() -> set[tuple[str, str, int, int]]:
         view = view_from_table(stream.spec, template)
-        assert is_group(view)
+        assert is_template_view(view)
         found = signal_windows(load_catalog(None), *assess_group(load_catalog(None), view), clock_ms=1)
         return {(s.table, s.partition, s.revision, s.rows) for s in found}
 

@@ -134,7 +134,7 @@ class ProcessKafka:
             for (t, p), end in ends.items()
         }
 
-    def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+    def truncation_offsets(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
         self._ask()
         name = self.topic.name
         ends = {tp: self.topic.end_of_epoch(tp[1], epoch) for tp, (_, epoch) in positions.items() if tp[0] == name}

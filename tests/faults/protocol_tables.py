@@ -245,7 +245,7 @@ class World:
             journals=JournalStore(ProcessStore(faults), state_location(self.load(HOME), STREAM)),
             clock_ms=lambda: NOW_MS,
             retry_policy=RetryPolicy(total_s=4, clock=now, wait=now.wait),
-            at_once=catalog.commit_at_once if self.spec.commit.atomic else None,
+            commit_atomically=catalog.commit_at_once if self.spec.commit.atomic else None,
             merging=merge_config(self.spec, run, lambda: 2),
         )
         return tables, catalog

@@ -90,9 +90,9 @@ def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int)
 def test_two_writers_of_the_same_tables_in_another_order_wait_for_no_deadlock(address: tuple[str, str]) -> None:
     def numbers(key: str, *names: str) -> Callable[[], object]:
         catalog = open_catalog(*address)
-        at_once, tables = find_commit_tables(catalog), handles(catalog, names)
+        commit_atomically, tables = find_commit_tables(catalog), handles(catalog, names)
         count = iter(range(1, 1000))
-        return lambda: commit_number(tables, next(count), at_once=at_once, key=key)
+        return lambda: commit_number(tables, next(count), commit_atomically=commit_atomically, key=key)
 
     first = numbers("first", "a", "b", "c")
     with beside(numbers("second", "c", "b", "a")) as failed:

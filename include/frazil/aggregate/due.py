@@ -115,5 +115,5 @@ def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetad
     return AggregatedDays(days, oldest_ms)
 
 
-def select_late_days(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
+def select_overdue_days(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
     return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

@@ -67,7 +67,7 @@ class DayRun:
     catalog: Catalog
     spec: AggregationSpec
     day: date
-    given: DayInput
+    day_input: DayInput
 
     @contextmanager
     def report(self, jobs: JobReporter | None) -> Iterator[None]:
@@ -90,7 +90,7 @@ class DayRun:
         except Exception as error:  # catalogs' clients raise anything; the run will report the same error
             log.info("cannot report the source %s to the OpenLineage backend: %r", self.spec.source, error)
             return RunFacts(day=self.day)
-        return RunFacts(inputs=(replace(source, snapshot_id=self.given.snapshot_id),), day=self.day)
+        return RunFacts(inputs=(replace(source, snapshot_id=self.day_input.snapshot_id),), day=self.day)
 
     def _end_facts(self, before: RunFacts) -> RunFacts:
         try:
@@ -102,7 +102,7 @@ class DayRun:
 
     def _written_totals(self, target: Table) -> Totals | None:
         """Return the totals of this run's snapshot; None if the target already had a newer input."""
-        own = input_summary(self.spec, self.day, self.given)
+        own = input_summary(self.spec, self.day, self.day_input)
         of_day = ("frazil.aggregation", "frazil.day")
         of_input = ("frazil.input-snapshot-id", "frazil.input-revisions")
         for snapshot in ancestors(target.metadata):
@@ -153,17 +153,19 @@ def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
     for _ in range(MAX_ATTEMPTS):
         with translate_catalog_errors(catalog.name):
             target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
-        newer = find_newer_input(spec, day, run.given, target=target.metadata, source=source.metadata)
+        newer = find_newer_input(spec, day, run.day_input, target=target.metadata, source=source.metadata)
         if newer is not None:
             return DayOutcome(
                 False,
                 f"{spec.target}: {day} was not changed, because it already shows a newer state of {spec.source}: "
                 f"sequence number {newer['frazil.input-sequence-number']} (snapshot "
                 f"{newer['frazil.input-snapshot-id']}). The input of this run has sequence number "
-                f"{run.given.sequence_number} (snapshot {run.given.snapshot_id})",
+                f"{run.day_input.sequence_number} (snapshot {run.day_input.snapshot_id})",
             )
         if _overwrite(run, result, base=target):
-            return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {run.given.snapshot_id}")
+            return DayOutcome(
+                True, f"{spec.target}: {day} now shows {spec.source} at snapshot {run.day_input.snapshot_id}"
+            )
         log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
     raise CommitUnavailable(
         f"{spec.target}: other runs wrote {day} during each of {MAX_ATTEMPTS} attempts; run the aggregation again"
@@ -175,7 +177,7 @@ def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
     spec, day, source = run.spec, run.day, _spark_name(run.catalog, run.spec.source)
     try:
         spark.catalog.refreshTable(source)
-        rows = spark.read.option("versionAsOf", str(run.given.snapshot_id)).table(source)
+        rows = spark.read.option("versionAsOf", str(run.day_input.snapshot_id)).table(source)
         moment = rows[spec.event_time]
         kind = rows.schema[spec.event_time].dataType
         begin, end = (F.lit(f"{d} 00:00:00").cast(kind) for d in (day, day + timedelta(days=1)))
@@ -210,7 +212,7 @@ def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
     snapshot = base.current_snapshot()
     if snapshot is not None:
         writer = writer.option("validate-from-snapshot-id", str(snapshot.snapshot_id))
-    for key, value in input_summary(run.spec, run.day, run.given).items():
+    for key, value in input_summary(run.spec, run.day, run.day_input).items():
         writer = writer.option(f"snapshot-property.{key}", value)
     try:
         writer.overwrite(F.col(DAY_COLUMN) == F.lit(run.day))

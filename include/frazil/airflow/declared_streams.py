@@ -13,7 +13,7 @@ from frazil.spec.conflicts import find_conflicts
 from frazil.spec.last_valid import STREAMS, find_declared
 from frazil.spec.load import find_stream, find_streams_of
 from frazil.spec.model import STREAM_NAME, StreamSpec
-from frazil.spec.routed_stream import feeding, view_from_table
+from frazil.spec.routed_stream import find_feeding_streams, view_from_table
 from frazil.spec.yaml_file import read_mapping
 
 
@@ -69,7 +69,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     if no stream feeds the table, or if a file that has never been valid contains the table's name.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
-    specs = feeding((one.spec for one in found if one.spec is not None), table)
+    specs = find_feeding_streams((one.spec for one in found if one.spec is not None), table)
     unknown = any(one.spec is None and table in _read_text(one.path) for one in found)
     return tuple(specs) if specs and not unknown else find_streams_of(folder, table)
 

@@ -72,7 +72,7 @@ def each_alert(notifier: Call) -> EachAlert:
 def failure_message(context: Any) -> Message:
     """Return the message about a task that failed after all retries."""
     error = context.get("exception") or context.get("reason") or NO_REASON
-    sentence = _error_sentence(error)
+    sentence = _error_message(error)
     try:
         return _task_message(context, sentence)
     except Exception:  # a context of another shape: notify anyway
@@ -83,7 +83,7 @@ def failure_message(context: Any) -> Message:
         )  # fmt: skip
 
 
-def _error_sentence(error: object) -> str:
+def _error_message(error: object) -> str:
     try:
         text = str(error).strip() or repr(error)
     except Exception:  # notify anyway

@@ -13,13 +13,13 @@ MAX_THREADS = 8
 
 
 def read_in_parallel(
-    names: Iterable[str], read: Callable[[str], T], *, within_s: float, at_once: int = MAX_THREADS
+    names: Iterable[str], read: Callable[[str], T], *, within_s: float, max_threads: int = MAX_THREADS
 ) -> dict[str, T | Exception]:
     """Read all names in parallel. Return the result of `read` or its exception, by name.
 
     A read that takes longer than `within_s` is abandoned, and its entry is a TimeoutError.
     """
-    pool = ThreadPoolExecutor(at_once)
+    pool = ThreadPoolExecutor(max_threads)
     futures = {name: pool.submit(read, name) for name in names}
     wait(futures.values(), timeout=within_s)
     found: dict[str, T | Exception] = {}

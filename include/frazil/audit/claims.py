@@ -39,7 +39,7 @@ class Claims:
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
     """How many of the `records` are in each routed table."""
-    gone: tuple[str, ...] = ()
+    missing_commit_records: tuple[str, ...] = ()
     """Commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before they were read, according to the period's snapshots."""
@@ -74,7 +74,9 @@ def load_all_claims(journals: JournalStore, marker: Marker, metadata: TableMetad
     live = [record for record in records if _is_committed(record.key, marker)]
     backfills = list(published_records(journals, metadata, marker.stream))
     claimed = _sum_claims(journals, marker, metadata, live, backfills)
-    return dataclasses.replace(claimed, gone=tuple(_missing_record_paths(journals, marker, metadata, live)))
+    return dataclasses.replace(
+        claimed, missing_commit_records=tuple(_missing_record_paths(journals, marker, metadata, live))
+    )
 
 
 def _missing_record_paths(
@@ -104,14 +106,14 @@ def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMe
     keeps their snapshots.
     """
     batches: list[Journal] = []
-    gone: list[str] = []
+    missing_commit_records: list[str] = []
     oldest: BatchKey | None = None
     for snapshot, path in commit_records(metadata, marker.stream):
         oldest = parse_key(path) or oldest
         if snapshot.timestamp_ms in window:
             record = journals.read(path)
             if record is None:
-                gone.append(path)
+                missing_commit_records.append(path)
             else:
                 batches.append(record)
     if _history_begins_ms(metadata) > window.from_ms:
@@ -121,7 +123,9 @@ def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMe
     backfills = list(published_records(journals, metadata, marker.stream, window=window))
     claimed = _sum_claims(journals, marker, metadata, batches, backfills)
     repeats = None if backfills else claimed.repeats  # other periods may have records of the same offsets
-    return dataclasses.replace(claimed, gone=tuple(gone), lost=tuple(lost), repeats=repeats)
+    return dataclasses.replace(
+        claimed, missing_commit_records=tuple(missing_commit_records), lost=tuple(lost), repeats=repeats
+    )
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:

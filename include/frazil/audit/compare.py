@@ -15,7 +15,7 @@ from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import (
     CommittedRange,
-    Group,
+    OverlappingRanges,
     claimed_offsets,
     find_accepted_loss,
     group_by_topic_id,
@@ -89,7 +89,7 @@ def count_dropped(e: Evidence) -> int:
     return sum(_dropped_in(e, group) for group in e.groups)
 
 
-def _dropped_in(e: Evidence, group: Group) -> int:
+def _dropped_in(e: Evidence, group: OverlappingRanges) -> int:
     bounds = group.bounds(lambda r: r.dropped)
     lowest = sum(lowest for lowest, _ in bounds.values())
     return lowest if group.is_single or len(bounds) > 1 else min(lowest, len(group.offsets - e.seen))
@@ -122,7 +122,7 @@ def count_rows(e: Evidence) -> int:
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
     """Return the offsets that may have a second row, then the offsets that may have a third, and so on."""
     layers: list[BitMap64] = []
-    for claimed in (*map(claimed_offsets, e.generations.values()), covered_offsets(e.rewritten)):
+    for claimed in (*map(claimed_offsets, e.ranges_by_topic_id.values()), covered_offsets(e.rewritten)):
         carried = claimed
         for index, layer in enumerate(layers):
             layers[index], carried = layer | carried, layer & carried
@@ -153,7 +153,7 @@ def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Fin
 
 def find_ambiguous_offsets(e: Evidence) -> BitMap64:
     """Return the offsets that may also belong to a record of an earlier topic, or of the log before a truncation."""
-    former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
+    former = claimed_offsets(r for r in (*e.ranges, *e.ranges_outside_period) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
 
@@ -194,13 +194,13 @@ def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
-    if e.kafka is None or e.kafka.cut is None:
+    if e.kafka is None or e.kafka.truncated_at is None:
         return
-    cut = e.kafka.cut
-    others = len(e.kafka.offsets & offset_bitmap(cut, e.marker) - covered_offsets(e.rewritten))
+    offset = e.kafka.truncated_at
+    others = len(e.kafka.offsets & offset_bitmap(offset, e.marker) - covered_offsets(e.rewritten))
     yield _make_finding(
         e, FindingKind.LOG_CUT, max(others, 1),
-        f"Kafka's log was truncated at offset {cut:,}, below the committed offset. From that offset on, the table's "
+        f"Kafka's log was truncated at offset {offset:,}, below the committed offset. From that offset on, the table's "
         f"rows have no record in Kafka, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
         "from that offset, run `frazil reset STREAM --to marker`",
     )  # fmt: skip
@@ -227,14 +227,14 @@ class _TableClaims:
     name: str
     tally: OffsetTally
     claimed: Callable[[CommittedRange], int]
-    groups: list[Group]
+    groups: list[OverlappingRanges]
     lost: BitMap64
     """Missing offsets that the comparison with Kafka already reports."""
     rewritten: BitMap64
     accepted: BitMap64
     """Offsets in no table whose loss an operator accepted."""
 
-    def compare(self, group: Group) -> tuple[int, int]:
+    def compare(self, group: OverlappingRanges) -> tuple[int, int]:
         """Return the minimum number of missing records in a group, and the number of records that exceed its claims."""
         accepted = self.accepted
 
@@ -254,7 +254,7 @@ class _TableClaims:
         surplus = len((self.tally.seen | self.lost) & group.offsets) - highest
         return missing_, 0 if self.rewritten & group.offsets else max(0, surplus)
 
-    def count_short(self, group: Group, topic_ids: Container[str]) -> int:
+    def count_short(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
         """Return how many records of these topics a group is missing, if it has none of other topics of the name."""
         if group.is_single:
             return 0
@@ -292,7 +292,7 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
 def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
     """Report where a table's records differ from the commit records. Leaves out records already reported as missing."""
     fewer = more = unknown = 0
-    first: Group | None = None
+    first: OverlappingRanges | None = None
     of_rows, dead_letters = witness.tally is e.rows, _dead_letter_claims(e)
     accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
     for group in witness.groups:
@@ -303,7 +303,7 @@ def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Fi
         if e.drops_repeats and of_rows:
             missing_ = 0
         fewer, more = fewer + missing_, more + surplus
-        unknown += max(0, witness.count_short(group, group.generations) - missing_)
+        unknown += max(0, witness.count_short(group, group.ranges_by_topic_id) - missing_)
         first = first or (group if missing_ or surplus else None)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, unknown,
@@ -324,17 +324,19 @@ def _claimed_records(r: CommittedRange) -> int:
     return min(r.end - r.start, r.records + r.rejected)
 
 
-def _max_records(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
+def _max_records(group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
     """Return the maximum number of records that a group can have, except records of the topic with the id `but`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 
-def _is_exact(e: Evidence, group: Group) -> bool:
-    """Return whether `Group.lowest` applies: the ranges overlap, and belong to one log that was not truncated."""
-    return not group.is_single and len(group.generations) == 1 and not covered_offsets(e.rewritten) & group.offsets
+def _is_exact(e: Evidence, group: OverlappingRanges) -> bool:
+    """Return whether `OverlappingRanges.lowest` applies: the ranges overlap, in one log that was not truncated."""
+    return (
+        not group.is_single and len(group.ranges_by_topic_id) == 1 and not covered_offsets(e.rewritten) & group.offsets
+    )
 
 
-def _hidden_rows(e: Evidence, group: Group) -> int:
+def _hidden_rows(e: Evidence, group: OverlappingRanges) -> int:
     """Return how many missing rows of overlapping ranges may go unnoticed: dead letters can have the same offsets."""
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
@@ -443,7 +445,7 @@ def describe_deleted_offsets(committed: int, first: int) -> str:
 
 
 def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:
-    return Finding(kind, count, sentence, e.where)
+    return Finding(kind, count, sentence, e.partition_label)
 
 
 def is_counted_once(e: Evidence) -> bool:

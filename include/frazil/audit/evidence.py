@@ -8,7 +8,13 @@ from dataclasses import dataclass, field, replace
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.ranges import ByTopicId, CommittedRange, Group, group_by_topic_id, group_ranges
+from frazil.audit.ranges import (
+    ByTopicId,
+    CommittedRange,
+    OverlappingRanges,
+    group_by_topic_id,
+    group_overlapping_ranges,
+)
 from frazil.commit.marker import Marker
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
@@ -20,7 +26,7 @@ class RemainingOffsets:
 
     first: int
     offsets: BitMap64
-    cut: int | None = None
+    truncated_at: int | None = None
     """Offset at which the log was truncated, with other records from there on; None if it was not truncated."""
     dropped: BitMap64 = field(default_factory=BitMap64)
     """Records that the current transform drops."""
@@ -39,7 +45,7 @@ class Evidence:
     kafka: RemainingOffsets | None = None
     whole: bool = True
     """False if ranges, rows and dead letters cover only a period."""
-    elsewhere: tuple[CommittedRange, ...] = ()
+    ranges_outside_period: tuple[CommittedRange, ...] = ()
     """Ranges outside the audited period, which may explain differences; empty if they were not read."""
     rewritten: tuple[Span, ...] = ()
     """Offsets that Kafka assigned to a second record, so that rows may occur twice."""
@@ -55,17 +61,17 @@ class Evidence:
     """Whether the stream drops repeats, so rows may be fewer than records."""
     former_dead_letters: int = 0
     """Dead letters of earlier topics with the same name, which `dead_letters` leaves out."""
-    groups: list[Group] = field(init=False, repr=False, compare=False)
+    groups: list[OverlappingRanges] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", group_ranges(self.ranges, self.elsewhere))
+        object.__setattr__(self, "groups", group_overlapping_ranges(self.ranges, self.ranges_outside_period))
 
     @property
     def topic_partition(self) -> TopicPartition:
         return self.topic, self.partition
 
     @property
-    def where(self) -> str:
+    def partition_label(self) -> str:
         return f"{self.topic}-{self.partition}"
 
     @property
@@ -73,18 +79,18 @@ class Evidence:
         return self.rows.seen | self.dead_letters.seen
 
     @property
-    def generations(self) -> dict[str, list[CommittedRange]]:
-        return group_by_topic_id((*self.ranges, *self.elsewhere))
+    def ranges_by_topic_id(self) -> dict[str, list[CommittedRange]]:
+        return group_by_topic_id((*self.ranges, *self.ranges_outside_period))
 
     def replayed_of(self, r: CommittedRange) -> int:
         """Return how many of a range's dead letters have become rows."""
         return self.replayed.get(r.topic_id, BitMap64()).range_cardinality(r.start, r.end)
 
     @property
-    def dead_letter_groups(self) -> list[Group]:
+    def dead_letter_groups(self) -> list[OverlappingRanges]:
         """Groups of the current topic's ranges only, because `dead_letters` leaves out those of earlier topics."""
-        current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
-        return group_ranges(*current)
+        current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.ranges_outside_period))
+        return group_overlapping_ranges(*current)
 
 
 def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
@@ -128,6 +134,8 @@ def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims
     """Return a period's evidence with the claims outside the period added. `own` are the period's claims."""
     elsewhere, replayed = every.without(own), every.replayed
     return tuple(
-        replace(e, elsewhere=elsewhere.get(e.topic_partition, ()), replayed=replayed.get(e.topic_partition, {}))
+        replace(
+            e, ranges_outside_period=elsewhere.get(e.topic_partition, ()), replayed=replayed.get(e.topic_partition, {})
+        )
         for e in evidence
     )

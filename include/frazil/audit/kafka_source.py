@@ -39,7 +39,7 @@ def ask_kafka(
     """
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
-        first, ends = kafka.earliest(topics.led), kafka.log_ends(topics.led)
+        first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)
         notes = []
         ranges: dict[TopicPartition, Span] = {}
         current = claimed.of_topics(marker.source.topic_ids)
@@ -107,7 +107,7 @@ def find_truncated_logs(
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
     while left:
         requested = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
-        for tp, at in kafka.cut(requested).items():
+        for tp, at in kafka.truncation_offsets(requested).items():
             if not any(start <= at and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
                 found[tp] = min(at, found.get(tp, at))
         left = {tp: ends[1:] for tp, ends in left.items() if ends[1:]}

@@ -42,7 +42,7 @@ class CommittedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OverlappingRanges:
     """Audited ranges that overlap, or a single range."""
 
     audited: tuple[CommittedRange, ...]
@@ -59,7 +59,7 @@ class Group:
         return claimed_offsets(self.audited)
 
     @property
-    def generations(self) -> Mapping[str, list[CommittedRange]]:
+    def ranges_by_topic_id(self) -> Mapping[str, list[CommittedRange]]:
         return group_by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
@@ -68,7 +68,7 @@ class Group:
         `claimed` returns how many records of a range its commit record counts.
         """
         offsets, bounds = self.offsets, dict[str, tuple[int, int]]()
-        for topic_id, ranges in self.generations.items():
+        for topic_id, ranges in self.ranges_by_topic_id.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}
             outside = {r: r.end - r.start - inside[r] for r in ranges}
             lowest = _max_chain_weight({r: max(0, claimed(r) - outside[r]) for r in ranges})
@@ -88,7 +88,9 @@ class Group:
         return _max_chain_weight({r: short(r) for r in self.audited})
 
 
-def group_ranges(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
+def group_overlapping_ranges(
+    audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()
+) -> list[OverlappingRanges]:
     """Group each audited range with every range that overlaps it, in order. Skips empty ranges."""
     grouped: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
@@ -98,7 +100,7 @@ def group_ranges(audited: Iterable[CommittedRange], others: Iterable[CommittedRa
             grouped.append(([], []))
         grouped[-1][0 if is_audited else 1].append(r)
         reach = max(reach, r.end)
-    return [Group(tuple(own), tuple(rest)) for own, rest in grouped if own]
+    return [OverlappingRanges(tuple(own), tuple(rest)) for own, rest in grouped if own]
 
 
 def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:

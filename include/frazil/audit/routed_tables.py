@@ -268,7 +268,7 @@ def find_misplaced_rows(
                     earlier = "" if has > committed else ". An earlier declaration of the route may have written them"
                     sentence = (
                         f"the table has {format_count(len(misplaced), 'row')} that the route, as declared now, sends "
-                        f"to table {other}: {e.where} {format_at_offsets(misplaced)}{earlier}"
+                        f"to table {other}: {e.partition_label} {format_at_offsets(misplaced)}{earlier}"
                     )
                     kind = FindingKind.NOT_COMPARED if earlier else FindingKind.MISCOUNTED
                     yield Finding(kind, len(misplaced), sentence, name)

@@ -265,7 +265,7 @@ def find_metadata_problems(
 def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
     """Return findings about a rollback, missing commit records and skipped ranges."""
     findings = []
-    for path in claimed.gone:
+    for path in claimed.missing_commit_records:
         key = parse_key(path)
         is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
         kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE

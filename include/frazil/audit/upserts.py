@@ -163,7 +163,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
             if (why := why_not_comparable(topic, marker.source, topics.identity, spec))
         }
         why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
-        first, ends = kafka.earliest(topics.led), kafka.log_ends(topics.led)
+        first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)
         starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
         truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in starts})
     if window is None:
@@ -199,7 +199,7 @@ def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Mark
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
-    return (up_to_marker if every.gone else up_to_marker & claimed_offsets(ranges)) - lost
+    return (up_to_marker if every.missing_commit_records else up_to_marker & claimed_offsets(ranges)) - lost
 
 
 def _report_missing_in_kafka(

@@ -16,7 +16,7 @@ from frazil.offsets.tally import Tallies, get_offsets
 from frazil.spec.units import format_count
 
 
-def find_whole_ranges(
+def find_complete_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of committed ranges whose records, except dropped ones, are all in the tables."""
@@ -48,7 +48,7 @@ class StagedRecords:
     journals: tuple[Journal, ...]
     rows: Tallies
     dead_letters: Tallies
-    elsewhere: tuple[Tallies, ...]
+    table_tallies: tuple[Tallies, ...]
     """The rows and dead letters that the stream's tables already have."""
     source: Mapping[TopicPartition, BitMap64] | None = None
     """The source's records in these ranges; None if an event-time filter selected only some records."""
@@ -58,9 +58,9 @@ def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:
     return merge_spans((p.topic_partition, (p.start, p.end)) for part in parts for p in part.progress)
 
 
-def count_landed_elsewhere(staged: StagedRecords) -> int:
+def count_already_stored(staged: StagedRecords) -> int:
     own = {tp: _seen_in_any((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
-    return sum(len(offsets & _seen_in_any(staged.elsewhere, tp)) for tp, offsets in own.items())
+    return sum(len(offsets & _seen_in_any(staged.table_tallies, tp)) for tp, offsets in own.items())
 
 
 def find_problems(staged: StagedRecords) -> list[str]:

@@ -307,7 +307,7 @@ def finish_ended_backfill(tables: StreamTables) -> str | None:
         return None
     own = _staging_tables(tables, backfill.id)
     if backfill.state is BackfillState.PUBLISHED:
-        settle_published(tables, backfill)
+        finish_published(tables, backfill)
         _sweep(own, backfill)
         return backfill.id
     _drop(tables, tables.dead_letters, backfill, by=backfill.abandoned_by)
@@ -318,7 +318,7 @@ def finish_ended_backfill(tables: StreamTables) -> str | None:
     return backfill.id
 
 
-def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
+def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """Finish a published backfill or replay: first commit to routed tables, then to the dead-letter table, then delete
     leftover files. A backfill adds its rejected records to the dead-letter table. A replay removes the dead letters
     that became rows, and adds a new error to each that failed again.

@@ -71,7 +71,7 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     )
 
 
-def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
+def estimate_messages(dry_run: Estimate, *, stream: str) -> list[str]:
     what = "offsets"
     if dry_run.source_files:
         what = f"records in {format_count(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"

@@ -50,7 +50,7 @@ from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
 
-SETTLE_TIMEOUT_S = 15.0
+ROUTED_TABLES_TIMEOUT_S = 15.0
 """Seconds to wait for a running writer to commit the last batch to the routed tables."""
 MAX_OPEN_ATTEMPTS = 3
 """Maximum number of attempts to open the routed tables, which fails while a writer begins."""
@@ -104,13 +104,13 @@ class BackfillRoute:
 def _wait_for_routed_tables(tables: StreamTables) -> Marker:
     """Wait until the routed tables have all batches, and return the default table's marker."""
     retry_policy = tables.retry_policy
-    deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
+    deadline = retry_policy.clock() + ROUTED_TABLES_TIMEOUT_S
     while True:
         default_marker = require_own_marker(tables.stream, tables.marker(), noun="records")
         behind = find_lagging_tables(tables, default_marker)
         if not behind:
             return default_marker
-        if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, SETTLE_TIMEOUT_S)):
+        if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
             raise RouteBehind(_refusal_message(tables.stream, str(behind[0])))
 
 

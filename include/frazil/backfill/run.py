@@ -141,7 +141,7 @@ class Backfill:
             held.append(offsets_without_dead_letters(wanted, self._tally_dead_letters(wanted, marker.source)))
         if not self._is_decided_by_dead_letters:
             *rows, dead_letters = tallies = self._tally_tables(table, marker, wanted, claimed)
-            whole = backfill_audit.find_whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
+            whole = backfill_audit.find_complete_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
             held += [whole, seen_offsets(dead_letters)]
             exact = self.source.select_with_records(
                 missing_spans(wanted, unite_offsets([*held, *map(seen_offsets, rows)]))
@@ -318,20 +318,23 @@ class Backfill:
         if self.spec.sinks.mode.replaces_rows:  # a record may have several changes, which are always committed together
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
         if self._is_decided_by_dead_letters:
-            elsewhere: tuple[Tallies, ...] = ()
+            table_tallies: tuple[Tallies, ...] = ()
         else:
-            elsewhere = self._tally_tables(table, marker, spans)[-1 if self._drops_reread_rows(table) else 0 :]
+            table_tallies = self._tally_tables(table, marker, spans)[-1 if self._drops_reread_rows(table) else 0 :]
         if self.request.dead_letters:
-            elsewhere = (*elsewhere, tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source)))
+            table_tallies = (
+                *table_tallies,
+                tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source)),
+            )
         is_whole = self.request.event_times_us is None and not self._skips_records
         staged = StagedRecords(
             journals,
             rows=rows,
             dead_letters=tally_rows(self.opened.tables.dead_letters.current(), branch),
-            elsewhere=elsewhere,
+            table_tallies=table_tallies,
             source=self.source.records(spans) if is_whole else None,
         )
-        if landed := backfill_audit.count_landed_elsewhere(staged):
+        if landed := backfill_audit.count_already_stored(staged):
             raise StaleBatch(
                 f"{format_count(landed, 'record')} of backfill {committer.backfill.id} were added to the table while "
                 "the backfill was staged"

@@ -88,11 +88,11 @@ def backfill(  # noqa: PLR0913 - a command's options
     if not dry_run:
         _run_backfill(spec, request, as_json=as_json)
         return
-    from frazil.backfill.estimate import estimate, estimate_sentences  # loads the decoders, only for a dry run
+    from frazil.backfill.estimate import estimate, estimate_messages  # loads the decoders, only for a dry run
 
     with open_backfill(spec, request, kafka_timeout_s=INTERACTIVE_TIMEOUT_S, read_only=True) as requested:
         result = estimate(requested, requested.plan(requested.last()))
-    echo_json(result) if as_json else echo("\n".join(estimate_sentences(result, stream=stream)))
+    echo_json(result) if as_json else echo("\n".join(estimate_messages(result, stream=stream)))
 
 
 def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from frazil.cli.options import TimeParam, check_reason, current_user, stream_opt
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.open_streams import OpenStream, open_read_only
 from frazil.dead_letters.discard import DiscardMark, discard
-from frazil.dead_letters.left_out import LeftOutReason, count_left_out, left_out_sentences
+from frazil.dead_letters.left_out import LeftOutReason, count_left_out, left_out_messages
 from frazil.dead_letters.selection import ERROR_CLASS_PATTERN, Selection, count_by_day, read_samples
 from frazil.errors import AdoptionRequired, SchemaIncompatible
 from frazil.fast_imports import allow_pandas
@@ -77,7 +77,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         columns = ("day", "reason", "dead letters", "replayed in vain", "discarded")
         echo_table(columns, rows, numbers=frozenset(columns[2:]))
-        for sentence in _left_out_sentences(opened, Selection(discarded=discarded, **which)):
+        for sentence in _left_out_messages(opened, Selection(discarded=discarded, **which)):
             echo(f"In a replay, {sentence}", err=True)
     if (backfill := find_unfinished(opened.tables)) and backfill.replays:
         begun = f"A replay of stream {stream} ({backfill.request['dead-letters']}) is running, or was interrupted"
@@ -142,7 +142,7 @@ def discard_(  # noqa: PLR0913 - a command's options
     count = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not count:
         sentence = f"{format_count(count, 'dead letter')} of stream {stream} would be discarded."
-        sentence = sentence if count else _nothing_sentence(stream, "to discard", selection)
+        sentence = sentence if count else _nothing_message(stream, "to discard", selection)
         _print_result(as_json, sentence, discarded=0, meant=count)
         return
     ask(f"Discard {format_count(count, 'dead letter')} of stream {stream}?", yes=yes)
@@ -180,7 +180,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     check_coordinates(opened.spec)
     dead_letters = opened.tables.dead_letters.current()
     left = count_left_out(opened, selection)
-    for sentence in left_out_sentences(left, stream):
+    for sentence in left_out_messages(left, stream):
         echo(sentence, err=True)
     allow_pandas()
     from frazil.dead_letters.replay import EMPTY_RESULT, Preview, preview, replay  # loads the decoders for replays only
@@ -191,8 +191,8 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
             would, problem = preview(opened, selection), ""
         except SchemaIncompatible as error:  # the table does not have new columns yet
             would, problem = Preview(), str(error)
-        sentence = " ".join(_preview_sentences(would, count, stream=stream, problem=problem))
-        sentence = sentence if count else _nothing_sentence(stream, "to replay", selection, left_out=bool(left))
+        sentence = " ".join(_preview_messages(would, count, stream=stream, problem=problem))
+        sentence = sentence if count else _nothing_message(stream, "to replay", selection, left_out=bool(left))
         shown = {"would-land": would.landing, "would-fail": would.failing, "errors": _errors(would)}
         _print_result(as_json, sentence, landed=0, failed=0, meant=count, **shown, **_left_out_document(left))
         return
@@ -205,24 +205,24 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         echo_json({**_result_counts(own), **_left_out_document(left), **before})
         return
     if earlier:
-        echo(f"Finished a replay that another command began. {_result_sentence(opened.spec, earlier)}")
+        echo(f"Finished a replay that another command began. {_result_message(opened.spec, earlier)}")
     if own.backfill:
-        echo(_result_sentence(opened.spec, own))
+        echo(_result_message(opened.spec, own))
     else:
         purpose = "else to replay" if earlier else "to replay"
         rest = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection))
-        echo(_nothing_sentence(stream, purpose, selection, left_out=bool(left), are_rows=rest > left.total()))
+        echo(_nothing_message(stream, purpose, selection, left_out=bool(left), are_rows=rest > left.total()))
 
 
-def _left_out_sentences(opened: OpenStream, selection: Selection) -> list[str]:
+def _left_out_messages(opened: OpenStream, selection: Selection) -> list[str]:
     """Return why a replay leaves out dead letters; empty if the stream has no marker."""
     try:
-        return left_out_sentences(count_left_out(opened, selection), opened.spec.name)
+        return left_out_messages(count_left_out(opened, selection), opened.spec.name)
     except AdoptionRequired:
         return []
 
 
-def _nothing_sentence(
+def _nothing_message(
     stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False
 ) -> str:
     match = "" if selection == Selection() else " that match"
@@ -235,7 +235,7 @@ def _nothing_sentence(
     return f"Stream {stream}: nothing {purpose}, because {why}."
 
 
-def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
+def _preview_messages(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:
@@ -268,7 +268,7 @@ def _left_out_document(left: Mapping[LeftOutReason, int]) -> dict[str, Any]:
     return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
 
 
-def _result_sentence(spec: StreamSpec, done: ReplayResult) -> str:
+def _result_message(spec: StreamSpec, done: ReplayResult) -> str:
     what = "is merged|are merged" if spec.sinks.mode.replaces_rows else "is a row|are rows"
     others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:

@@ -12,7 +12,7 @@ from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit.open_streams import open_read_only
 from frazil.errors import SpecError
-from frazil.spec.coordinates import RESERVED
+from frazil.spec.coordinates import RESERVED_COLUMNS
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
@@ -105,7 +105,7 @@ def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
     names = (field.name for field in table.schema().fields if field.field_id in layout)
     fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")
     fixed |= dict.fromkeys(spec.key_header_columns, "a record's key or header fills it by this name")
-    fixed |= dict.fromkeys(RESERVED, "frazil fills it by this name")
+    fixed |= dict.fromkeys(RESERVED_COLUMNS, "frazil fills it by this name")
     if field := spec.sinks.field:
         fixed[field] = "the route reads it by this name"
     return fixed | {spec.event_time.column: "it is the event time, which signals and gates read by this name"}

@@ -102,7 +102,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         results = run_in_parallel(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
         measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
         reports, unknown = _add_missing_tables(measured, specs, requests)
-        unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem_sentence(e)) for n, e in unknown.items()]
+        unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem_message(e)) for n, e in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
         specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
@@ -208,7 +208,7 @@ def _find_routed_tables(
         try:
             tables += requests.run(spec.table.catalog, partial(_load_routed_tables, spec, specs))
         except Exception as error:  # catalogs and storage raise anything; continue with the other tables
-            unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem_sentence(error)))
+            unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem_message(error)))
     return tables, unlisted
 
 
@@ -216,7 +216,7 @@ def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[M
     return find_template_tables(open_existing_catalog(spec.table.catalog), spec, specs)
 
 
-def _problem_sentence(error: Exception) -> str:
+def _problem_message(error: Exception) -> str:
     return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -229,7 +229,7 @@ def _report_if_possible(
     except NotMadeByRoute:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables
-        return TableReport(maintained.name, maintained.kind, problem=_problem_sentence(error))
+        return TableReport(maintained.name, maintained.kind, problem=_problem_message(error))
 
 
 def _read_stream(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) -> StreamReport:

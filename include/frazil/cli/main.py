@@ -58,12 +58,12 @@ COMMANDS = {
     "completion": "frazil.cli.options:completion",
 }
 
-WITHOUT_CATALOG = frozenset(
+COMMANDS_WITHOUT_CATALOG = frozenset(
     {"completion", "dev", "doctor", "infer", "init", "package", "preview", "reveal", "validate"}
 )
 
 
-OWN_HOME = frozenset({"dev", "init", "run"})
+COMMANDS_WITHOUT_DEMO = frozenset({"dev", "init", "run"})
 """Commands that do not use a running demo, because what they start must not end with the demo."""
 
 
@@ -88,9 +88,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        if cmd_name not in OWN_HOME:
+        if cmd_name not in COMMANDS_WITHOUT_DEMO:
             enter_running_demo()
-        if cmd_name not in WITHOUT_CATALOG:
+        if cmd_name not in COMMANDS_WITHOUT_CATALOG:
             check_configuration()
         module, attribute = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)

@@ -21,7 +21,7 @@ from frazil.signals.completion import Assessment, assess_group, assess_table, re
 from frazil.signals.signal import Signal
 from frazil.spec.load import find_streams_of, load_valid_streams
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group, never_complete_message
+from frazil.spec.routed_stream import is_template_view, never_complete_message
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import absent_table_error
@@ -103,7 +103,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     specs = _find_streams(streams_folder, table)
     table = specs[0].table.identifier
     catalog = open_existing_catalog(specs[0].table.catalog)
-    if is_group(specs[0]):
+    if is_template_view(specs[0]):
         if held or again:
             raise click.UsageError("--release and --send-again need one of the tables that the template created")
         _show_group(_template_tables(assess_group(catalog, specs[0], limit=sys.maxsize)), as_json=as_json)

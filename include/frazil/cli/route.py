@@ -159,7 +159,7 @@ def _give_up(  # noqa: PLR0913
     if is_routed and not exists:
         dropped_table_value(opened.spec, opened.tables, table)  # raises an error before anything is printed
     rows = found.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
-    if not rows and _is_settled(opened, default_marker, found, table, exists=exists):
+    if not rows and _needs_no_action(opened, default_marker, found, table, exists=exists):
         waiting = found.backfill_for(table)
         more = f" {waiting}." if waiting else ""
         output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
@@ -198,7 +198,7 @@ def _give_up(  # noqa: PLR0913
     return True
 
 
-def _is_settled(
+def _needs_no_action(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
     """Whether a table for which no rows wait agrees with the default table, or was given up before."""
@@ -233,7 +233,7 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
     spec, marker = opened.spec, property_name(default_marker.stream)
     if table in found.tables() or _were_rows_discarded(opened, table):
         return
-    is_own = table in {spec.sinks.decides, spec.sinks.fenced}
+    is_own = table in {spec.sinks.default_table, spec.sinks.dead_letter_table}
     is_listed = table in spec.sinks.named
     is_written = _table_exists(opened, table) and marker in opened.tables.handle(table).current().properties
     if is_own or not (is_written or is_listed):

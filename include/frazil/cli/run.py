@@ -30,7 +30,7 @@ from frazil.cli.options import stream_options
 from frazil.errors import FrazilError
 from frazil.extras import report_missing_extras
 from frazil.fast_imports import allow_pandas
-from frazil.home import full_disk_sentence, run_folder
+from frazil.home import full_disk_message, run_folder
 from frazil.host.endings import KILLED_BY_OTHERS, record_exit
 from frazil.host.heartbeat import Phase
 from frazil.host.lock import WriterLock, read_launch
@@ -169,7 +169,7 @@ class ForegroundWriter:
             self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else KILLED_BY_OTHERS)
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
-            where = full_disk_sentence(self._folder) or f"its last output is in {self._log}"
+            where = full_disk_message(self._folder) or f"its last output is in {self._log}"
             self.terminal.complain(f"the writer ended {how}; {where}")
         return code
 

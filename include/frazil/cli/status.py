@@ -14,7 +14,7 @@ from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import build_table, echo, echo_json, echo_lines, format_fields, is_terminal_narrow, watch
 from frazil.errors import SpecError
-from frazil.home import full_disk_sentence, home
+from frazil.home import full_disk_message, home
 from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
 from frazil.operations.dead_letters import count_rejected, find_treatments
@@ -101,7 +101,7 @@ class StatusReport:
             cells = [_overview_cells(one, now_ms=self.now_ms) for one in self.states]
             rows = [tuple(row[name] for name in columns) for row in cells]
             lines.append(build_table(columns, rows, numbers=frozenset({"lag", "rejected", "rows"})))
-        return [*lines, *_problem_sentences(self.states)]
+        return [*lines, *_problem_messages(self.states)]
 
 
 def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
@@ -122,7 +122,7 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
     return StatusReport(now_ms, found, errors, in_full=False, application=state)
 
 
-def _problem_sentences(streams: list[StreamState]) -> list[str]:
+def _problem_messages(streams: list[StreamState]) -> list[str]:
     """Return each problem and notice once, with its streams: an outage of a catalog is one line."""
     streams_by_sentence: dict[str, list[str]] = {}
     for one in streams:
@@ -227,6 +227,6 @@ def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
             doing += f", {format_count(writer.batch_records, 'record')} read"
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
-        why = full_disk_sentence(home()) or "it may have been killed"
+        why = full_disk_message(home()) or "it may have been killed"
         return f"{writer.state}, and the reason is not recorded: {why}" if writer.has_ended else writer.state
     return f"ended {format_elapsed(now_ms - writer.ended_at_ms)} ago with {describe_exit(writer)}"

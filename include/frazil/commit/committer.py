@@ -163,7 +163,9 @@ class Committer:
         )
         together = self.followers.atomic_commits(journal) if self.followers else ()
         commits = (self._dead_letter_commit(journal), *together, batch)
-        committed = commit_snapshots(commits, retry_policy=self._tables.retry_policy, at_once=self._tables.at_once)
+        committed = commit_snapshots(
+            commits, retry_policy=self._tables.retry_policy, commit_atomically=self._tables.commit_atomically
+        )
         if self.followers and committed.settled == journal.key:
             self.followers.add(journal)
         return committed

@@ -208,16 +208,17 @@ class TableCommit(Generic[T]):
 
 
 def commit_snapshots(
-    commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, at_once: CommitTables | None = None
+    commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, commit_atomically: CommitTables | None = None
 ) -> T:
-    """Commit to several tables, and return the result of the last one. With `at_once`, all or none change. Otherwise
+    """Commit to several tables, and return the result of the last one. With `commit_atomically`, all or
+    none change. Otherwise
     they change in order, and a crash may leave the last ones unchanged, so each `propose` must recognise changes of
     earlier attempts. Raises the same errors as `swap`.
     """
-    if at_once is None:
+    if commit_atomically is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
     try:
-        return _swap_tables(commits, at_once, retry_policy)
+        return _swap_tables(commits, commit_atomically, retry_policy)
     finally:
         for commit in commits:
             _delete_unused_files(commit.handle, commit.written)
@@ -267,9 +268,9 @@ class _Attempt(Generic[T]):
 
 class _Rounds(Generic[T]):
     def __init__(
-        self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
+        self, commits: Sequence[TableCommit[T]], commit_atomically: CommitTables | None, clock: Callable[[], float]
     ) -> None:
-        self._commits, self._at_once, self._clock = commits, at_once, clock
+        self._commits, self._commit_atomically, self._clock = commits, commit_atomically, clock
         self.proposing_s = 0.0
         """Time spent in `propose`. It does not count towards the timeout, because a merge takes minutes."""
         self._tried: list[_Attempt[T]] = []
@@ -321,13 +322,13 @@ class _Rounds(Generic[T]):
     def _commit(self, changes: Mapping[int, Change[T]], tables: Sequence[Table]) -> None:
         handles = [self._commits[index].handle for index in changes]
         parts = [TableChange(tables[index], change.requirements, change.updates) for index, change in changes.items()]
-        if len(parts) == 1 or self._at_once is None:
+        if len(parts) == 1 or self._commit_atomically is None:
             for handle, part in zip(handles, parts, strict=True):
                 handle.commit(part.table, requirements=part.requirements, updates=part.updates)
             return
         for handle in handles:
             handle.forget()
-        for handle, part, response in zip(handles, parts, self._at_once(parts) or (), strict=False):
+        for handle, part, response in zip(handles, parts, self._commit_atomically(parts) or (), strict=False):
             handle.set_committed(part.table, response)
 
 
@@ -340,10 +341,12 @@ def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy)
     return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
 
 
-def _swap_tables(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
+def _swap_tables(
+    commits: Sequence[TableCommit[T]], commit_atomically: CommitTables | None, retry_policy: RetryPolicy
+) -> T:
     deadline = retry_policy.clock() + retry_policy.total_s
     attempt, checked_again = 0, False
-    rounds = _Rounds(commits, at_once, retry_policy.clock)
+    rounds = _Rounds(commits, commit_atomically, retry_policy.clock)
     names = TableNames(tuple(commit.handle.identifier for commit in commits))
     refusals, outage = Refusals(names), Outage(names, retry_policy.clock)
     while True:

@@ -98,10 +98,10 @@ def may_refuse_one_update(error: Exception) -> bool:
     """Return whether the catalog refused a commit, and may accept it with fewer updates."""
     if isinstance(error, ForbiddenError):
         return not is_credentials_expiry(error)
-    return _is_refusal(error) and not is_overtaken(error)
+    return _is_refusal(error) and not is_sequence_conflict(error)
 
 
-def is_overtaken(error: Exception) -> bool:
+def is_sequence_conflict(error: Exception) -> bool:
     """Return whether a snapshot was refused because another branch took its sequence number or row ids, or because the
     table became format version 3, whose snapshots need row ids.
     """
@@ -123,7 +123,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
     """Return how to report an error if a retry may succeed. Raises AccessDenied or CommitUnavailable otherwise."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
-        case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
+        case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_sequence_conflict(error)):
             what = f"commit to {tables} lost a race ({text}): trying again"
             if any(said in str(error) for said in _NO_ROW_ID):
                 what = f"commit to {tables}: the table became format version 3: preparing the commit again"

@@ -86,7 +86,7 @@ class LaggingTable:
     """What happened to a table that no longer exists."""
 
     @property
-    def amiss(self) -> str:
+    def problem(self) -> str:
         return str(self.gone) if self.gone else f"{format_count(self.rows, 'row')} behind"
 
     def is_about_to_commit(self, now_ms: int) -> bool:
@@ -136,7 +136,9 @@ class Followers:
         atomic: bool | Collection[str] = True,
     ) -> Followers:
         """Load batches that routed tables may not have. Tables in `atomic` commit with the default one, if possible."""
-        in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
+        in_one_step = tables.commit_atomically is not None and (
+            atomic if isinstance(atomic, bool) else frozenset(atomic)
+        )
         followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
             return followers
@@ -165,8 +167,8 @@ class Followers:
         """Commit the waiting batches to their tables, in parallel. Files of a failed commit wait for the next call."""
         targets = sorted(self.waiting)
         # Threads that merge mostly wait for the engine's jobs.
-        at_once = 64 if self.tables.merging else MAX_PARALLEL_COMMITS
-        failures = run_in_parallel(self._try_commit, targets, at_once=at_once)
+        max_threads = 64 if self.tables.merging else MAX_PARALLEL_COMMITS
+        failures = run_in_parallel(self._try_commit, targets, max_threads=max_threads)
         for target, failure in zip(targets, failures, strict=True):
             if failure is None:
                 del self.waiting[target]

@@ -18,7 +18,7 @@ from frazil.pyiceberg_fixes.version_3 import first_row_id
 
 FAN_IN = 32
 """Number of manifests of one size class that are merged into one."""
-MAX_ENTRIES = 2_048
+MAX_MERGED_ENTRIES = 2_048
 MERGE_ENABLED = "commit.manifest-merge.enabled"
 """Iceberg's table property that switches merging off."""
 
@@ -47,7 +47,9 @@ def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEn
             classes[kind][manifest] = written
     full = next((found for found in classes.values() if len(found) >= FAN_IN), {})
     sums = accumulate(len(one.entries) for one in full.values())
-    return {manifest: full[manifest] for manifest, entries in zip(full, sums, strict=True) if entries <= MAX_ENTRIES}
+    return {
+        manifest: full[manifest] for manifest, entries in zip(full, sums, strict=True) if entries <= MAX_MERGED_ENTRIES
+    }
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:

@@ -31,7 +31,7 @@ from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
 from frazil.merge.deletion_vectors import PATH_ID
-from frazil.pyiceberg_fixes.version_3 import file_key, vector_of
+from frazil.pyiceberg_fixes.version_3 import file_key, referenced_data_file
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
@@ -296,7 +296,7 @@ def _index_deletes(
                     "mode: upsert cannot apply. Compact the table with the engine that wrote them, stop that engine "
                     "from writing to the table, then start again"
                 )
-            if file.file_format is not FileFormat.PARQUET and vector_of(file) is None:
+            if file.file_format is not FileFormat.PARQUET and referenced_data_file(file) is None:
                 raise SchemaIncompatible(
                     f"table {'.'.join(table.name())} has deletes in a {file.file_format.value} file "
                     f"({file.file_path}), which a stream with mode: upsert cannot read. Compact the table with the "
@@ -331,7 +331,7 @@ def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: Partition
                 d.file_path,
                 d.record_count,
                 alone=_path_bounds(d) == (path, path),
-                key=file_key(d) if vector_of(d) else "",
+                key=file_key(d) if referenced_data_file(d) else "",
             )
             for d in sorted(deletes, key=lambda d: d.file_path)
         ),

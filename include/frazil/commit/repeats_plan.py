@@ -29,7 +29,7 @@ from frazil.commit.merge_plan import (
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules, MergeTask, TableFile
-from frazil.pyiceberg_fixes.version_3 import vector_of
+from frazil.pyiceberg_fixes.version_3 import referenced_data_file
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
@@ -111,7 +111,7 @@ def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tup
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
     file = scanned.file
     for one in (file, *scanned.delete_files):
-        is_readable = one.file_format is FileFormat.PARQUET or vector_of(one) is not None
+        is_readable = one.file_format is FileFormat.PARQUET or referenced_data_file(one) is not None
         if not is_readable or one.content is DataFileContent.EQUALITY_DELETES:
             raise SchemaIncompatible(
                 f"{one.file_path} has neither rows nor position deletes in Parquet, nor deletion vectors, and a stream "

@@ -34,7 +34,7 @@ class AvailableOffsets:
     source: SourceIdentity
     first: Offsets
     end: Offsets
-    cut: Offsets = field(default_factory=dict)
+    truncated_at: Offsets = field(default_factory=dict)
     """Offsets, below the stream's position, at which logs were truncated. Kafka has other records from there on."""
 
 
@@ -122,13 +122,13 @@ def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[Top
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
     """Return each partition's offset, lowered to where Kafka's log was truncated."""
-    return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
+    return {tp: min(offset, available.truncated_at.get(tp, offset)) for tp, offset in offsets.items()}
 
 
 def list_moves(target: Offsets, *, held: Offsets, available: AvailableOffsets) -> tuple[OffsetMove, ...]:
     """Return the effect of a new position on each partition, sorted."""
     return tuple(
-        OffsetMove(*tp, held.get(tp), offset, available.first[tp], available.end[tp], available.cut.get(tp))
+        OffsetMove(*tp, held.get(tp), offset, available.first[tp], available.end[tp], available.truncated_at.get(tp))
         for tp, offset in sorted(target.items())
     )
 

@@ -45,7 +45,7 @@ DeadLetterOffsets = Mapping[DeadLetterSource, BitMap64]
 """The offsets of one stream's dead letters."""
 
 ChooseRows = Callable[[pa.Table], NDArray[np.bool_]]
-"""Returns a mask of the chosen rows, given the columns in `IDENTITY_COLUMNS` and `RowChange.wanted`."""
+"""Returns a mask of the chosen rows, given the columns in `IDENTITY_COLUMNS` and `RowChange.extra_columns`."""
 ReplaceRows = Callable[[pa.Table], pa.Table]
 """Returns the rows that replace the chosen ones, if any."""
 
@@ -80,7 +80,7 @@ class RowChange:
     """Offset spans that contain the chosen rows. Files without offsets in them are not read."""
     choose: ChooseRows
     replace: ReplaceRows
-    wanted: tuple[str, ...] = ()
+    extra_columns: tuple[str, ...] = ()
     """Further columns that `choose` needs."""
 
 
@@ -154,7 +154,7 @@ class _FileRewrite:
         writer = TableWriter(target, "dead-letters", io=io, file_name=file_namer(0, 0))
         try:
             for task in tasks:
-                columns = self._read(task, [*IDENTITY_COLUMNS, *self.change.wanted])
+                columns = self._read(task, [*IDENTITY_COLUMNS, *self.change.extra_columns])
                 if any(self.change.choose(rows).any() for rows in columns):
                     self.replaced.add(task.file.file_path)
                     self._copy(task, writer)

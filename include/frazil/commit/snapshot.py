@@ -109,7 +109,7 @@ class SnapshotWriter:
         return bool(self.attempts or self.manifests)
 
     @property
-    def _written(self) -> list[ManifestFile]:
+    def _written_manifests(self) -> list[ManifestFile]:
         merged = (self.merged.manifest,) if self.merged else ()
         return [*self.manifests, *(self.base.written if self.base else ()), *merged]
 
@@ -186,20 +186,20 @@ class SnapshotWriter:
         snapshot lists them.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
-        written = {m.manifest_path for m in self._written}
+        written = {m.manifest_path for m in self._written_manifests}
         if len(waste) == len(self.attempts):
-            if not self._listed(written, table):
+            if not self._is_any_listed(written, table):
                 waste += sorted(written)
                 self.manifests = []
         elif self.merged and self.merged_in.issubset(waste):  # a later attempt landed without it
             merged = {self.merged.manifest.manifest_path}
-            waste += [] if self._listed(merged, table) else sorted(merged)
+            waste += [] if self._is_any_listed(merged, table) else sorted(merged)
         self.attempts = [a for a in self.attempts if a.snapshot.manifest_list not in waste]
         for path in waste:
             with contextlib.suppress(FileNotFoundError):  # expired, and deleted by the expiry
                 table.io.delete(path)
 
-    def _listed(self, ours: Collection[str], table: Table) -> bool:
+    def _is_any_listed(self, ours: Collection[str], table: Table) -> bool:
         """Return whether a snapshot since the first attempt lists one of these manifests."""
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
         return bool(ours and self.attempts) and any(

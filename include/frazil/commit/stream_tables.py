@@ -30,7 +30,7 @@ class StreamTables:
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
     """How the writer keeps rows of open windows out of main, if declared. None for readers."""
-    at_once: CommitTables | None = None
+    commit_atomically: CommitTables | None = None
     """Commits all tables of a batch in one step; None if the tables are committed one by one."""
     merging: MergeConfig | None = None
     """How staged files are merged; None for readers, and if they are appended."""
@@ -52,8 +52,10 @@ class StreamTables:
         """Return the stream's tables. Raises SpecError for unsupported storage, or unsupported `atomic`."""
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
-        at_once = find_commit_tables(main.catalog) if atomic else None
-        return cls(stream, handles, journals, clock_ms, retry_policy or RetryPolicy(), align, at_once, merging)
+        commit_atomically = find_commit_tables(main.catalog) if atomic else None
+        return cls(
+            stream, handles, journals, clock_ms, retry_policy or RetryPolicy(), align, commit_atomically, merging
+        )
 
     @property
     def main(self) -> TableHandle:

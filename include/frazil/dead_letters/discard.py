@@ -51,7 +51,7 @@ def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
         offset_spans(dead_letters),
         lambda rows: is_selected(rows) & rows["discarded_at"].is_null().to_numpy(),
         lambda rows: _add_mark(rows, mark),
-        wanted=("discarded_at",),
+        extra_columns=("discarded_at",),
     )
     writer = RowChangeWriter(change)
     summary = {

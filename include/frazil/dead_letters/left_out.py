@@ -55,7 +55,7 @@ _SENTENCES: Mapping[LeftOutReason, str] = {
 }
 
 
-def left_out_sentences(found: Mapping[LeftOutReason, int], stream: str) -> list[str]:
+def left_out_messages(found: Mapping[LeftOutReason, int], stream: str) -> list[str]:
     sentences = []
     for reason, count in ((reason, found.get(reason, 0)) for reason in LeftOutReason):
         if count:

@@ -28,8 +28,8 @@ from frazil.spec.references import resolve
 from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed
 
-MAX_SHOWN = 5
-"""If more than twice this number of connections are good, one line summarises them."""
+MAX_LISTED_CONNECTIONS = 10
+"""If more connections than this are good, one line summarises them."""
 
 
 def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
@@ -60,7 +60,7 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         return
     checked = Connections.check(streams)
     good = checked.good
-    if len(good) > 2 * MAX_SHOWN:
+    if len(good) > MAX_LISTED_CONNECTIONS:
         good = [f"all other connections of {format_count(len(streams), 'stream')} work"]
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
@@ -121,8 +121,8 @@ def _read_database_ms(uri: str) -> int:
     return int(float(seconds) * 1000)
 
 
-MIN_WARNING_MS = 5_000
-MIN_WRONG_MS = 60_000
+MIN_CLOCK_WARNING_MS = 5_000
+MIN_CLOCK_ERROR_MS = 60_000
 TIMEOUT_S = 5.0
 _DATE_PRECISION_MS = 1_000
 """Precision of an HTTP server's `Date` header, which has whole seconds."""
@@ -148,9 +148,9 @@ class ServerTime:
 
 def evaluate_clock(server: str, answer: ServerTime) -> Finding:
     late_ms = abs(answer.difference_ms)
-    if late_ms < MIN_WARNING_MS:
+    if late_ms < MIN_CLOCK_WARNING_MS:
         return Finding("clock", CheckState.OK, f"{server} has the same time")
-    state = CheckState.WRONG if late_ms >= MIN_WRONG_MS else CheckState.WARNING
+    state = CheckState.WRONG if late_ms >= MIN_CLOCK_ERROR_MS else CheckState.WARNING
     direction = "ahead of" if answer.difference_ms > 0 else "behind"
     problem = f"the clock of {server} is {format_elapsed(late_ms)} {direction} this machine's"
     fix = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"

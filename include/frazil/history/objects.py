@@ -16,7 +16,7 @@ from typing import Any
 from pyiceberg.table import Table
 
 from frazil.errors import format_error
-from frazil.history.points import EventKind, HistoryEvent, Part, Point, RecordedHistory, StreamHistory
+from frazil.history.points import EventKind, HistoryEvent, HistoryPart, Point, RecordedHistory, StreamHistory
 from frazil.spec.model import StreamSpec
 from frazil.table.object_store import ObjectStore
 from frazil.table.remains import STATE_FOLDER
@@ -26,7 +26,7 @@ from frazil.table.tables import load_stream_table
 FORMAT_VERSION = 1
 READ_ATTEMPTS = 2
 """Number of attempts to read. A writer that takes over may delete objects after a reader has listed them."""
-_NAME = re.compile(rf"(\d{{8,}})-({'|'.join(Part)})\.json")
+_NAME = re.compile(rf"(\d{{8,}})-({'|'.join(HistoryPart)})\.json")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Point))
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
 
@@ -53,14 +53,14 @@ class HistoryObject:
     """An object of the history: its path, and the epoch and part in its name."""
 
     epoch: int
-    part: Part
+    part: HistoryPart
     path: str
 
     @classmethod
     def from_path(cls, path: str) -> HistoryObject | None:
         """Parse the path of a history object. Return None for any other path."""
         name = _NAME.fullmatch(path.rsplit("/", 1)[-1])
-        return cls(int(name[1]), Part(name[2]), path) if name else None
+        return cls(int(name[1]), HistoryPart(name[2]), path) if name else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class HistoryStore:
         location = history_location(table, stream)
         return cls(open_store(location, table.io.properties), location, str(table.metadata.table_uuid))
 
-    def put(self, epoch: int, past: StreamHistory, part: Part) -> None:
+    def put(self, epoch: int, past: StreamHistory, part: HistoryPart) -> None:
         self.store.put(f"{self.location}/{epoch:08d}-{part}.json", encode_part(past, part, self.table_uuid))
 
     def list_objects(self) -> list[HistoryObject]:
@@ -86,7 +86,9 @@ class HistoryStore:
     def delete(self, objects: Iterable[HistoryObject]) -> None:
         self.store.delete([one.path for one in objects])
 
-    def read(self, objects: Iterable[HistoryObject], parts: Iterable[Part] = Part) -> tuple[StreamHistory, list[str]]:
+    def read(
+        self, objects: Iterable[HistoryObject], parts: Iterable[HistoryPart] = HistoryPart
+    ) -> tuple[StreamHistory, list[str]]:
         """Return the history in these objects, and a message for each unreadable object.
 
         An earlier object is used in place of an unreadable one.
@@ -109,13 +111,13 @@ class HistoryStore:
         past, path = StreamHistory(), self._action_path(action_log)
         try:
             if (data := self.store.get(path)) is not None:
-                decode_part(data, Part.HAPPENED, past, self.table_uuid)
+                decode_part(data, HistoryPart.HAPPENED, past, self.table_uuid)
         except HistoryUnreadable as error:
             return [], [f"{path}: {error}"]
         return past.happened, []
 
     def put_actions(self, action_log: ActionLog, past: StreamHistory) -> None:
-        self.store.put(self._action_path(action_log), encode_part(past, Part.HAPPENED, self.table_uuid))
+        self.store.put(self._action_path(action_log), encode_part(past, HistoryPart.HAPPENED, self.table_uuid))
 
     def _action_path(self, action_log: ActionLog) -> str:
         return f"{self.location}/{action_log}.json"
@@ -155,9 +157,9 @@ def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, 
     past, problems = StreamHistory(), list[str]()
     for _ in range(READ_ATTEMPTS):
         objects = store.list_objects()
-        past, problems = store.read(objects, (Part.MINUTES, Part.HAPPENED))
+        past, problems = store.read(objects, (HistoryPart.MINUTES, HistoryPart.HAPPENED))
         if min(past.minutes, default=since_ms + 1) > since_ms:
-            older, more = store.read(objects, (Part.TENS,))
+            older, more = store.read(objects, (HistoryPart.TENS,))
             past.tens, problems = older.tens, problems + more
         if not objects or past != StreamHistory():
             break
@@ -168,18 +170,18 @@ def _one_line(error: Exception) -> str:
     return " ".join(format_error(error).split())
 
 
-def encode_part(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
+def encode_part(past: StreamHistory, part: HistoryPart, table_uuid: str) -> bytes:
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
-    if part is Part.HAPPENED:
+    if part is HistoryPart.HAPPENED:
         value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.happened]
     else:
-        points = past.tens if part is Part.TENS else past.minutes
+        points = past.tens if part is HistoryPart.TENS else past.minutes
         value["columns"] = _COLUMNS
         value["points"] = [[getattr(p, name) for name in _COLUMNS] for _, p in sorted(points.items())]
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def decode_part(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -> bool:
+def decode_part(data: bytes, part: HistoryPart, past: StreamHistory, table_uuid: str) -> bool:
     """Load a part into `past`. Return False if it belongs to another table. Raises HistoryUnreadable."""
     try:
         value = json.loads(data)
@@ -189,7 +191,7 @@ def decode_part(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -
             )
         if value["table-uuid"] != table_uuid:
             return False
-        if part is Part.HAPPENED:
+        if part is HistoryPart.HAPPENED:
             kinds = set(EventKind)
             past.happened = [
                 HistoryEvent(int(at), EventKind(k), str(s)) for at, k, s in value["happened"] if k in kinds
@@ -198,7 +200,7 @@ def decode_part(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -
         points = {p.at_ms: p for p in _parse_points(value)}
     except (ValueError, LookupError, TypeError) as error:
         raise HistoryUnreadable(f"not a valid history ({type(error).__name__}: {error})") from error
-    if part is Part.TENS:
+    if part is HistoryPart.TENS:
         past.tens = points
     else:
         past.minutes = points

@@ -148,7 +148,7 @@ def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
     return points[:-1] if points and now_ms < points[-1].end_ms + MAX_STORE_DELAY_MS else points
 
 
-class Part(StrEnum):
+class HistoryPart(StrEnum):
     """Parts of a history, in the order in which they are written. Each part has its own object."""
 
     TENS = "tens"
@@ -166,19 +166,19 @@ class StreamHistory:
     happened: list[HistoryEvent] = field(default_factory=list)
     """Events, oldest first."""
 
-    def add(self, point: Point) -> Part:
+    def add(self, point: Point) -> HistoryPart:
         """Add a point to the points of its minute or its ten minutes. Return the part that changed."""
         ten = span_start(point.at_ms, TEN_MINUTES_MS)
         if ten in self.tens or point.span_ms == TEN_MINUTES_MS:
-            earlier = [self.tens[ten]] if ten in self.tens else self._pop_minutes(ten)
+            earlier = [self.tens[ten]] if ten in self.tens else self._pop_one_minute_points(ten)
             self.tens[ten] = merge_ten_minutes([*earlier, point])
-            return Part.TENS
+            return HistoryPart.TENS
         at = span_start(point.at_ms, MINUTE_MS)
         minute = self.minutes.get(at)
         self.minutes[at] = minute.add(point) if minute else dataclasses.replace(point, at_ms=at)
-        return Part.MINUTES
+        return HistoryPart.MINUTES
 
-    def record(self, what: HistoryEvent) -> Part:
+    def record(self, what: HistoryEvent) -> HistoryPart:
         """Add an event, unless it is already recorded. Return the part that changed."""
         sentence = what.sentence
         if len(sentence) > MAX_TEXT_CHARACTERS:
@@ -187,7 +187,7 @@ class StreamHistory:
             self.happened.append(what)
         if len(self.happened) > 2 * MAX_EVENTS_PER_KIND * len(EventKind):  # no `age` while the storage hangs
             self.happened = _newest_events(self.happened, what.at_ms)
-        return Part.HAPPENED
+        return HistoryPart.HAPPENED
 
     def merge_earlier(self, earlier: StreamHistory) -> None:
         own, self.minutes, self.tens = [*self.tens.values(), *self.minutes.values()], {}, {}
@@ -197,19 +197,19 @@ class StreamHistory:
         for what in (*earlier.happened, *own_happened):
             self.record(what)
 
-    def age(self, now_ms: int) -> set[Part]:
+    def age(self, now_ms: int) -> set[HistoryPart]:
         """Merge old one-minute points, and drop what is too old or too far in the future. Return the changed parts."""
         changed = set()
         for ten in sorted({span_start(at, TEN_MINUTES_MS) for at in self.minutes}):
             if abs(now_ms - ten) > MINUTES_RETENTION_MS + TEN_MINUTES_MS:
-                self.tens[ten] = merge_ten_minutes(self._pop_minutes(ten))
-                changed |= {Part.TENS, Part.MINUTES}
+                self.tens[ten] = merge_ten_minutes(self._pop_one_minute_points(ten))
+                changed |= {HistoryPart.TENS, HistoryPart.MINUTES}
         for ten in [ten for ten in self.tens if abs(now_ms - ten) > TENS_RETENTION_MS]:
             del self.tens[ten]
-            changed.add(Part.TENS)
+            changed.add(HistoryPart.TENS)
         if (kept := _newest_events(self.happened, now_ms)) != self.happened:
             self.happened = kept
-            changed.add(Part.HAPPENED)
+            changed.add(HistoryPart.HAPPENED)
         return changed
 
     def copy(self) -> StreamHistory:
@@ -220,9 +220,13 @@ class StreamHistory:
         minutes = (p for at, p in self.minutes.items() if span_start(at, TEN_MINUTES_MS) not in self.tens)
         return tuple(sorted((*self.tens.values(), *minutes), key=lambda point: point.at_ms))
 
-    def _pop_minutes(self, ten: int) -> list[Point]:
-        """Remove and return the one-minute points of the ten minutes that begin at `ten`."""
-        return [self.minutes.pop(at) for at in range(ten, ten + TEN_MINUTES_MS, MINUTE_MS) if at in self.minutes]
+    def _pop_one_minute_points(self, span_start_ms: int) -> list[Point]:
+        """Remove and return the one-minute points of the ten minutes that begin at `span_start_ms`."""
+        return [
+            self.minutes.pop(at)
+            for at in range(span_start_ms, span_start_ms + TEN_MINUTES_MS, MINUTE_MS)
+            if at in self.minutes
+        ]
 
 
 def _newest_events(happened: Iterable[HistoryEvent], now_ms: int) -> list[HistoryEvent]:

@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 from frazil import clock, events
 from frazil.events import BatchCommitted, Event
 from frazil.history.objects import ActionLog, HistoryObject, HistoryStore
-from frazil.history.points import EventKind, HistoryEvent, Part, Point, StreamHistory
+from frazil.history.points import EventKind, HistoryEvent, HistoryPart, Point, StreamHistory
 from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed, format_utc
 
@@ -40,7 +40,7 @@ class Recorder:
         self.stream = stream
         self._declared_ms, self._interval_ms = interval_ms, interval_ms
         self._past = StreamHistory()
-        self._changed: set[Part] = set()
+        self._changed: set[HistoryPart] = set()
         self._lock = threading.Lock()
         self._epoch: int | None = None
         self._objects: Callable[[], HistoryStore] | None = None
@@ -85,7 +85,7 @@ class Recorder:
             return abs(now_ms - self._failed_ms) >= RETRY_INTERVAL_MS
         if self._written_ms is None:
             return True
-        wait_ms = EVENT_WRITE_INTERVAL_MS if Part.HAPPENED in self._changed else WRITE_INTERVAL_MS
+        wait_ms = EVENT_WRITE_INTERVAL_MS if HistoryPart.HAPPENED in self._changed else WRITE_INTERVAL_MS
         return abs(now_ms - self._written_ms) >= wait_ms
 
     def write(self, now_ms: int) -> None:
@@ -115,7 +115,7 @@ class Recorder:
             self._earlier_objects = earlier_objects
         with self._lock:
             self._changed |= self._past.age(now_ms)
-            parts = [part for part in Part if new or part in self._changed]
+            parts = [part for part in HistoryPart if new or part in self._changed]
             self._changed, past = set(), self._past.copy()
         try:
             for part in parts:
@@ -125,7 +125,7 @@ class Recorder:
                 self._changed |= set(parts)
             raise
         self._written = epoch
-        if new or Part.TENS in parts:  # also later: a replaced writer may have written its objects again
+        if new or HistoryPart.TENS in parts:  # also later: a replaced writer may have written its objects again
             objects.delete(one for one in objects.list_objects() if one.epoch < epoch or one in self._earlier_objects)
             self._earlier_objects = []
 

@@ -65,7 +65,7 @@ def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
         return None
 
 
-def settle_given_up(stream: str, *, run_id: str) -> None:
+def confirm_announcement(stream: str, *, run_id: str) -> None:
     """Confirm and remove the announcement of an Airflow run, unless this is `run_id`, the run that supervises now."""
     path = run_folder(stream) / ANNOUNCED_FILE
     try:

@@ -11,7 +11,7 @@ from itertools import chain, count
 from statistics import median
 
 from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
-from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
+from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.types import List, Struct, Type, is_field_name, parse_type
 
 MIN_RECORDS_FOR_REQUIRED = 100
@@ -116,7 +116,7 @@ def find_column_problem(name: str, before: Mapping[str, str], *, dots: bool = Fa
     """Return why a field cannot be a column; empty if it can. `before` has earlier columns by lower-case name."""
     if not name or set(name) & set('"\\' if dots else '."\\') or name != name.strip() or not name.isprintable():
         return "a column cannot have this name"
-    if name.lower() in RESERVED:
+    if name.lower() in RESERVED_COLUMNS:
         return "frazil adds a column with this name"
     if name.lower() in METADATA_COLUMNS:
         return METADATA_COLUMN_PROBLEM

@@ -16,7 +16,7 @@ from frazil.ingest.changes import CHANGE_COLUMNS
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import number_rows
-from frazil.spec.coordinates import LINE
+from frazil.spec.coordinates import LINE_COLUMN
 
 COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 
@@ -25,7 +25,7 @@ def record_schema(schema: Schema, coordinates: bool) -> Schema:
     """Return the schema without coordinate, line and change columns, or unchanged if `coordinates` is false."""
     if not coordinates:
         return schema
-    added = {*COORDINATE_COLUMNS, LINE, *CHANGE_COLUMNS}
+    added = {*COORDINATE_COLUMNS, LINE_COLUMN, *CHANGE_COLUMNS}
     return Schema(*(f for f in schema.fields if f.name not in added), schema_id=schema.schema_id)
 
 
@@ -48,7 +48,7 @@ class CoordinateColumns:
             self._column(field.name, chunk, places)
             if field.name in COORDINATE_COLUMNS
             else self._line_numbers(kept)
-            if field.name == LINE
+            if field.name == LINE_COLUMN
             else rows.column(field.name)
             for field in self._schema
         ]

@@ -92,7 +92,7 @@ class EventDecoder(Protocol):
         The decoder must have accepted the record.
         """
 
-    def is_other_event(self, record: bytes) -> bool:
+    def changes_no_row(self, record: bytes) -> bool:
         """Return whether the event changes no table row, such as a heartbeat. The decoder must have accepted it."""
 
 

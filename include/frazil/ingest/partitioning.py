@@ -20,7 +20,7 @@ from frazil.ingest.arrow_values import unwrap_extension
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartitionRows:
     """The rows of one partition. `values` has the transformed Python value of each partition field."""
 
     values: tuple[Any, ...]
@@ -47,7 +47,7 @@ def apply_transform(array: pa.Array, transform: Transform[Any, Any], source: Ice
     return transform.pyarrow_transform(source)(array)
 
 
-def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
+def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[PartitionRows]:
     """Yield the rows of each partition, in their order.
 
     If there are several partitions, rows are copied: a buffered slice would keep the whole chunk in memory.
@@ -57,14 +57,14 @@ def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> 
     encoded = [_encode_distinct(table, schema, field.source_id, field.transform) for field in spec.fields]
     values = [dictionary for _, dictionary in encoded]
     if all(len(dictionary) == 1 for dictionary in values):
-        yield Part(tuple(dictionary[0].as_py() for dictionary in values), table)
+        yield PartitionRows(tuple(dictionary[0].as_py() for dictionary in values), table)
         return
     codes = np.zeros(table.num_rows, np.int64)
     for code, dictionary in encoded:
         codes = codes * len(dictionary) + code
     for places in split_by_code(codes):
         key = tuple(dictionary[int(code[places[0]])].as_py() for code, dictionary in encoded)
-        yield Part(key, table.take(pa.array(places)))
+        yield PartitionRows(key, table.take(pa.array(places)))
 
 
 def split_by_code(codes: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -90,16 +90,16 @@ class ProgressCounter:
                 r.end,
                 records=int(self._records[i]),
                 rejected=int(self._rejected[i]),
-                max_event_time_us=_known(self._max_event_time[i]),
+                max_event_time_us=_none_if_unknown(self._max_event_time[i]),
                 future=int(self._future[i]),
-                newest_future_us=_known(self._newest_future[i]),
+                newest_future_us=_none_if_unknown(self._newest_future[i]),
                 dropped=int(self._dropped[i]),
             )
             for i, r in enumerate(self._ranges)
         )
 
 
-def _known(time_us: np.int64) -> int | None:
+def _none_if_unknown(time_us: np.int64) -> int | None:
     return None if time_us == NO_EVENT_TIME else int(time_us)
 
 

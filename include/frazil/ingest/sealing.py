@@ -18,10 +18,10 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 
 MIN_SECRET_CHARACTERS = 16
-RESERVED = b"frazil\0"
+RESERVED_PREFIX = b"frazil\0"
 """Prefix of all values that replace a part of the record (key, value or header) in a dead letter."""
-OMITTED = RESERVED + b"omitted"
-SEALED = RESERVED + b"sealed1"
+OMITTED = RESERVED_PREFIX + b"omitted"
+SEALED = RESERVED_PREFIX + b"sealed1"
 """Prefix of an encrypted part. A nonce of 12 bytes and the output of AES-256-GCM follow."""
 NONCE_BYTES = 12
 

@@ -17,8 +17,8 @@ from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Rejection
 from frazil.ingest.schema_drift import Path
-from frazil.ingest.sealing import OMITTED, RESERVED, Sealer
-from frazil.spec.coordinates import RESERVED as COORDINATE_NAMES
+from frazil.ingest.sealing import OMITTED, RESERVED_PREFIX, Sealer
+from frazil.spec.coordinates import RESERVED_COLUMNS as COORDINATE_NAMES
 
 MASK = "****"
 WITHHELD_TEXT = "the text is withheld, because the stream has sensitive fields"
@@ -73,7 +73,7 @@ class Protector:
         """Return what a dead letter stores for a part of the record: the part, its encryption, or a placeholder."""
         if value is None:
             return None
-        if self._dead_letters == "keep" and not value.startswith(RESERVED):
+        if self._dead_letters == "keep" and not value.startswith(RESERVED_PREFIX):
             return value
         if self._dead_letters != "encrypt":  # or a producer sent bytes that look like a placeholder
             return OMITTED

@@ -36,7 +36,7 @@ from frazil.ingest.transform_sql import (
     where_condition,
 )
 
-FAILED = "TransformFailed"
+TRANSFORM_FAILED = "TransformFailed"
 MAX_QUOTED_CHARACTERS = 80
 _FAILS_PREFIX = "_frazil_fails_"
 
@@ -86,7 +86,7 @@ class TransformedDecoder:
         made = None if self._wary else self._transform_all(numbered)
         if made is None:
             failed, made = self._transform_valid(numbered)
-        wrong = [Rejection(int(fields.kept[row]), FAILED, failed[row]) for row in sorted(failed)]
+        wrong = [Rejection(int(fields.kept[row]), TRANSFORM_FAILED, failed[row]) for row in sorted(failed)]
         rows, missing = self._fit_rows(made)
         kept = fields.kept[made.column(ROW).to_numpy()]
         fitted = DecodedChunk(rows, kept, [*fields.rejections, *wrong], fields.drift).reject_rows(missing)
@@ -205,7 +205,7 @@ class TransformedDecoder:
                 length = field.type.byte_width
                 unfit = pc.fill_null(pc.not_equal(pc.binary_length(values), length), False)
                 for row in np.flatnonzero(unfit.to_numpy()).tolist():
-                    wrong.setdefault(row, (FAILED, f"{field.name}: the value does not have {length} bytes"))
+                    wrong.setdefault(row, (TRANSFORM_FAILED, f"{field.name}: the value does not have {length} bytes"))
                 values = pc.if_else(unfit, pa.scalar(bytes(length), values.type), values)  # to be filtered out
             array = cast_unchecked(values.combine_chunks(), field.type)
             for row, text in find_missing_required(array, field).items():

@@ -54,7 +54,7 @@ class Topics:
     """The partitions without a leader, from which nothing can be read."""
 
     @property
-    def led(self) -> tuple[TopicPartition, ...]:
+    def partitions_with_leader(self) -> tuple[TopicPartition, ...]:
         return tuple(tp for tp in self.partitions if tp not in self.leaderless)
 
 
@@ -185,7 +185,7 @@ class KafkaAdmin:
         )
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
-    def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+    def truncation_offsets(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
         """Return the offset at which each log was truncated below its position. Other logs are left out.
 
         A position is an offset and its leader epoch. The truncation is found by bisection, because Kafka only reports

@@ -54,7 +54,9 @@ def classify_answer(offset: int, end: LogEnd, *, known_epoch: int | None) -> Lea
 class LogSource(Protocol):
     def log_ends(self, partitions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, LogEnd]: ...
 
-    def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, int]: ...
+    def truncation_offsets(
+        self, positions: Mapping[TopicPartition, tuple[int, int]]
+    ) -> Mapping[TopicPartition, int]: ...
 
 
 @dataclass(slots=True)
@@ -66,9 +68,9 @@ class LogWatch:
     """The high watermark, which includes the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
     """The epoch of the last leader whose log was found to contain the stream's position."""
-    short: dict[TopicPartition, int] = field(default_factory=dict)
+    short_polls: dict[TopicPartition, int] = field(default_factory=dict)
     """Number of consecutive polls in which the log ended before the stream's position."""
-    outdated: dict[TopicPartition, int] = field(default_factory=dict)
+    outdated_polls: dict[TopicPartition, int] = field(default_factory=dict)
     """Number of consecutive polls to which a broker with an outdated leader epoch responded."""
 
     def poll(
@@ -86,19 +88,23 @@ class LogWatch:
             for tp, end in ends.items()
         }
         outdated = [tp for tp, answer in answers.items() if answer is LeaderAnswer.OUTDATED]
-        self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
-        stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= MAX_OUTDATED_POLLS)
+        self.outdated_polls = {tp: self.outdated_polls.get(tp, 0) + 1 for tp in outdated}
+        stuck = sorted(
+            f"{topic}-{p}" for (topic, p), polls in self.outdated_polls.items() if polls >= MAX_OUTDATED_POLLS
+        )
         if stuck:
             raise KafkaUnavailable(
                 f"{MAX_OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
                 "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
                 "metadata was restored from a backup. Check the brokers"
             )
-        self.short = {tp: self.short.get(tp, 0) + 1 for tp, answer in answers.items() if answer is LeaderAnswer.SHORT}
-        cut = {tp: ends[tp].stable for tp, polls in self.short.items() if polls >= MIN_SHORT_POLLS}
+        self.short_polls = {
+            tp: self.short_polls.get(tp, 0) + 1 for tp, answer in answers.items() if answer is LeaderAnswer.SHORT
+        }
+        cut = {tp: ends[tp].stable for tp, polls in self.short_polls.items() if polls >= MIN_SHORT_POLLS}
         doubtful = [tp for tp, answer in answers.items() if answer in {LeaderAnswer.SHORT, LeaderAnswer.ANOTHER_LEADER}]
         if ask := {tp: (offsets[tp], epochs[tp]) for tp in doubtful if tp in epochs}:
-            cut |= kafka.cut(ask)
+            cut |= kafka.truncation_offsets(ask)
         for tp, end in ends.items():
             if tp in cut:
                 continue
@@ -140,7 +146,7 @@ def find_truncations(
     watch = LogWatch()
     while True:
         cut = watch.poll(kafka, offsets, epochs)
-        if cut or not watch.short:
+        if cut or not watch.short_polls:
             return cut
         pause()
 

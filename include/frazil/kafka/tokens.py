@@ -71,10 +71,10 @@ def _load(method: str) -> TokenFunction:
             f"source.properties.{METHOD}: {method} cannot be imported: {error}. Install the module on the hosts of "
             "writers, executors and Airflow's workers"
         ) from error
-    return partial(_checked, function, method)
+    return partial(_call_and_check, function, method)
 
 
-def _checked(function: TokenFunction, method: str, config: str) -> tuple[Any, ...]:
+def _call_and_check(function: TokenFunction, method: str, config: str) -> tuple[Any, ...]:
     """Call the user's function, and check its result. Raises ValueError, without the token in its text."""
     answer = function(config)
     if not (isinstance(answer, tuple) and len(answer) >= 2 and isinstance(answer[0], str)):

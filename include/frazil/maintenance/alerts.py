@@ -15,7 +15,7 @@ from typing import Any, Self
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import format_rounded_bytes
-from frazil.status.freshness import freshness_ms, late_sentence
+from frazil.status.freshness import freshness_ms, late_message
 from frazil.timetext import format_utc
 
 DEFAULT_RUNBOOK = "docs/runbook.md"
@@ -141,7 +141,7 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
     for stream in health.streams:
         threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
         age_ms = freshness_ms(stream, now_ms=now_ms)
-        shown = late_sentence(stream, age_ms, now_ms=now_ms) if age_ms else "no record waits"
+        shown = late_message(stream, age_ms, now_ms=now_ms) if age_ms else "no record waits"
         waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
         status = f"`frazil status {stream.name}`"
         sentence = (
@@ -191,7 +191,7 @@ def runbook_link(rule: str) -> str:
     return f"{os.environ.get('FRAZIL_RUNBOOK') or DEFAULT_RUNBOOK}#{rule.partition(':')[0]}"
 
 
-MAX_GAPS = 3
+MAX_MISSED_MEASUREMENTS = 3
 """Number of measurement intervals without a measurement after which the hold time restarts."""
 DEFAULT_GAP_MS = 300_000
 """Minimum measurement interval that is assumed, even if the last two measurements were closer together."""
@@ -340,7 +340,7 @@ def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: 
     if before is None:
         return AlertState(now_ms, active=hold_ms == 0, seen_ms=now_ms)
     gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been set back
-    unseen = gap_ms > max(hold_ms, MAX_GAPS * max(before.gap_ms, DEFAULT_GAP_MS))
+    unseen = gap_ms > max(hold_ms, MAX_MISSED_MEASUREMENTS * max(before.gap_ms, DEFAULT_GAP_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
 

@@ -55,7 +55,7 @@ MAX_BUSY_REWRITES = 8
 """Maximum number of rewrites of busy partitions in one run."""
 
 
-class LeftReason(StrEnum):
+class SkipReason(StrEnum):
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
     OLD_SPEC = "an older partition spec"
@@ -65,18 +65,18 @@ class LeftReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftPartition:
+class SkippedPartition:
     """A partition whose small files this run does not rewrite."""
 
     partition: PartitionFiles
-    why: LeftReason
+    why: SkipReason
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
     rewrites: tuple[Rewrite, ...]
-    left: tuple[LeftPartition, ...]
+    left: tuple[SkippedPartition, ...]
     sentence: str
     dangling: tuple[str, ...] = ()
     """Delete files to drop, because their data files are gone."""
@@ -106,7 +106,7 @@ def plan_compaction(
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
-    left: list[LeftPartition] = []
+    left: list[SkippedPartition] = []
     for partition in health.partitions or ():
         complete = is_complete(partition, complete_before_us)
         evaluated = _evaluate(partition, settings, target=target, complete=complete, spec_id=spec_id)
@@ -137,7 +137,7 @@ def removed_files_per_byte(rewrite: Rewrite) -> float:
 
 def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
-) -> Rewrite | LeftPartition | None:
+) -> Rewrite | SkippedPartition | None:
     """Return the rewrite that a partition needs, or why its small files are left; None if it needs no rewrite.
 
     Ignores the budget.
@@ -150,7 +150,7 @@ def _evaluate(
         return None
     if partition.spec_id != spec_id:
         why = f"its partition spec {partition.spec_id} is not the table's current one: rewrite it by hand"
-        return LeftPartition(partition, LeftReason.OLD_SPEC, why)
+        return SkippedPartition(partition, SkipReason.OLD_SPEC, why)
     if deletes:
         gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
         applied = format_count(partition.deletes.shared, "delete file")
@@ -164,19 +164,19 @@ def _evaluate(
 
 def _evaluate_small(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool
-) -> Rewrite | LeftPartition:
+) -> Rewrite | SkippedPartition:
     min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still being written")
     count = partition.small_files
     removed = count - _files_after_rewrite(partition.small_bytes, target)
     if count < min_count:
-        return LeftPartition(
+        return SkippedPartition(
             partition,
-            LeftReason.FEW,
+            SkipReason.FEW,
             f"it is {state}, and {format_count(count, 'small file', 'is|are')} fewer than {min_count:,}",
         )
     if count < 2 or 2 * removed < count:
-        return LeftPartition(
-            partition, LeftReason.MARGINAL, f"a rewrite would not halve its {format_count(count, 'small file')}"
+        return SkippedPartition(
+            partition, SkipReason.MARGINAL, f"a rewrite would not halve its {format_count(count, 'small file')}"
         )
     why = f"it is {state}: {format_count(count, 'small file', 'becomes|become')} {count - removed:,}"
     return Rewrite(partition, count, partition.small_bytes, removed, why)
@@ -199,10 +199,10 @@ def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent:
     )
 
 
-def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[LeftPartition]]:
+def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[SkippedPartition]]:
     """Split rewrites of busy partitions into parts that finish between two batches. Also returns skipped partitions."""
     pieces: list[Rewrite] = []
-    left: list[LeftPartition] = []
+    left: list[SkippedPartition] = []
     each = max(MAX_BUSY_REWRITES // max(len(busy), 1), 1)
     for rewrite in busy:
         part: Rewrite | None = rewrite
@@ -211,7 +211,7 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
         if part is None or len(pieces) >= MAX_BUSY_REWRITES:
             limit = f"a run makes at most {MAX_BUSY_REWRITES} rewrites of such partitions"
             why = f"{rewrite.reason}; batches are being merged into it, and {limit}"
-            left.append(LeftPartition(rewrite.partition, LeftReason.BUSY, why))
+            left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, why))
             continue
         reason = f"{part.reason}; batches are being merged into it"
         pieces += [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
@@ -224,7 +224,7 @@ def _files_after_rewrite(size: int, target: int) -> int:
 
 def _select_within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
-) -> tuple[tuple[Rewrite, ...], list[LeftPartition]]:
+) -> tuple[tuple[Rewrite, ...], list[SkippedPartition]]:
     """Return the rewrites of one run, in the order of `ordered`, and the partitions that are left.
 
     The cost of a rewrite includes overlapping files of `old` specs. The first rewrite that does not fit into `budget`
@@ -233,7 +233,7 @@ def _select_within_budget(
     whole budget, or if it has no part that is certain to halve its files.
     """
     taken: list[Rewrite] = []
-    left: list[LeftPartition] = []
+    left: list[SkippedPartition] = []
     rest, spent = budget, f"the run's budget of {budget:,} bytes goes to partitions that gain more"
     for place, alone in enumerate(ordered):
         overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
@@ -244,14 +244,14 @@ def _select_within_budget(
             old_spec_files = format_count(rewrite.old_spec_files, "small file")
             why = f"with {old_spec_files} of older partition specs, the rewrite exceeds the budget of a run"
             why = f"{why} ({cost:,} bytes): rewrite those files by hand"
-            left.append(LeftPartition(alone.partition, LeftReason.OVERLAP, why))
+            left.append(SkippedPartition(alone.partition, SkipReason.OVERLAP, why))
             continue
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
         if fitting is None and deletes and not taken and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
         if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
             why = f"{rewrite.reason}; the rewrite exceeds the budget of a run, and a part may not halve its files"
-            left.append(LeftPartition(alone.partition, LeftReason.MARGINAL, why))
+            left.append(SkippedPartition(alone.partition, SkipReason.MARGINAL, why))
             continue
         if fitting is not None:
             taken.append(fitting)
@@ -259,7 +259,7 @@ def _select_within_budget(
             old = [p for p in old if not _may_share_rows(p, alone.partition)]
         if fitting is not rewrite or rest <= 0:
             later = ordered[place + 1 if fitting else place :]
-            left += [LeftPartition(r.partition, LeftReason.BUDGET, f"{r.reason}, and {spent}") for r in later]
+            left += [SkippedPartition(r.partition, SkipReason.BUDGET, f"{r.reason}, and {spent}") for r in later]
             break
     return tuple(taken), left
 
@@ -323,7 +323,7 @@ def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
     )
 
 
-def _describe_plan(rewrites: Iterable[Rewrite], left_partitions: Iterable[LeftPartition]) -> str:
+def _describe_plan(rewrites: Iterable[Rewrite], left_partitions: Iterable[SkippedPartition]) -> str:
     done, reasons = list(rewrites), Counter(each.why for each in left_partitions)
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))

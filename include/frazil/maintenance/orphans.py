@@ -106,7 +106,15 @@ class OrphanMemory:
         return replace(self, runs=tuple(run for run in (*kept, replace(now, paths=tuple(fresh[:room]))) if run.paths))
 
 
-_FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+_CANONICAL_SCHEMES = {
+    "": "file",
+    "s3a": "s3",
+    "s3n": "s3",
+    "gcs": "gs",
+    "abfss": "abfs",
+    "wasb": "abfs",
+    "wasbs": "abfs",
+}
 """Kind of storage by URI scheme, for schemes that are not themselves the name of the kind."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
@@ -136,7 +144,7 @@ def normalise_path(path: str) -> Place:
     """Normalise a path: `s3a://b//t/x` equals `s3://b/t/x/`, and `file:/t/x` equals `/t/x`."""
     match = _SCHEME.match(path)
     scheme = match[1].lower() if match else ""
-    family, rest = _FAMILY.get(scheme, scheme), path[match.end() :] if match else path
+    family, rest = _CANONICAL_SCHEMES.get(scheme, scheme), path[match.end() :] if match else path
     authority = ""
     if family != "file" and rest.startswith("//"):
         authority, _, rest = rest[2:].partition("/")

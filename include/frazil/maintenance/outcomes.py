@@ -57,9 +57,9 @@ log = logging.getLogger(__name__)
 MAINTENANCE_FOLDER = "_maintenance"
 """Folder of maintenance outcomes, next to the folders of streams, whose names never begin with `_`."""
 FORMAT_VERSION = 1
-MAX_PER_KIND = 12
+MAX_OUTCOMES_PER_KIND = 12
 """Maximum number of stored results per action and ending, so that failures do not hide earlier work."""
-MAX_AGE_MS = 90 * 24 * 3_600_000
+MAX_OUTCOME_AGE_MS = 90 * 24 * 3_600_000
 """Age at which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHAN_CLEANUP = "orphans"
@@ -117,7 +117,7 @@ def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
 
 
 def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """Encode the newest results of each action and ending. Skips results more than `MAX_AGE_MS` before or after now."""
+    """Encode the newest results of each action and ending. Skips results more than `MAX_OUTCOME_AGE_MS` from now."""
     seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
@@ -125,7 +125,10 @@ def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
         found_nothing = one.ending is Ending.DONE and bool(one.numbers) and not any(one.numbers.values())
         kind = one.action, one.ending, found_nothing
         seen[kind] += 1
-        if seen[kind] <= (1 if found_nothing else MAX_PER_KIND) and abs(now_ms - one.at_ms) <= MAX_AGE_MS:
+        if (
+            seen[kind] <= (1 if found_nothing else MAX_OUTCOMES_PER_KIND)
+            and abs(now_ms - one.at_ms) <= MAX_OUTCOME_AGE_MS
+        ):
             is_long = len(one.sentence) > MAX_SENTENCE_CHARACTERS
             sentence = f"{one.sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..." if is_long else one.sentence
             kept.append(asdict(replace(one, sentence=sentence)))

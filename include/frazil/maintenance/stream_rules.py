@@ -21,7 +21,7 @@ from frazil.signals.completion import find_feeds
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group
+from frazil.spec.routed_stream import is_template_view
 from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
@@ -322,7 +322,7 @@ def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -
     signals = TableSignals.load(catalog, table)
     if alerts.enabled:
         behind = _furthest_behind(catalog, specs, signals)
-        views = [one.of_member(behind.table) if is_group(one) else one for one in specs]
+        views = [one.of_member(behind.table) if is_template_view(one) else one for one in specs]
         late = find_incomplete_window(catalog, views, behind, now_ms=now_ms)
         yield window_reading(late, alerts, table=table, now_ms=now_ms)
     held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
@@ -331,7 +331,7 @@ def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -
 
 def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
     """Return the signals of the template's table that is furthest behind, or `signals` if they are of one table."""
-    if not is_group(specs[0]):
+    if not is_template_view(specs[0]):
         return signals
     existing = set(list_matching_names(catalog, specs[0].sinks))
     begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
@@ -348,7 +348,7 @@ def find_incomplete_window(
     cursor, spec = signals.cursor, specs[0]
     if cursor is not None:
         window = Window.containing(cursor.through_us, cursor.grain)
-    elif spec.complete_from is not None and spec.window is not None and not is_group(spec):
+    elif spec.complete_from is not None and spec.window is not None and not is_template_view(spec):
         window = Window.containing(microseconds(spec.complete_from), Grain(spec.window))
     else:
         return None

@@ -46,7 +46,7 @@ class Answer(Generic[T]):
     silent_since_ms: int | None = None
     remembered: bool = False
     """Whether the value was read before this process started, and not refreshed yet."""
-    renewed: bool = False
+    is_refreshing: bool = False
     """Whether the answer is stale and its refresh is in progress."""
     outdated: bool = False
     """Whether the read failed because frazil was upgraded while this process runs; `problem` has the remedy."""
@@ -54,7 +54,7 @@ class Answer(Generic[T]):
     @property
     def pending(self) -> bool:
         """Whether the first read, or the refresh of a stale answer, is in progress."""
-        return (self.at_ms is None or self.renewed) and self.silent_since_ms is None
+        return (self.at_ms is None or self.is_refreshing) and self.silent_since_ms is None
 
 
 @dataclass(slots=True, eq=False)
@@ -186,9 +186,15 @@ class AnswerCache:
         since_s = self._unresponsive_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         reading = one.waiting or one.began_s is not None
-        renewed = reading and self._is_old(one)
+        is_refreshing = reading and self._is_old(one)
         return Answer(
-            one.value, one.answered_ms, one.problem, since_ms, one.remembered, renewed=renewed, outdated=one.outdated
+            one.value,
+            one.answered_ms,
+            one.problem,
+            since_ms,
+            one.remembered,
+            is_refreshing=is_refreshing,
+            outdated=one.outdated,
         )
 
     def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:

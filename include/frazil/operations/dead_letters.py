@@ -61,7 +61,7 @@ def find_treatments(
     for snapshot in _recent_snapshots(dead_letters, since_ms) if dead_letters else ():
         summary = snapshot_summary(snapshot)
         if summary.get("frazil.operation") == "replay" and summary.get("frazil.backfill-stream") == stream:
-            sentence = _replay_sentence(landed.get(summary.get("frazil.backfill", "")))
+            sentence = _replay_message(landed.get(summary.get("frazil.backfill", "")))
         elif summary.get("frazil.dead-letters-of") == stream:
             by, why = summary.get("frazil.discarded-by", "an unknown user"), summary.get("frazil.reason", "")
             sentence = f"dead letters were discarded by {by}: {why}"
@@ -81,7 +81,7 @@ def _recent_snapshots(metadata: TableMetadata, since_ms: int) -> Iterator[Snapsh
     return takewhile(lambda snapshot: snapshot.timestamp_ms >= since_ms, ancestors(metadata))
 
 
-def _replay_sentence(summary: Mapping[str, str] | None) -> str:
+def _replay_message(summary: Mapping[str, str] | None) -> str:
     """Describe a replay. `summary` is that of the snapshot with its rows, if the snapshot is known."""
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):

@@ -57,7 +57,7 @@ from frazil.table.landed_offsets import has_coordinates
 from frazil.table.tables import load_stream_table
 
 KAFKA_TIMEOUT_S = 5.0
-MAX_FILES = 20_000
+MAX_HISTOGRAM_FILES = 20_000
 """Maximum number of files for which a histogram is read, because it needs every manifest entry."""
 
 
@@ -133,7 +133,7 @@ def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
         return None
     now, target, sizes = catalog.load_table(table.identifier), health.target_file_bytes, array("q")
     partitions, staged = tuple[PartitionFiles, ...](), list[PartitionFiles]()
-    if health.data_files <= MAX_FILES:
+    if health.data_files <= MAX_HISTOGRAM_FILES:
         partitions = read_partitions(now, _manifests(now), table, target_bytes=target, sizes=sizes)
         for backfill in _open_backfills(now):
             manifests = _manifests(now, branch_name(backfill.stream))
@@ -150,7 +150,7 @@ def _manifests(table: Table, branch: str = MAIN) -> list[ManifestFile]:
 
 def _open_backfills(table: Table) -> list[BackfillMarker]:
     try:
-        return [backfill for backfill in open_backfills(table.properties) if backfill.files <= MAX_FILES]
+        return [backfill for backfill in open_backfills(table.properties) if backfill.files <= MAX_HISTOGRAM_FILES]
     except MarkerUnreadable:  # the stream's view reports this
         return []
 

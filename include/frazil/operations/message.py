@@ -61,7 +61,9 @@ class ReportedProblem:
             about=_one_line(about, MAX_TITLE_CHARACTERS),
             sentence=_one_line(str(alert.get("sentence", "")), MAX_SENTENCE_CHARACTERS),
             since_ms=since if isinstance(since, int) else None,
-            runbook=_one_line(_served(str(alert.get("runbook") or runbook_link(rule)), page), MAX_SENTENCE_CHARACTERS),
+            runbook=_one_line(
+                _runbook_url(str(alert.get("runbook") or runbook_link(rule)), page), MAX_SENTENCE_CHARACTERS
+            ),
             page=page and f"{page}#{_page_path(stream, subject)}",
             key=_bounded_key(f"frazil/{_incident_of(alert) or f'{subject}/{rule}'}"),
             alone=alert.get("alone") is not False,
@@ -109,28 +111,28 @@ class Message:
     @property
     def text(self) -> str:
         blocks = [self.title]
-        for one in self._listed():
+        for one in self._listed_problems():
             head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
             facts = [f"{name}: {value}" for name, value in self._list_facts(one)]
-            blocks.append("\n".join([*head, self._short_sentence(one), *facts]))
+            blocks.append("\n".join([*head, self._short_message(one), *facts]))
         return "\n\n".join([*blocks, *self._closing_lines()])
 
     @property
     def slack(self) -> str:
         blocks = [f"*{_escape_slack(self.title)}*"]
-        for one in self._listed():
+        for one in self._listed_problems():
             head = [f"*{_escape_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
             facts = [
                 f"<{value}|{name}>" if _is_url(value) else f"{name}: {_escape_slack(value)}"
                 for name, value in self._list_facts(one)
             ]
-            blocks.append("\n".join([*head, _escape_slack(self._short_sentence(one)), " · ".join(facts)]))
+            blocks.append("\n".join([*head, _escape_slack(self._short_message(one)), " · ".join(facts)]))
         return "\n\n".join([*blocks, *map(_escape_slack, self._closing_lines())])
 
     @property
     def html(self) -> str:
         blocks = [f"<h3>{html.escape(self.title)}</h3>"]
-        for one in self._listed():
+        for one in self._listed_problems():
             head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""
             facts = "<br>".join(
                 f'{name}: <a href="{html.escape(value)}">{html.escape(value)}</a>'
@@ -138,7 +140,7 @@ class Message:
                 else f"{name}: {html.escape(value)}"
                 for name, value in self._list_facts(one)
             )
-            sentence = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._short_sentence(one)))
+            sentence = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._short_message(one)))
             blocks.append(f"<p>{head}{sentence}<br>{facts}</p>")
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())])
 
@@ -154,11 +156,11 @@ class Message:
             made.append(replace(self, troubles=rest, key=SEVERAL_KEY))
         return tuple(made)
 
-    def _listed(self) -> tuple[ReportedProblem, ...]:
+    def _listed_problems(self) -> tuple[ReportedProblem, ...]:
         return self.troubles[:MAX_LISTED]
 
-    def _short_sentence(self, one: ReportedProblem) -> str:
-        return _one_line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed()))
+    def _short_message(self, one: ReportedProblem) -> str:
+        return _one_line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed_problems()))
 
     def _list_facts(self, one: ReportedProblem) -> list[tuple[str, str]]:
         since = (
@@ -247,7 +249,7 @@ def _run_problem(name: str, sentence: str, key: str, path: str, overview: str) -
         about="",
         sentence=_one_line(sentence, MAX_SENTENCE_CHARACTERS),
         since_ms=None,
-        runbook=_served(runbook_link("runs"), overview),
+        runbook=_runbook_url(runbook_link("runs"), overview),
         page=overview and f"{overview}#{path}",
         key=_bounded_key(f"frazil/{key}"),
     )
@@ -266,7 +268,7 @@ def _page_path(stream: str, subject: str) -> str:
     return page_path(None, name if kind in {"", "care of"} else None)
 
 
-def _served(runbook: str, overview: str) -> str:
+def _runbook_url(runbook: str, overview: str) -> str:
     """Return a runbook's URL: for frazil's own runbook, its address on the operations page; a team's is unchanged."""
     if not overview or not runbook.startswith(DEFAULT_RUNBOOK):
         return runbook

@@ -134,7 +134,7 @@ class ActionContext:
     """The DAG that carries out the action, or that supervises the stream."""
     dag_paused: bool | None = None
     """Whether the DAG is paused; None if Airflow does not have the DAG."""
-    unfit: str | None = None
+    refusal_reason: str | None = None
     """Why the action is not possible on this stream; None if it is possible."""
     backfill: str = ""
     run: UnfinishedRun | None = None
@@ -331,8 +331,8 @@ def _run_effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
 
 
 def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
-    if now.unfit is not None:
-        return now.unfit
+    if now.refusal_reason is not None:
+        return now.refusal_reason
     if action in DAG_ACTIONS and (refusal := _run_refusal(now, dry=dry)):
         return refusal
     if action is PageAction.PAUSE and now.desired == "paused":

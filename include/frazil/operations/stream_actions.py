@@ -295,12 +295,12 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     by: str,
 ) -> Marker:
     """Move the position, record it, and return the marker. Raises the errors of `marker_changes.reset`."""
-    marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
-    record_action(tables.main.current(), tables.stream, reset_sentence(wanted, plan, by=by), at_ms=tables.clock_ms())
+    marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, cut=now.truncated_at)
+    record_action(tables.main.current(), tables.stream, reset_message(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 
 
-def reset_sentence(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -> str:
+def reset_message(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -> str:
     skipped, repeated = sum(move.skipped for move in plan), sum(move.repeated for move in plan)
     skips = [f"skips {format_count(skipped, 'offset')}"] if skipped else []
     reads = [f"reads {format_count(repeated, 'offset')} again"] if repeated else []

@@ -41,7 +41,7 @@ from frazil.supervise.decision import error_name
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.landed_offsets import has_coordinates
 
-MAX_WRITERS = 12
+MAX_SHOWN_RUNS = 12
 MAX_PARTITIONS = 256
 MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
@@ -276,13 +276,13 @@ def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
     ended = [_ended_run(one) for one in reversed(observation.exits)]
     launch = observation.launch
     if launch is None or not observation.process.is_alive:
-        return tuple(ended[:MAX_WRITERS])
+        return tuple(ended[:MAX_SHOWN_RUNS])
     how = {
         LaunchKind.SUPERVISED: "runs, supervised by Airflow",
         LaunchKind.FOREGROUND: "runs in a user's terminal; nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
-    return (WriterRun(launch.launched_at_ms, None, how, well=True), *ended[: MAX_WRITERS - 1])
+    return (WriterRun(launch.launched_at_ms, None, how, well=True), *ended[: MAX_SHOWN_RUNS - 1])
 
 
 def _ended_run(end: ExitRecord) -> WriterRun:

@@ -23,7 +23,7 @@ def first_row_id(record: DataFile | ManifestFile) -> int | None:
     return found
 
 
-def vector_of(file: DataFile) -> str | None:
+def referenced_data_file(file: DataFile) -> str | None:
     """Return the path of the data file to which this deletion vector applies; None if it is another kind of file."""
     found: str | None = file[_REFERENCED_POSITION] if file.file_format is FileFormat.PUFFIN else None
     return found
@@ -31,7 +31,7 @@ def vector_of(file: DataFile) -> str | None:
 
 def file_key(file: DataFile) -> str:
     """Return the path, which is unique except for deletion vectors: a Puffin file may have several."""
-    of = vector_of(file)
+    of = referenced_data_file(file)
     return file.file_path if of is None else f"{file.file_path}#{of}"
 
 
@@ -57,7 +57,7 @@ _find_by_bounds = delete_file_index._referenced_data_file_path
 
 
 def _referenced_data_file(delete_file: DataFile) -> str | None:
-    return vector_of(delete_file) or _find_by_bounds(delete_file)
+    return referenced_data_file(delete_file) or _find_by_bounds(delete_file)
 
 
 delete_file_index._referenced_data_file_path = _referenced_data_file  # deletion vectors have no bounds

@@ -21,10 +21,10 @@ from frazil.registry import bounded_http
 from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
 
-MAX_SCHEMAS = 4096
+MAX_CACHED_SCHEMAS = 4096
 """Maximum number of schemas in the cache. They stay valid, because the schema of an id never changes."""
 MAX_UNKNOWN_IDS = 100_000
-MAX_GUIDS = 100_000
+MAX_CACHED_GUIDS = 100_000
 """Maximum number of GUIDs with an id: more than a chunk's records, so its decoder finds all ids that it just got."""
 UNKNOWN_ID_CACHE_S = 60.0
 """Seconds for which an id without a schema is not requested again."""
@@ -101,7 +101,7 @@ class SchemaRegistry:
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """Fetch the schemas that are not cached, concurrently. The cache has at most `MAX_SCHEMAS` schemas."""
+        """Fetch the schemas that are not cached, concurrently. The cache has at most `MAX_CACHED_SCHEMAS` schemas."""
         with self._lock:
             missing = [one for one in schema_ids if self._find_cached(one) is None]
             if not missing:
@@ -122,7 +122,7 @@ class SchemaRegistry:
         return found
 
     def id_of(self, guid: bytes) -> int:
-        """Return an id for which `get` returns the schema of this GUID. Only the last `MAX_GUIDS` used ids are kept."""
+        """Return an id for which `get` returns the schema of this GUID. The last `MAX_CACHED_GUIDS` ids are kept."""
         with self._lock:
             made = self._guids.get(guid, 0)
             while made == 0 or self._guid_of.setdefault(made, guid) != guid:
@@ -130,8 +130,8 @@ class SchemaRegistry:
             self._guids[guid] = made
             self._guids.move_to_end(guid)
             self._guid_of.move_to_end(made)
-            _evict_oldest(self._guids, MAX_GUIDS)
-            _evict_oldest(self._guid_of, MAX_GUIDS)
+            _evict_oldest(self._guids, MAX_CACHED_GUIDS)
+            _evict_oldest(self._guid_of, MAX_CACHED_GUIDS)
             return made
 
     def newest(self, subject: str) -> SchemaText | None:
@@ -156,7 +156,7 @@ class SchemaRegistry:
             _evict_oldest(self._unknown, MAX_UNKNOWN_IDS)
         else:
             self._known[schema_id] = found
-            _evict_oldest(self._known, MAX_SCHEMAS)
+            _evict_oldest(self._known, MAX_CACHED_SCHEMAS)
 
     def _fetch_or_unknown(self, schema_id: int) -> SchemaText | UnknownSchema:
         known = self._guid_of.get(schema_id)
@@ -221,7 +221,7 @@ class SchemaRegistry:
                 f"the schema refers to version {version} of {subject}, which the registry does not have"
             )
         self._referred[key] = answer
-        _evict_oldest(self._referred, MAX_SCHEMAS)
+        _evict_oldest(self._referred, MAX_CACHED_SCHEMAS)
         return answer
 
     def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:

@@ -32,7 +32,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, Signal, signal_from_row, signals_to_arrow
 from frazil.spec.iceberg import filter_between
-from frazil.spec.route import VALUE
+from frazil.spec.route import VALUE_PLACEHOLDER
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DeclaredTable
 from frazil.table.storage import open_store
@@ -80,9 +80,9 @@ class TableSignals:
 
     def members(self) -> list[TableSignals]:
         """Return the signals of each table of this group; for a table, only its own."""
-        if self.at is None or VALUE not in self.table:
+        if self.at is None or VALUE_PLACEHOLDER not in self.table:
             return [self]
-        before, _, after = self.table.partition(VALUE)
+        before, _, after = self.table.partition(VALUE_PLACEHOLDER)
         prefix = CURSOR_PROPERTY_PREFIX + before
         # Only these are read, so that an unreadable cursor of another table does not matter.
         own = (name for name in self.at.properties if name.startswith(prefix) and name.endswith(after))
@@ -91,7 +91,7 @@ class TableSignals:
 
     def event_key(self, signal: Signal) -> str:
         """Return the partition key of a signal's event: `<window>`, or `<window>|<table>` for a group."""
-        return f"{signal.partition}|{signal.table}" if VALUE in self.table else signal.partition
+        return f"{signal.partition}|{signal.table}" if VALUE_PLACEHOLDER in self.table else signal.partition
 
     def held(self) -> list[Signal]:
         found = list[Signal]()
@@ -132,12 +132,12 @@ class TableSignals:
     def _scan(self, rows: BooleanExpression) -> tuple[Signal, ...]:
         if self.at is None:
             return ()
-        prefix, is_group, _ = self.table.partition(VALUE)
+        prefix, is_template, _ = self.table.partition(VALUE_PLACEHOLDER)
         named: BooleanExpression = EqualTo(term="table", value=self.table)
-        if is_group:
+        if is_template:
             named = StartsWith(term="table", value=prefix)
         signals = map(signal_from_row, self.at.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
-        since = {one.table: one.since if is_group else 0 for one in self.members()}
+        since = {one.table: one.since if is_template else 0 for one in self.members()}
         found = (s for s in signals if s.table in since and s.number > since[s.table])
         return tuple(sorted(found, key=lambda s: s.number))
 
@@ -215,7 +215,7 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
                 f"the signals of {table} have format {raw['format']}, but this version of frazil reads format "
                 f"{FORMAT_VERSION}: run the version that wrote them, or a newer one"
             )
-        if VALUE in table:
+        if VALUE_PLACEHOLDER in table:
             return None, raw["number"]
         held = frozenset(raw["held-us"])
         span, uuid = (raw["from-us"], raw["through-us"]), raw.get("table-uuid")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from frazil.spec.coordinates import COORDINATES, LINE, REQUIRED_COORDINATES
+from frazil.spec.coordinates import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
@@ -208,7 +208,7 @@ def _table_struct(spec: StreamSpec) -> Struct:
     if spec.coordinates:
         declared += [Field(name, kind, name in REQUIRED_COORDINATES) for name, kind in COORDINATES.items()]
         if spec.has_lines:
-            declared.append(Field(LINE, Primitive("int"), False))
+            declared.append(Field(LINE_COLUMN, Primitive("int"), False))
     return Struct(tuple(declared))
 
 

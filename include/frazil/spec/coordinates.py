@@ -12,9 +12,9 @@ COORDINATES = {
 }
 """The columns that frazil adds unless `coordinates: false` is declared."""
 
-LINE = "kafka_line"
+LINE_COLUMN = "kafka_line"
 """Additional column if a record may become several rows: the row's number within its record, from 0."""
-RESERVED = frozenset({*COORDINATES, LINE})
+RESERVED_COLUMNS = frozenset({*COORDINATES, LINE_COLUMN})
 
 METADATA_COLUMNS = frozenset(
     {

@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 
 from frazil.spec import types
-from frazil.spec.coordinates import COORDINATES, LINE, REQUIRED_COORDINATES
+from frazil.spec.coordinates import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
 from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
 
@@ -101,7 +101,9 @@ def table_schema(spec: StreamSpec) -> Schema:
             (name, kind, name in REQUIRED_COORDINATES, _COORDINATE_DOCS[name]) for name, kind in COORDINATES.items()
         ]
         if spec.has_lines:
-            declared.append((LINE, types.Primitive("int"), False, "Number of the row within its Kafka record, from 0"))
+            declared.append(
+                (LINE_COLUMN, types.Primitive("int"), False, "Number of the row within its Kafka record, from 0")
+            )
     fields = _FieldIds().fields(declared)
     key = [field.field_id for field in fields if field.name in spec.key]
     return Schema(*fields, schema_id=0, identifier_field_ids=key)

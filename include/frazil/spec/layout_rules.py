@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from frazil.spec import layout
-from frazil.spec.coordinates import COORDINATES, LINE
+from frazil.spec.coordinates import COORDINATES, LINE_COLUMN
 from frazil.spec.types import Primitive, Struct, Type, parse_type
 from frazil.spec.values import Problem, suggest_names
 
@@ -31,7 +31,7 @@ def find_sorting_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 def _collect_types(spec: StreamSpec) -> ColumnTypes:
     declared: dict[str, Type | None] = {c.name: parse_type(c.type) if c.type else None for c in spec.columns}
-    lines = {LINE: Primitive("int")} if spec.has_lines else {}
+    lines = {LINE_COLUMN: Primitive("int")} if spec.has_lines else {}
     return declared | COORDINATES | lines if spec.coordinates else declared
 
 

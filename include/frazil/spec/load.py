@@ -20,7 +20,7 @@ from frazil.errors import SpecError
 from frazil.spec.conflicts import find_conflicts, find_foreign_writes
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
-from frazil.spec.routed_stream import feeding, list_windowed_views
+from frazil.spec.routed_stream import find_feeding_streams, list_windowed_views
 from frazil.spec.yaml_file import FileCache, read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
@@ -189,7 +189,7 @@ def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
             if table in path.read_text(errors="replace"):
                 raise
             failures.append(str(error))
-    found = feeding(valid, table)
+    found = find_feeding_streams(valid, table)
     if not found:
         known = sorted({each.table.identifier for spec in valid for each in list_windowed_views(spec)})
         message = f"no stream in {folder} writes to the table {table!r}; known tables: {', '.join(known) or 'none'}"

@@ -284,12 +284,12 @@ class StreamSpec(Model):
 
     @property
     def dead_letter_table(self) -> str:
-        return self.sinks.fenced
+        return self.sinks.dead_letter_table
 
     @property
     def sinks(self) -> Sinks:
         """The tables to which the stream writes, and how."""
-        return Sinks.of(self, decides=self.table.identifier)
+        return Sinks.of(self, default_table=self.table.identifier)
 
     @property
     def signal_name(self) -> str:

@@ -16,7 +16,7 @@ from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Problem, 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
-VALUE = "{value}"
+VALUE_PLACEHOLDER = "{value}"
 """Placeholder of the routing value in a template."""
 MAX_VALUE_CHARACTERS = 200
 """Maximum length of a routing value for which a table is created."""
@@ -102,7 +102,7 @@ class Route(Model):
         """Return the table that the template creates for a routing value. Different values have different tables."""
         if self.template is None:
             raise AssertionError("a route without a template creates no tables")
-        return self.template.replace(VALUE, derive_name_part(value))
+        return self.template.replace(VALUE_PLACEHOLDER, derive_name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
         """Return whether the template creates this table for the value, and `allow` permits the value."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from frazil.spec.model import StreamSpec, Table
-from frazil.spec.route import VALUE
+from frazil.spec.route import VALUE_PLACEHOLDER
 from frazil.spec.sinks import Sinks
 
 
@@ -29,7 +29,7 @@ class RoutedStream(StreamSpec):
     @property
     def sinks(self) -> Sinks:
         """The tables of the whole stream."""
-        return Sinks.of(self, decides=self.default_table)
+        return Sinks.of(self, default_table=self.default_table)
 
     @property
     def signal_name(self) -> str:
@@ -44,7 +44,7 @@ class RoutedStream(StreamSpec):
         return self.model_copy(update={"table": Table.model_construct(identifier=table, catalog=self.table.catalog)})
 
 
-def is_group(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
+def is_template_view(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
     """Return whether the stream's `table` is its route's template, which stands for all tables of the template."""
     return isinstance(spec, RoutedStream) and spec.table.identifier == spec.sinks.template
 
@@ -71,7 +71,7 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
     return RoutedStream.model_construct(spec.model_fields_set, **values, default_table=spec.table.identifier)
 
 
-def feeding(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
+def find_feeding_streams(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
     """Return the streams that feed a table, sorted by name, each as `view_from_table` returns it.
 
     A stream whose template merely matches the table's name is included only if no stream names the table.
@@ -104,4 +104,4 @@ def partitions_dag_id(table: str) -> str:
 
 def partitions_dag_of(spec: StreamSpec) -> str:
     """Return the id of the partition DAG of a stream's `table`."""
-    return partitions_dag_id(spec.name if VALUE in spec.signal_name else spec.table.identifier)
+    return partitions_dag_id(spec.name if VALUE_PLACEHOLDER in spec.signal_name else spec.table.identifier)

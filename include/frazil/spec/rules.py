@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from frazil.spec import layout_rules, property_rules, readings, refused, route, sensitive, upsert
-from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
+from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.resources import IMAGE_PROPERTIES, ClusterManager, DeployMode
@@ -68,7 +68,7 @@ def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
                 column.type or None,
                 f"names the column {seen[lower]!r} again; names are case-insensitive",
             )
-        if spec.coordinates and lower in RESERVED:
+        if spec.coordinates and lower in RESERVED_COLUMNS:
             yield Problem(
                 f"schema.{column.name}",
                 column.type or None,

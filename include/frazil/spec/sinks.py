@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from frazil.spec.route import VALUE, Route, derive_name_part, value_property
+from frazil.spec.route import VALUE_PLACEHOLDER, Route, derive_name_part, value_property
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -44,9 +44,9 @@ class Sinks:
     """
 
     stream: str
-    decides: str
+    default_table: str
     """The default table. A commit to it makes a batch count as committed."""
-    fenced: str
+    dead_letter_table: str
     """The dead-letter table. It is committed first; the default table's epoch fences it."""
     mode: Mode
     key: tuple[str, ...]
@@ -54,11 +54,11 @@ class Sinks:
     route: Route | None
 
     @classmethod
-    def of(cls, spec: StreamSpec, *, decides: str) -> Sinks:
+    def of(cls, spec: StreamSpec, *, default_table: str) -> Sinks:
         mode = DEDUPLICATE if spec.dedupe else UPSERT if spec.mode == "upsert" else APPEND
-        fenced = spec.dead_letters.table or f"{decides}_dead_letters"
+        dead_letter_table = spec.dead_letters.table or f"{default_table}_dead_letters"
         key = spec.dedupe.key if spec.dedupe else spec.key
-        return cls(spec.name, decides, fenced, mode, key, spec.route)
+        return cls(spec.name, default_table, dead_letter_table, mode, key, spec.route)
 
     @cached_property
     def named(self) -> Collection[str]:
@@ -87,13 +87,15 @@ class Sinks:
 
     def matches_template(self, identifier: str) -> bool:
         """Return whether a table's name matches the template. Its properties show whether the template created it."""
-        before, found, after = (self.template or "").partition(VALUE)
+        before, found, after = (self.template or "").partition(VALUE_PLACEHOLDER)
         longer = len(identifier) > len(before) + len(after)
         return bool(found) and longer and identifier.startswith(before) and identifier.endswith(after)
 
     def may_include(self, identifier: str) -> bool:
         """Return whether the table may be one of the stream's. Only the table's name is compared."""
-        return identifier in {self.decides, self.fenced, *self.named} or self.matches_template(identifier)
+        return identifier in {self.default_table, self.dead_letter_table, *self.named} or self.matches_template(
+            identifier
+        )
 
     def includes(self, identifier: str, value: str | None) -> bool:
         """Return whether the route names the table, or would create it for this routing value."""
@@ -116,6 +118,6 @@ class Sinks:
         """Return the routing value of a template's table; None if the table's name does not contain it unchanged."""
         if not self.matches_template(identifier):
             return None
-        before, _, after = (self.template or "").partition(VALUE)
+        before, _, after = (self.template or "").partition(VALUE_PLACEHOLDER)
         value = identifier[len(before) : len(identifier) - len(after)]
         return value if derive_name_part(value) == value else None

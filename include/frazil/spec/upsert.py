@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from frazil.spec.coordinates import RESERVED
+from frazil.spec.coordinates import RESERVED_COLUMNS
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
 from frazil.spec.values import Model, PositiveDuration, Problem, YamlForm, suggest_names
 
@@ -203,7 +203,7 @@ def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each column named like a coordinate: change files always store coordinates."""
     if not spec.coordinates:
         for column in spec.columns:
-            if column.name.lower() in RESERVED:
+            if column.name.lower() in RESERVED_COLUMNS:
                 what = "has the name of a coordinate, which each change stores in any case; rename it"
                 yield Problem(f"schema.{column.name}", column.type or None, what)
 

@@ -166,11 +166,11 @@ _HINTS = {
 
 T = TypeVar("T")
 
-MIN_SETTLED_AGE_NS = 3_000_000_000
+MIN_UNCHANGED_AGE_NS = 3_000_000_000
 """Minimum age of a file's last change for its content to be cached. Two changes in one tick of the file system's clock
 look the same; the coarsest ticks are 2 s (FAT, some NFS).
 """
-MAX_ENTRIES = 10_000
+MAX_CACHED_FILES = 10_000
 """Maximum number of files in the cache, which is emptied when it has this many."""
 
 Signature = tuple[int, int, int, int] | None
@@ -202,8 +202,8 @@ class FileCache(Generic[T]):
         if entry is None or entry.signatures != seen:
             entry = self._read_entry(path, seen)
             # A file that has just changed may change again with the same signature, so it is read until it has settled.
-            if all(one is None or one[0] < now_ns - MIN_SETTLED_AGE_NS for one in seen):
-                if len(self._entries) >= MAX_ENTRIES:
+            if all(one is None or one[0] < now_ns - MIN_UNCHANGED_AGE_NS for one in seen):
+                if len(self._entries) >= MAX_CACHED_FILES:
                     self._entries.clear()
                 self._entries[path] = entry
         if entry.problem is not None:

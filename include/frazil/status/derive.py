@@ -13,7 +13,7 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, GivenUp, LaunchKind
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.status.freshness import freshness_limit_ms, freshness_ms, late_sentence
+from frazil.status.freshness import freshness_limit_ms, freshness_ms, late_message
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from frazil.supervise.decide import consecutive_crashes
 from frazil.supervise.decision import Cause, Decision, DecisionInput, SupervisionPolicy, WriterAction, error_name
@@ -53,7 +53,7 @@ def derive_from_decision(
         writer=describe_writer_process(observed.writer, now_ms=now_ms),
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
-        last_words=_last_error_sentence(observed.writer),
+        last_words=_last_error_message(observed.writer),
         unreachable_since_ms=cause,
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
         stall=heartbeat.stall
@@ -191,7 +191,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     )
 
 
-def _last_error_sentence(writer: Observation) -> str:
+def _last_error_message(writer: Observation) -> str:
     """Return a sentence with the last writer's error, or an empty text.
 
     The heartbeat may have the error before the exit record does.
@@ -320,7 +320,7 @@ def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Sta
         return _outage(known, spec, known.sentence, now_ms=now_ms)
     age_ms = freshness_ms(known, now_ms=now_ms)
     if age_ms is not None and age_ms > freshness_limit_ms(spec) and (known.lag or known.writer.pid):
-        return State.LATE, late_sentence(known, age_ms, now_ms=now_ms)
+        return State.LATE, late_message(known, age_ms, now_ms=now_ms)
     if known.writer.pid is not None and known.backpressure_ms:
         records = known.writer.batch_records
         so_far = (

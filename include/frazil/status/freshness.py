@@ -36,7 +36,7 @@ def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
     return 0 if known.lag == 0 else max(now_ms - since_ms, 0)
 
 
-def late_sentence(known: Waiting, age_ms: int, *, now_ms: int) -> str:
+def late_message(known: Waiting, age_ms: int, *, now_ms: int) -> str:
     """Describe records that have waited for `age_ms`, or may have."""
     commit_ms = known.last_commit_at_ms
     if known.caught_up_at_ms is None or known.lag is None or commit_ms is None:

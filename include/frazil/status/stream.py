@@ -90,7 +90,7 @@ def _add_writer_report(
     if heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch):
         # Its lag counts from its own position, which is no longer the stream's position.
         writer, lag = replace(writer, fenced=True), None
-        problems.insert(0, _fenced_sentence(spec.name, heartbeat, marker))
+        problems.insert(0, _fenced_message(spec.name, heartbeat, marker))
     if lag is None and marker is not None and view.in_full:
         lag, silent = (None, ROLLED_BACK) if known.rolled_back else fetch_lag(spec, marker)
         problems += [silent] if silent else []
@@ -142,7 +142,7 @@ def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | 
     return None if unknown or committed_ms is not None else False
 
 
-def _fenced_sentence(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
+def _fenced_message(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
     return (
         f"the writer of epoch {heartbeat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
         "commits nothing more, and exits with 13 (Fenced) within a minute, or after the batch that it stages. After a "

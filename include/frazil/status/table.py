@@ -159,7 +159,7 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
         now_ms = tables.clock_ms()
         missing = [b for b in behind if not b.is_about_to_commit(now_ms)]
         found = [*map(str, missing), *map(str, dropped)]
-        amiss = {b.target: b.amiss for b in missing} | {d.target: str(d.amiss) for d in dropped}
+        amiss = {b.target: b.problem for b in missing} | {d.target: str(d.amiss) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {error_text(error)}"], {}

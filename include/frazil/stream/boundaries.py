@@ -9,7 +9,7 @@ from frazil.errors import SpecError
 from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import escape_unsafe
 
-MAX_ENDS = 200_000
+MAX_REMEMBERED_TRANSACTIONS = 200_000
 """Maximum number of transactions whose ends are remembered. A restarted connector sends recent events again."""
 MAX_OPEN_POSITIONS = 200
 """Maximum number of source positions of open transactions: comparing them takes quadratic time."""
@@ -77,7 +77,7 @@ class Boundaries:
     newest: LastTransaction = NO_TRANSACTION
     """The newest complete transaction before `at`."""
     is_behind: bool = False
-    """Whether, at the last `settle`, a restarted connector had not yet sent `newest` again."""
+    """Whether, at the last `advance`, a restarted connector had not yet sent `newest` again."""
     _runs: list[_RecordRun] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
     """The number of events of each transaction whose end record was read."""
@@ -102,10 +102,10 @@ class Boundaries:
     def add_end(self, transaction: str, count: int) -> None:
         """Record that the transaction has `count` events in this log."""
         self._counts[transaction] = count
-        if len(self._counts) > MAX_ENDS:
+        if len(self._counts) > MAX_REMEMBERED_TRANSACTIONS:
             del self._counts[next(iter(self._counts))]
 
-    def settle(self, *, whole: bool) -> str:
+    def advance(self, *, whole: bool) -> str:
         """Move `at` to the last boundary. Returns the id of the transaction that prevents a later boundary, or "".
         Unless `whole`, the last transaction stays open, because more records follow. Raises SpecError if records are
         not in the order of one log.

@@ -242,21 +242,21 @@ class RecordFolding:
 
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]
-    others: FoldingThread | None = None
+    shared_thread: FoldingThread | None = None
     """The shared thread, if any."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> RecordFolding:
-        if self.others is not None:
-            self.others.add(self._fold_and_log_errors)
+        if self.shared_thread is not None:
+            self.shared_thread.add(self._fold_and_log_errors)
         else:  # a daemon thread: an interruption at any point loses nothing
             threading.Thread(target=self._run, name="fold-records", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self.others is not None:
-            self.others.remove(self._fold_and_log_errors)
+        if self.shared_thread is not None:
+            self.shared_thread.remove(self._fold_and_log_errors)
 
     def _fold_and_log_errors(self) -> None:
         try:

@@ -82,7 +82,7 @@ class _Request:
 
 
 @dataclass(slots=True)
-class MergeRun:
+class MergeRunner:
     """Runs merges on an engine, one job at a time. A job has all requests that arrived while the last one ran."""
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]

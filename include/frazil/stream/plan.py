@@ -42,7 +42,7 @@ class PlannerReport:
 
     ends: Mapping[TopicPartition, int]
     """The offsets up to which records may be read, or could be when the topic-partition last had a leader."""
-    began: Mapping[TopicPartition, int] = field(default_factory=dict)
+    first_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of new partitions that are not in a marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets that wait for transactions to end, if any."""
@@ -62,7 +62,7 @@ class PlannerReport:
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the number of records from these offsets on, by partition. Leaves out partitions without records."""
-        starts = {**self.began, **offsets}
+        starts = {**self.first_offsets, **offsets}
         lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
         return {tp: lag for tp, lag in lags.items() if lag > 0}
 

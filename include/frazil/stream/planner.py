@@ -96,7 +96,7 @@ class BatchPlanner:
     """Polls that missed a topic, for topics of the position that match the stream's pattern."""
     polls: int = 0
     """Number of times that Kafka has described the stream's topics."""
-    began: dict[TopicPartition, int] = field(default_factory=dict)
+    first_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offset of each partition that appeared while the writer ran."""
     leaderless: frozenset[TopicPartition] = frozenset()
     """Topic-partitions without a leader, as Kafka last described them. They are not read, and are never idle."""
@@ -158,7 +158,7 @@ class BatchPlanner:
     def plans(self, begin: Position, until: Position) -> list[str]:
         """Return the tasks of the batch between two positions as JSON texts. An empty commit has none."""
         # A partition that appeared after the first position begins at its first offset.
-        starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
+        starts = {tp: begin.offsets.get(tp, self.first_offsets.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
         rates, policy = read_rates(self._exchange), self.settings.policy
         tasks = assign_tasks(starts, until.offsets, tasks=choose_task_count(records, rates=rates, policy=policy))
@@ -201,7 +201,9 @@ class BatchPlanner:
         waits_for = self.whole.waits_for if self.whole else ""
         waiting = self.watch.count_in_transactions()
         known, leaderless = dict(self.watch.stable), self.leaderless & read.keys()
-        self.reported = PlannerReport(known, dict(self.began), waiting, waits_for, self.clock_ms(), None, leaderless)
+        self.reported = PlannerReport(
+            known, dict(self.first_offsets), waiting, waits_for, self.clock_ms(), None, leaderless
+        )
         self.report(self.reported)
 
     def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
@@ -230,7 +232,7 @@ class BatchPlanner:
         except TopicRecreated as error:
             now = found.identity.topic_ids
             made_again = {topic for topic, known in self.source.topic_ids.items() if now.get(topic, known) != known}
-            raise TopicRecreated(f"{error}{self._unread_sentence(made_again, ends)}") from error
+            raise TopicRecreated(f"{error}{self._unread_message(made_again, ends)}") from error
         self.source = merge_identities(self.source, found.identity)
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
         if missing := sorted(
@@ -242,12 +244,12 @@ class BatchPlanner:
         if found.leaderless != self.leaderless:
             log.warning("topic-partitions without a leader: %s", sorted(found.leaderless) or "none")
         self.leaderless = found.leaderless
-        beginnings = self.kafka.earliest(found.led)
+        beginnings = self.kafka.earliest(found.partitions_with_leader)
         check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)
         new = {tp: offset for tp, offset in beginnings.items() if tp not in self.position.offsets}
         if new:
             log.info("new partitions: %s", sorted(new))
-            self.began.update(new)
+            self.first_offsets.update(new)
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _count_missing_polls(self, present: Container[str]) -> None:
@@ -266,7 +268,7 @@ class BatchPlanner:
                     self.first_seen.pop(tp, None)
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
-    def _unread_sentence(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
+    def _unread_message(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
         """Return the part of a message that counts the unread records before `ends`, or ""."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {format_count(unread, 'record')} that Kafka had before were not read" if unread else ""
@@ -284,7 +286,7 @@ class BatchPlanner:
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_TIMEOUT_S:
             if isinstance(error, TopicMissing):
-                raise TopicMissing(f"{error}{self._unread_sentence(self.settings.topics, self.ends)}") from error
+                raise TopicMissing(f"{error}{self._unread_message(self.settings.topics, self.ends)}") from error
             raise error
 
     def _choose_position(self, now: float) -> Position:

@@ -42,7 +42,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, value_property
 from frazil.spec.sinks import Sinks
 from frazil.spec.units import format_count
-from frazil.stream.dropped_tables import belongs_to_others, describe_dropped_table
+from frazil.stream.dropped_tables import describe_dropped_table, was_not_created_for
 from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
@@ -70,7 +70,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
             _check_not_dropped(spec, tables, target)
             _check_no_files_in_dropped_table(tables, target, journals)
             table = ensure_declared(catalog, declared, spec.name)
-        if belongs_to_others(spec, table, value):
+        if was_not_created_for(spec, table, value):
             raise RouteBehind(
                 f"table {target} exists, but was not created for these rows. To write them there, add the table to "
                 "route.tables"
@@ -183,7 +183,7 @@ class RoutedTables:
             self.targets.update(self.sinks.by_value)
             _run_many(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._load_made_tables(default_marker)
-            self._keep_unread(default_marker)
+            self._retry_unread(default_marker)
             self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
         log.info(
             "the route of stream %r has %s", self.spec.name, format_count(len(set(self.targets.values())), "table")
@@ -199,7 +199,7 @@ class RoutedTables:
         noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
-    def _keep_unread(self, default_marker: Marker) -> None:
+    def _retry_unread(self, default_marker: Marker) -> None:
         """Load the template's unread tables again, even for values no longer allowed. If it fails, their rows wait."""
         names = sorted(self._unread & self._members)
         members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))

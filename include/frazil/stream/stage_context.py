@@ -19,7 +19,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.ingest.contract import ChangeRules, KeyColumns, StageContext, Target, TargetTable, Transform
 from frazil.ingest.formats.fields import Unit, may_have_aliases
-from frazil.spec.coordinates import COORDINATES, LINE
+from frazil.spec.coordinates import COORDINATES, LINE_COLUMN
 from frazil.spec.formats import dump_portable_format
 from frazil.spec.former_columns import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec
@@ -115,7 +115,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
     key = tuple(map(called, spec.key))
-    added = {*key, *COORDINATES, LINE}
+    added = {*key, *COORDINATES, LINE_COLUMN}
     return ChangeRules(
         key=key,
         required=tuple(field.name for field in table.fields if field.required and field.name not in added),

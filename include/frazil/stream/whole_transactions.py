@@ -52,7 +52,7 @@ class WholeTransactions:
     max_records: int
     """Records to read ahead. More are read only to reach the end of a transaction."""
     clock: Callable[[], float] = time.monotonic
-    began: LastTransaction = NO_TRANSACTION
+    last_before_start: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if known."""
     waits_for: str = ""
     """The transaction for which records are held back, and what to do; "" if none are held back."""
@@ -85,18 +85,18 @@ class WholeTransactions:
 
     @property
     def last(self) -> LastTransaction:
-        return self._log.newest if self._log else self.began
+        return self._log.newest if self._log else self.last_before_start
 
     def find_readable_end(self, tp: TopicPartition, start: int, end: int) -> int:
         """Return how far the partition may be read. Raises Kafka's errors, and SpecError for several tables."""
         if self._log is None:
-            known = self.began if self.began.id else self._find_last_before(tp, start)
+            known = self.last_before_start if self.last_before_start.id else self._find_last_before(tp, start)
             self._log, self._scanned = Boundaries(start, known), start
         goal = start + self.max_records
         while True:
             self._read_events(tp, min(end, max(goal, self._scanned), self._scanned + MAX_EVENTS_PER_READ))
             all_read = self._scanned >= end
-            open_one = self._settle(self._log, all_read=all_read)
+            open_one = self._advance_boundary(self._log, all_read=all_read)
             if all_read or (self._scanned >= goal and self._log.at > start):
                 break
             if self._scanned >= goal:  # within one transaction
@@ -115,14 +115,14 @@ class WholeTransactions:
             )
         return self._log.at if all_read else end
 
-    def _settle(self, log: Boundaries, *, all_read: bool) -> str:
+    def _advance_boundary(self, log: Boundaries, *, all_read: bool) -> str:
         """Move the last boundary. Reads more transactions' ends if needed. Returns the open transaction's id, or ""."""
-        open_one = log.settle(whole=all_read)
+        open_one = log.advance(whole=all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
         more = not (all_read and self._waits)
         while open_one and more:
             more = self._read_ends()
-            open_one = log.settle(whole=False)
+            open_one = log.advance(whole=False)
         return open_one
 
     def _read_events(self, tp: TopicPartition, end: int) -> None:
@@ -267,4 +267,4 @@ def whole_transactions(
     resolved = resolve_properties(properties, os.environ)
     kafka = KafkaAdmin(resolved, [envelope.transactions], stream=spec.name)
     topics = KafkaTopics(resolved, kafka, TransactionDecoder(declared), spec.name)
-    return WholeTransactions(topics, envelope.transactions, max_records=spec.max_records, began=last)
+    return WholeTransactions(topics, envelope.transactions, max_records=spec.max_records, last_before_start=last)

@@ -58,7 +58,7 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting, RecordFolding
-from frazil.stream.merge_tasks import MergeRun
+from frazil.stream.merge_tasks import MergeRunner
 from frazil.stream.plan import PlannerReport
 from frazil.stream.planner import DESCRIBE_INTERVAL_S
 from frazil.stream.progress import ProgressFolder, cluster_period_s
@@ -110,11 +110,11 @@ class Writer:
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
         records = record_events(self.spec, events, self.hosting.recording_threads)
         metrics = self.hosting.telemetry.sinks(self.spec)
-        with reporter, records as recording, metrics as measuring, ExitStack() as afterwards, self.engine:
+        with reporter, records as recording, metrics as measuring, ExitStack() as exit_callbacks, self.engine:
             for sink in (*self.sinks, *measuring):
                 events.add(sink)
             try:
-                return self._run(folder, events, reporter, recording, afterwards)
+                return self._run(folder, events, reporter, recording, exit_callbacks)
             except (KafkaUnavailable, CommitUnavailable) as error:
                 if not self.stopping.is_set():
                     raise
@@ -127,7 +127,7 @@ class Writer:
         events: EventDispatcher,
         reporter: Reporter,
         recording: WriterRecorders,
-        afterwards: ExitStack,
+        exit_callbacks: ExitStack,
     ) -> Marker | None:
         """Wait for a topic and a slot, open the tables, and run epochs."""
         kafka_settings, hosting = resolve_kafka_properties(self.spec, os.environ), self.hosting
@@ -151,7 +151,7 @@ class Writer:
                 tables, progress = self._open_tables(reporter, events.emit)
                 recording.start(tables)
             report = reporter.set_planner_report
-            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, afterwards)
+            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, exit_callbacks)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 try:
                     return self._run_epochs(parts)
@@ -224,7 +224,7 @@ class Writer:
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
-        run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
+        run = MergeRunner(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
         tables = StreamTables.open(
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
@@ -271,7 +271,7 @@ class EpochParts:
     folder: Path
     emit: Callable[[StreamEvent], None]
     set_planner_report: Callable[[PlannerReport | None], None]
-    afterwards: ExitStack
+    exit_callbacks: ExitStack
     """Callbacks that run after the engine has ended."""
 
     @property
@@ -304,8 +304,8 @@ class Epoch:
             if not admitted:
                 return None
             runner = self._take_over()
-        p.afterwards.pop_all()  # of earlier epochs: only attempts of the last batch may still write
-        p.afterwards.callback(runner.sweep_stragglers)
+        p.exit_callbacks.pop_all()  # of earlier epochs: only attempts of the last batch may still write
+        p.exit_callbacks.callback(runner.sweep_stragglers)
         late = 0
         while not self._is_over(runner):
             loop = BatchLoop(
@@ -383,7 +383,7 @@ class Epoch:
 
     def _handle_offset_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
         """Raise `OffsetGap` for deleted unread records, or skip them with `on-gap: skip`. Returns the marker."""
-        stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.led)
+        stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions_with_leader)
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)
         led = {tp: offset for tp, offset in read.items() if tp not in topics.leaderless}

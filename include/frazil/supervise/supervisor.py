@@ -99,7 +99,7 @@ class Supervisor:
         """Restart a running writer, or let the supervisor retry. End a pause that the user `by` requested."""
         with self._step_lock:
             launch = self._launcher.observe().launch
-            self._note(given_up=None, cleared=launch.id if launch else None)
+            self._update_notes(given_up=None, cleared=launch.id if launch else None)
         self.stop(f"{by}: {reason}")
         self._program.resume(by=by, reason=reason)
         return self.preview()
@@ -184,10 +184,10 @@ class Supervisor:
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
         """Record the stop request, then send the signal. In this order, the writer's end counts as requested."""
-        self._note(stop=StopRequest(launch.id, now_ms, cause, reason))
+        self._update_notes(stop=StopRequest(launch.id, now_ms, cause, reason))
         self._launcher.stop(force=False)
 
-    def _note(self, **changes: Any) -> None:
+    def _update_notes(self, **changes: Any) -> None:
         write_notes(self._folder, dataclasses.replace(read_notes(self._folder), **changes))
 
     def _read_log(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class DeclaredTable:
     order: SortOrder = field(default_factory=lambda: SortOrder(order_id=0))
     properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
-    declarable: frozenset[str] = frozenset()
+    user_columns: frozenset[str] = frozenset()
     """Columns that the user declared. All others are frazil's own."""
     relaxable: frozenset[str] = frozenset()
     """Columns declared `not null` that may be optional in an evolved table, with their nested fields."""
@@ -57,7 +57,7 @@ def declared_table(spec: StreamSpec) -> DeclaredTable:
         order=iceberg.sort_order(spec, schema),
         properties=MAIN_PROPERTIES | spec.table.properties,
         location=spec.table.location,
-        declarable=names,
+        user_columns=names,
         # Every row must have the event time and the key.
         relaxable=names - {spec.event_time.column, *spec.key} if spec.evolution.mode == "full" else frozenset(),
     )

@@ -113,14 +113,14 @@ Difference = Addition | Promotion | Conflict
 
 
 def find_differences(
-    declared: Schema, existing: Schema, former: Iterable[Schema] = (), *, declarable: Collection[str] = ()
+    declared: Schema, existing: Schema, former: Iterable[Schema] = (), *, user_columns: Collection[str] = ()
 ) -> tuple[Difference, ...]:
     """Return the differences that prevent rows of the declared schema from fitting the table. The table may have other
     optional columns, and wider types. `former` has the table's schemas, oldest first. Messages suggest changing the
-    declaration only for columns in `declarable`.
+    declaration only for columns in `user_columns`.
     """
     history = ColumnHistory.from_schemas((*former, existing))
-    comparison = SchemaComparison(existing, history, frozenset(declarable))
+    comparison = SchemaComparison(existing, history, frozenset(user_columns))
     return tuple(comparison.compare_structs(declared.as_struct(), existing.as_struct(), path=(), parent=TOP_LEVEL_ID))
 
 
@@ -130,7 +130,7 @@ class SchemaComparison:
 
     table: Schema
     history: ColumnHistory
-    declarable: frozenset[str]
+    user_columns: frozenset[str]
 
     def compare_structs(
         self, declared: StructType, existing: StructType, *, path: Path, parent: int
@@ -160,7 +160,7 @@ class SchemaComparison:
         self, declared: NestedField, existing: StructType, *, path: Path, parent: int
     ) -> Addition | Conflict:
         """Return an addition for a missing declared column, or a conflict if it was renamed or dropped."""
-        name, can_declare = declared.name, path[0] in self.declarable
+        name, can_declare = declared.name, path[0] in self.user_columns
         optional = " and declare it without 'not null'" if declared.required and can_declare else ""
         former_ids = self.history.ids.get((parent, name), ())
         if now := self._find_current_name(former_ids):

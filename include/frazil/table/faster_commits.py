@@ -50,7 +50,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
     def stage_whole(current: Table | None, *change: Any) -> StagedTable:
         made = stage(current, *change)
         if current is not None:
-            made.metadata = _cut_snapshot_log(current.metadata, made.metadata, change[-1])
+            made.metadata = _trim_snapshot_log(current.metadata, made.metadata, change[-1])
         return made
 
     def stage_shared(current: Table | None, *change: Any) -> StagedTable:
@@ -67,7 +67,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
     catalog._update_and_stage_table = stage_shared  # type: ignore[method-assign, assignment]
 
 
-def _cut_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
+def _trim_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
     """Return `made` without the snapshot log's entries before the newest expired snapshot, as Java does.
 
     PyIceberg keeps these entries, so a query at a time when an expired snapshot was current would read an older one.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from frazil.spec.coordinates import LINE, METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
+from frazil.spec.coordinates import LINE_COLUMN, METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
 from frazil.table.evolution import (
     TOP_LEVEL_ID,
     Addition,
@@ -111,7 +111,7 @@ class _ColumnNames:
 
 def _reserved_name_problem(path: Path) -> str | None:
     match tuple(map(str.lower, path)):
-        case (name,) if name == LINE:
+        case (name,) if name == LINE_COLUMN:
             return "has the name of a column that frazil adds"
         case (name,) if name in METADATA_COLUMNS:
             return METADATA_COLUMN_PROBLEM

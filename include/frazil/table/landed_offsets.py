@@ -23,7 +23,7 @@ from pyiceberg.table import DataScan, FileScanTask, Table
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
-from frazil.spec.coordinates import LINE
+from frazil.spec.coordinates import LINE_COLUMN
 from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges, ranges_filter, topics_filter
 
@@ -101,7 +101,7 @@ def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_PartitionOffs
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
         return
     schema = next((s for s in table.metadata.schemas if s.schema_id == head.schema_id), table.schema())
-    line = (LINE,) if LINE in {field.name for field in schema.fields} else ()
+    line = (LINE_COLUMN,) if LINE_COLUMN in {field.name for field in schema.fields} else ()
     scan = table.scan(
         row_filter=topics_filter(wanted.topics) if wanted.within is None else ranges_filter(wanted.within),
         selected_fields=(*COORDINATES, *line, *wanted.extra_columns(table)),
@@ -141,8 +141,8 @@ def _read_file(table: Table, scan: DataScan, wanted: RowSelection, task: FileSca
         rows = batch if wanted.stream is None else batch.filter(pc.equal(batch.column("stream"), wanted.stream))
         if not wanted.discarded and DISCARDED_COLUMN in rows.schema.names:
             rows = rows.filter(rows.column(DISCARDED_COLUMN).is_null())
-        if LINE in rows.schema.names:  # only the first row of a record counts
-            rows = rows.filter(pc.equal(pc.fill_null(rows.column(LINE), 0), 0))
+        if LINE_COLUMN in rows.schema.names:  # only the first row of a record counts
+            rows = rows.filter(pc.equal(pc.fill_null(rows.column(LINE_COLUMN), 0), 0))
         for part, is_selected in _split_by_topic_id(rows, wanted.topic_ids):
             for tp, offsets in split_by_partition(part.select(COORDINATES).drop_null()):
                 if tp[0] in wanted.topics:

@@ -12,12 +12,12 @@ B = TypeVar("B")
 MAX_THREADS = 8
 
 
-def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, at_once: int = MAX_THREADS) -> list[B]:
+def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: int = MAX_THREADS) -> list[B]:
     """Call `step` for each item, the last one in the calling thread, and return the results in order."""
-    if len(items) < 2 or at_once < 2:
+    if len(items) < 2 or max_threads < 2:
         return [step(item) for item in items]
     *others, last = items
-    with ThreadPoolExecutor(min(len(others), at_once), "tables") as threads:
+    with ThreadPoolExecutor(min(len(others), max_threads), "tables") as threads:
         steps = [threads.submit(step, item) for item in others]
         done = step(last)
     return [*(one.result() for one in steps), done]

@@ -18,7 +18,7 @@ from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type, to_spark_p
 Reader = Literal["spark", "trino", "duckdb", "pyiceberg"]
 READERS: tuple[Reader, ...] = get_args(Reader)
 
-_HARMLESS = frozenset(
+_PRINTED_PROPERTIES = frozenset(
     {
         *("type", "uri", "warehouse", "prefix", "scope", "audience", "resource", "oauth2-server-uri", "ref"),
         *("py-io-impl", "py-catalog-impl", "echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
@@ -30,7 +30,7 @@ _HARMLESS = frozenset(
     }
 )
 """Properties whose values are printed, except URLs with a password or unknown parameters."""
-_HARMLESS_QUERY = frozenset({"timeout", "sslmode", "sslrootcert", "connect_timeout", "application_name"})
+_PRINTED_QUERY_PARAMETERS = frozenset({"timeout", "sslmode", "sslrootcert", "connect_timeout", "application_name"})
 """Parameters of a database URL that are printed."""
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
@@ -180,19 +180,19 @@ def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_pa
     uri = properties.get("uri", "")
     if database_password and shown.get("uri") != uri and catalog_type(properties) == "sql":
         url = make_url(uri)
-        harmless = {key: value for key, value in url.query.items() if key in _HARMLESS_QUERY}
+        harmless = {key: value for key, value in url.query.items() if key in _PRINTED_QUERY_PARAMETERS}
         password = _variable_reference(catalog, "jdbc.password") if url.password else None
         shown["uri"] = url.set(password=password, query=harmless).render_as_string(hide_password=False)
     return shown
 
 
 def _is_harmless(key: str, value: str) -> bool:
-    if key not in _HARMLESS:
+    if key not in _PRINTED_PROPERTIES:
         return False
     if "://" not in value:
         return True
     url = urlsplit(value)
-    return url.password is None and parse_qs(url.query, keep_blank_values=True).keys() <= _HARMLESS_QUERY
+    return url.password is None and parse_qs(url.query, keep_blank_values=True).keys() <= _PRINTED_QUERY_PARAMETERS
 
 
 def _variable_reference(catalog: str, key: str) -> str:

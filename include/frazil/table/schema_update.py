@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
-from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
+from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.former_columns import parse_former_columns
 from frazil.spec.iceberg import format_declaration
 from frazil.spec.model import StreamSpec
@@ -57,7 +57,7 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
     """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible for unsafe ones."""
     existing = table.schema()
     wanted = _adapt(_use_current_names(declared, table), existing)
-    found = find_differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
+    found = find_differences(wanted, existing, _former_schemas(table), user_columns=declared.user_columns)
     if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
         lines = "; ".join(f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts)
         name = table_identifier(table)
@@ -80,7 +80,7 @@ def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
     schema = use_current_names(declared.schema, table.schema(), former)
     new = {field.name for field in schema.fields} - {field.name for field in declared.schema.fields}
     relaxable = declared.relaxable and declared.relaxable | new
-    return replace(declared, schema=schema, declarable=declared.declarable | new, relaxable=relaxable)
+    return replace(declared, schema=schema, user_columns=declared.user_columns | new, relaxable=relaxable)
 
 
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
@@ -91,8 +91,8 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
         found = existing_fields.get(field.name)
         if found is not None and field.name in declared.relaxable:
             return relax(field, found)
-        is_required = field.name not in RESERVED if found is None else found.required
-        if is_required or field.name in declared.declarable:
+        is_required = field.name not in RESERVED_COLUMNS if found is None else found.required
+        if is_required or field.name in declared.user_columns:
             return field
         return field.model_copy(update={"required": False})
 
@@ -117,12 +117,14 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     # Building a schema is slow, and an open page calls this for many streams.
     if parse_former_columns(table.properties):
         names = {field.name for field in _use_current_names(declared_table(spec), table).schema.fields}
-    return tuple(format_declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
+    return tuple(
+        format_declaration(field) for field in table.schema().fields if field.name not in names | RESERVED_COLUMNS
+    )
 
 
 def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> SchemaGrowth:
     """Change a stream's table as its records require, in one update. Raises CommitUnavailable, AccessDenied."""
-    fixed = frozenset({spec.event_time.column, *RESERVED})
+    fixed = frozenset({spec.event_time.column, *RESERVED_COLUMNS})
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_EVOLUTION_ATTEMPTS):
             max_columns = spec.evolution.max_columns

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from frazil.aggregate.due import AggregatedDays, WaitingDay, is_aggregated, select_late_days, select_waiting_days
+from frazil.aggregate.due import AggregatedDays, WaitingDay, is_aggregated, select_overdue_days, select_waiting_days
 from frazil.aggregate.spec import AggregationSpec
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal, SignalState
@@ -64,8 +64,8 @@ def test_a_target_whose_history_was_expired_says_nothing_of_older_days() -> None
 
 def test_a_day_is_late_after_the_time_that_is_declared() -> None:
     day = WaitingDay(DAY, "1", 1_000)
-    assert select_late_days([day], within=timedelta(seconds=1), now_ms=2_000) == ()
-    assert select_late_days([day], within=timedelta(seconds=1), now_ms=2_001) == (day,)
+    assert select_overdue_days([day], within=timedelta(seconds=1), now_ms=2_000) == ()
+    assert select_overdue_days([day], within=timedelta(seconds=1), now_ms=2_001) == (day,)
 
 
 def test_what_the_source_took_back_is_not_aggregated(frazil_home: Path) -> None:  # noqa: ARG001

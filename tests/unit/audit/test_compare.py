@@ -20,7 +20,7 @@ from frazil.audit.compare import (
 )
 from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, Group
+from frazil.audit.ranges import CommittedRange, OverlappingRanges
 from frazil.audit.stream_audit import _count_partition
 from frazil.audit.upserts import _count_partitions
 from frazil.offsets.spans import offset_bitmap
@@ -292,7 +292,7 @@ def test_a_range_without_offsets_makes_no_range_around_it_inexact():
 
 
 def test_a_range_that_reaches_beyond_the_audited_offsets_has_at_least_what_does_not_fit_outside():
-    group = Group((CommittedRange(10, 20, 10, 0, "a"),), (CommittedRange(15, 25, 8, 0, "b"),))
+    group = OverlappingRanges((CommittedRange(10, 20, 10, 0, "a"),), (CommittedRange(15, 25, 8, 0, "b"),))
     assert group.bounds(lambda r: r.records) == {"a": (10, 10), "b": (3, 5)}
 
 
@@ -380,7 +380,14 @@ def test_a_row_that_only_the_former_topic_of_the_name_had_is_missed():
 def test_what_a_batch_that_was_rolled_back_counted_is_not_missing_from_the_batch_that_read_it_again():
     rolled_back, again = CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(0, 10, 6, 4, TOPIC_ID)
     evidence = Evidence(
-        "t", 0, 10, TOPIC_ID, (again,), OffsetTally(range(6)), OffsetTally(range(6, 10)), elsewhere=(rolled_back,)
+        "t",
+        0,
+        10,
+        TOPIC_ID,
+        (again,),
+        OffsetTally(range(6)),
+        OffsetTally(range(6, 10)),
+        ranges_outside_period=(rolled_back,),
     )
     assert wrong(compare_partition(evidence)) == []
 
@@ -552,20 +559,20 @@ def test_rows_that_a_former_topic_may_have_lost_are_no_loss_of_a_later_period(
 ):
     new, old = CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(0, 90, 90, 0, "old")
     rows = OffsetTally([*own, *of_former])
-    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, elsewhere=(old,))
+    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, ranges_outside_period=(old,))
     found = compare_partition(period)
     assert wrong(found) == ([(FindingKind.MISCOUNTED, missing)] if missing else [])
     assert [f.count for f in found if "may be of a former topic" in f.sentence] == ([unknown] if unknown else [])
-    whole = replace(period, ranges=(old, new), elsewhere=(), whole=True)
+    whole = replace(period, ranges=(old, new), ranges_outside_period=(), whole=True)
     assert sum(count for _, count in wrong(compare_partition(whole))) == missing + unknown
 
 
 def test_a_period_counts_its_own_rows_at_offsets_that_a_former_topic_had_too():
     new, old = CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(0, 400, 390, 10, "old")
     rows = OffsetTally([*range(100), *range(90)])
-    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, elsewhere=(old,))
+    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, ranges_outside_period=(old,))
     assert [(n.rows, n.distinct, n.of_former_topics) for n in [_count_partition(period)]] == [(100, 100, 0)]
-    former = replace(period, ranges=(replace(old, end=100, records=90),), elsewhere=(new,))
+    former = replace(period, ranges=(replace(old, end=100, records=90),), ranges_outside_period=(new,))
     assert [(n.rows, n.of_former_topics) for n in [_count_partition(former)]] == [(90, 90)]
 
 

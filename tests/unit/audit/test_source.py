@@ -38,7 +38,7 @@ class StandInKafka:
     def log_ends(self, partitions: Any) -> dict[TopicPartition, LogEnd]:
         return dict.fromkeys(partitions, LogEnd(100, 100, 2))
 
-    def cut(self, requested: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+    def truncation_offsets(self, requested: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
         return {tp: 40 for tp, (end, epoch) in requested.items() if tp == T0 and epoch == 1 and end > 40}
 
 
@@ -61,7 +61,7 @@ def test_a_log_that_was_cut_and_has_grown_is_found_unless_all_of_it_is_accepted(
     assert [(note.kind, note.sentence) for note in notes] == [
         (FindingKind.NOT_COMMITTED, f"{90 if found else 100} records are not committed yet")
     ]
-    assert {tp: one.cut for tp, one in kafka.items()} == {T0: found, T1: None}
+    assert {tp: one.truncated_at for tp, one in kafka.items()} == {T0: found, T1: None}
     assert kafka[T0].offsets == BitMap64(range(90))
     assert kafka[T1].offsets == BitMap64(range(10))
 

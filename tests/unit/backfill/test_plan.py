@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from frazil.backfill.estimate import Estimate, estimate_sentences
+from frazil.backfill.estimate import Estimate, estimate_messages
 from frazil.backfill.request import check_not_in_future, parse_request
 from frazil.backfill.source import (
     missing_spans,
@@ -140,9 +140,9 @@ def test_a_range_that_lies_in_the_future_is_refused_and_one_that_began_is_not():
 
 def test_a_range_without_records_is_distinguished_from_one_that_the_table_has():
     nothing = Estimate(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    (said,) = estimate_sentences(nothing, stream="ticks")
+    (said,) = estimate_messages(nothing, stream="ticks")
     assert said == "Stream ticks: nothing is missing; Kafka has no records in this range before the stream's position."
-    (said,) = estimate_sentences(replace(nothing, source_files=2), stream="ticks")
+    (said,) = estimate_messages(replace(nothing, source_files=2), stream="ticks")
     assert "the files have no records in this range" in said
-    (said,) = estimate_sentences(replace(nothing, requested=5, held=5), stream="ticks")
+    (said,) = estimate_messages(replace(nothing, requested=5, held=5), stream="ticks")
     assert said == "Stream ticks: none of the 5 requested offsets is missing."

@@ -87,7 +87,7 @@ def test_positions_that_rest_on_something_unknown_are_refused():
 
 
 def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again():
-    cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, cut={("t", 1): 25})
+    cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, truncated_at={("t", 1): 25})
     assert find_target_offsets(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = list_moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
     text = " ".join(describe_consequences(SPEC, plan, seen=SEEN, now=cut))

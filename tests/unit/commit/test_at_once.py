@@ -52,7 +52,7 @@ def at_once(world: Any) -> FaultyAtOnce:
 
 @pytest.fixture
 def tables(world: Any, at_once: FaultyAtOnce) -> StreamTables:
-    return dataclasses.replace(world.tables, at_once=at_once)
+    return dataclasses.replace(world.tables, commit_atomically=at_once)
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_a_writer_killed_before_its_commit_leaves_neither_and_the_next_one_commi
         raise Killed
 
     journal = staged(world, committer)
-    tables.at_once.faults = [killed]  # type: ignore[union-attr]
+    tables.commit_atomically.faults = [killed]  # type: ignore[union-attr]
     with pytest.raises(Killed):
         committer.commit(journal)
     assert not landed(world)

@@ -26,7 +26,7 @@ class StandInKafka:
     def log_ends(self, partitions: Any) -> dict[Any, LogEnd]:
         return {tp: LogEnd(6, 6) if tp == P0 else LogEnd(0, 0) for tp in partitions}
 
-    def cut(self, positions: Any) -> dict[Any, int]:
+    def truncation_offsets(self, positions: Any) -> dict[Any, int]:
         raise AssertionError(f"no leader epoch is known: {positions}")
 
 

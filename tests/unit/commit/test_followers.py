@@ -396,7 +396,7 @@ def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(r
         return done
 
     def begin() -> None:
-        routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
+        routed.world.tables = dataclasses.replace(routed.world.view(), commit_atomically=committed)
         routed.committer = routed.world.take_over()
         routed.follow()
         routed.world.settle(routed.committer)
@@ -424,7 +424,7 @@ def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Rou
         steps.append(len(changes))
         return at_once(changes)
 
-    routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
+    routed.world.tables = dataclasses.replace(routed.world.view(), commit_atomically=committed)
     routed.committer = routed.world.take_over()
     routed.follow()
     routed.world.settle(routed.committer)
@@ -436,7 +436,7 @@ def test_in_one_step_a_table_gets_the_rows_of_earlier_batches_first(routed: Rout
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0]}, 1)
     at_once = find_commit_tables(routed.world.catalog.inner)
-    routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
+    routed.world.tables = dataclasses.replace(routed.world.view(), commit_atomically=at_once)
     routed.committer = routed.world.begin()
     routed.follow()
     with pytest.raises(CommitUnavailable, match=r"demo\.orders is missing 1 row of 1 batch: .*not yours"):
@@ -506,7 +506,7 @@ def test_tables_that_are_listed_have_a_batch_in_one_step_with_the_default_table_
         return at_once(changes)
 
     def begin() -> None:
-        routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
+        routed.world.tables = dataclasses.replace(routed.world.view(), commit_atomically=committed)
         routed.committer = routed.world.take_over()
         routed.follow(atomic=(ORDERS, "demo.events"))
         routed.world.settle(routed.committer)
@@ -527,7 +527,7 @@ def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Rout
     at_once = find_commit_tables(routed.world.catalog.inner)
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0]}, 1)
-    routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
+    routed.world.tables = dataclasses.replace(routed.world.view(), commit_atomically=at_once)
     routed.committer = routed.world.begin()
     routed.follow(atomic=(ORDERS,))
     with pytest.raises(CommitUnavailable, match=r"in one step, but a table is behind: demo\.orders is missing 1 row"):

@@ -54,7 +54,7 @@ def test_a_merge_and_its_dead_letters_are_one_commit(world: Any, how: Any, happe
             raise Killed
         return answer
 
-    world.tables = dataclasses.replace(world.tables, at_once=at_once)
+    world.tables = dataclasses.replace(world.tables, commit_atomically=at_once)
     committer = world.begin()
     world.upsert(committer, list(BEFORE.items()))
     assert not calls

@@ -99,7 +99,15 @@ def evidence(
     ranges: list[CommittedRange], rows: list[int], topic_id: str, *, whole: bool, elsewhere: tuple[Any, ...] = ()
 ) -> Evidence:
     return Evidence(
-        "t", 0, 50, topic_id, tuple(ranges), OffsetTally(sorted(rows)), OffsetTally(), whole=whole, elsewhere=elsewhere
+        "t",
+        0,
+        50,
+        topic_id,
+        tuple(ranges),
+        OffsetTally(sorted(rows)),
+        OffsetTally(),
+        whole=whole,
+        ranges_outside_period=elsewhere,
     )
 
 

@@ -15,7 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import StringType
 
 from frazil.commit import manifest_merging
-from frazil.commit.failed_rounds import is_overtaken
+from frazil.commit.failed_rounds import is_sequence_conflict
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.errors import Fenced
 from frazil.table.branches import MAIN, head_of
@@ -217,7 +217,7 @@ def test_a_snapshot_whose_number_another_branch_took_is_refused(world: World):
     world.catalog.inner.commit_table(table, theirs.requirements, theirs.updates)
     with pytest.raises(ValueError, match="older than last sequence number") as refused:
         world.catalog.inner.commit_table(table, ours.requirements, ours.updates)
-    assert is_overtaken(refused.value)
+    assert is_sequence_conflict(refused.value)
     commit(world, committer, 1, 2)
     check(world.load())
 

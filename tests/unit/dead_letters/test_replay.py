@@ -17,7 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import commit as committing
 from frazil.backfill.commit import BackfillCommitter, abandon
-from frazil.cli.dlq import _result_sentence
+from frazil.cli.dlq import _result_message
 from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.committer import Committer
@@ -193,7 +193,7 @@ def test_dead_letters_that_repeat_a_row_are_dropped_where_repeats_are(
     assert (done.landed, done.repeated, done.failed) == (len(landed), repeated, len(BAD))
     said = f" {repeated} repeated a row and were dropped;" if repeated else ""
     assert (
-        _result_sentence(spec, done) == f"Stream events: {len(landed)} dead letters are rows now;{said} 5 failed again."
+        _result_message(spec, done) == f"Stream events: {len(landed)} dead letters are rows now;{said} 5 failed again."
     )
     assert live.ids() == sorted([*landed, *range(LETTERS, END)])
     assert dead_letters(live) == dict.fromkeys(BAD, ("NotAnObject", 1))
@@ -367,7 +367,7 @@ def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_d
         found = cleared(*args)
         monkeypatch.setattr(committing, "finish_ended_backfill", cleared)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(committing, "settle_published", _killed)
+            patch.setattr(committing, "finish_published", _killed)
             with pytest.raises(Killed):
                 replay(open_stream(live.spec), Selection())
         return found

@@ -94,7 +94,7 @@ def check_audit(made: MadeRoute) -> None:
 
 @pytest.fixture
 def made(frazil_home: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: ARG001
-    monkeypatch.setattr(routes, "SETTLE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(routes, "ROUTED_TABLES_TIMEOUT_S", 0.0)
     route = {"by": "field", "name": "kind", "tables": {"order": ORDERS}, "template": "shop.raw_{value}"}
     found = Shop(shop(route={**route, "allow": ["a", "new"]}), time.time_ns() // 1_000_000)
     found.begin_route("a")

@@ -23,8 +23,8 @@ from frazil.doctor import connections, host
 from frazil.doctor import host as airflow
 from frazil.doctor.finding import Check, CheckState, Finding, run_checks
 from frazil.doctor.streams import (
-    MIN_WARNING_MS,
-    MIN_WRONG_MS,
+    MIN_CLOCK_ERROR_MS,
+    MIN_CLOCK_WARNING_MS,
     ServerTime,
     compare_clocks,
     evaluate_clock,
@@ -74,18 +74,18 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
     ("apart_ms", "state"),
     [
         (0, CheckState.OK),
-        (MIN_WARNING_MS - 1, CheckState.OK),
-        (MIN_WARNING_MS, CheckState.WARNING),
-        (-MIN_WARNING_MS, CheckState.WARNING),
-        (MIN_WRONG_MS, CheckState.WRONG),
-        (-MIN_WRONG_MS, CheckState.WRONG),
+        (MIN_CLOCK_WARNING_MS - 1, CheckState.OK),
+        (MIN_CLOCK_WARNING_MS, CheckState.WARNING),
+        (-MIN_CLOCK_WARNING_MS, CheckState.WARNING),
+        (MIN_CLOCK_ERROR_MS, CheckState.WRONG),
+        (-MIN_CLOCK_ERROR_MS, CheckState.WRONG),
     ],
 )
 def test_a_clock_is_evaluated_by_how_far_it_is_apart(apart_ms: int, state: CheckState) -> None:
     found = evaluate_clock("server", ServerTime(NOW, NOW + apart_ms, NOW))
     assert found.state is state
     assert bool(found.fix) == (state is not CheckState.OK)
-    if apart_ms <= -MIN_WARNING_MS:
+    if apart_ms <= -MIN_CLOCK_WARNING_MS:
         assert "behind this machine's" in found.said
 
 

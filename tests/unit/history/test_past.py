@@ -17,7 +17,7 @@ from frazil.history.points import (
     TENS_RETENTION_MS,
     EventKind,
     HistoryEvent,
-    Part,
+    HistoryPart,
     Point,
     StreamHistory,
     span_start,
@@ -128,8 +128,8 @@ def test_ageing_says_which_parts_changed() -> None:
     past = StreamHistory()
     past.add(Point(NOW, records=1))
     assert past.age(NOW) == set()
-    assert past.age(NOW + MINUTES_RETENTION_MS + 2 * TEN_MINUTES_MS) == {Part.TENS, Part.MINUTES}
-    assert past.age(NOW + 2 * TENS_RETENTION_MS) == {Part.TENS}
+    assert past.age(NOW + MINUTES_RETENTION_MS + 2 * TEN_MINUTES_MS) == {HistoryPart.TENS, HistoryPart.MINUTES}
+    assert past.age(NOW + 2 * TENS_RETENTION_MS) == {HistoryPart.TENS}
     assert past.points() == ()
 
 

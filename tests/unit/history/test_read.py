@@ -16,7 +16,7 @@ from frazil.history.points import (
     TEN_MINUTES_MS,
     EventKind,
     HistoryEvent,
-    Part,
+    HistoryPart,
     Point,
     RecordedHistory,
     StreamHistory,
@@ -55,7 +55,7 @@ def table(spec: StreamSpec) -> Table:
 
 
 def put(objects: HistoryStore, past: StreamHistory, epoch: int = 1) -> None:
-    for part in Part:
+    for part in HistoryPart:
         objects.put(epoch, past, part)
 
 

@@ -33,7 +33,7 @@ from frazil.events import (
     ThrottleEvaluated,
 )
 from frazil.history.objects import HistoryObject, HistoryStore
-from frazil.history.points import EventKind, Part, Point, StreamHistory
+from frazil.history.points import EventKind, HistoryPart, Point, StreamHistory
 from frazil.history.recorder import (
     EVENT_WRITE_INTERVAL_MS,
     RETRY_INTERVAL_MS,
@@ -306,7 +306,7 @@ def test_killed_between_any_two_puts_of_a_take_over_nothing_written_is_lost(benc
     first.write(NOW)
     killed, bench.storage.puts_left = bench.writer(5, at_ms=NOW + 1), puts
     bench.record(killed, batch(records=10))
-    with killed_if(puts < len(Part)):
+    with killed_if(puts < len(HistoryPart)):
         killed.write(NOW)
     bench.storage.puts_left = None
     for epoch, seen in ((None, {100, 110}), (6, {100, 110})):
@@ -450,6 +450,6 @@ def test_a_scribe_serves_streams_that_come_after_all_others_left(bench: Bench, t
 
 
 def test_objects_with_other_names_are_none_of_ours() -> None:
-    assert HistoryObject.from_path("x/00000004-tens.json") == HistoryObject(4, Part.TENS, "x/00000004-tens.json")
+    assert HistoryObject.from_path("x/00000004-tens.json") == HistoryObject(4, HistoryPart.TENS, "x/00000004-tens.json")
     for name in ("supervision.json", "4-tens.json", "00000004-days.json", ".00000004-tens.json.frazil-tmp"):
         assert HistoryObject.from_path(f"x/{name}") is None

@@ -27,7 +27,7 @@ import frazil.pyiceberg_fixes  # noqa: F401
 from frazil.errors import SpecError
 from frazil.ingest import table_writer
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.partitioning import Part, split_by_partition
+from frazil.ingest.partitioning import PartitionRows, split_by_partition
 from frazil.ingest.table_writer import TableWriter
 
 Commit = Callable[[Table, Sequence[StagedFile]], Table]
@@ -268,7 +268,7 @@ def test_tables_of_many_partition_values_are_split_together(
     writer = make_writer(table)
     split_rows: list[int] = []
 
-    def watched(rows: pa.Table, *arguments: Any) -> Iterator[Part]:
+    def watched(rows: pa.Table, *arguments: Any) -> Iterator[PartitionRows]:
         split_rows.append(rows.num_rows)
         return split_by_partition(rows, *arguments)
 

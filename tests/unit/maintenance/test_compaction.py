@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from frazil.maintenance.compaction import (
     MAX_BUSY_REWRITES,
     CompactionPlan,
-    LeftReason,
+    SkipReason,
     is_complete,
     plan_compaction,
     removed_files_per_byte,
@@ -146,7 +146,7 @@ def test_one_partition_that_is_merged_into_has_all_pieces_of_a_run_and_of_many_e
         wanted = Compaction(budget=10**6)
         busy = {p.key for p in found}
         made = plan_compaction(table(found), wanted, complete_before_us=100, spec_id=0, busy=busy)
-        assert all(each.why is LeftReason.BUSY for each in made.left)
+        assert all(each.why is SkipReason.BUSY for each in made.left)
         assert len(made.left) == max(len(found) - MAX_BUSY_REWRITES, 0)
         return [r.partition.path for r in made.rewrites]
 
@@ -180,7 +180,7 @@ def test_run_after_run_everything_that_is_worth_it_is_rewritten_if_a_run_may_mak
         taken = {r.partition.path: r for r in made.rewrites}
         found = [_after(p, taken[p.path]) if p.path in taken else p for p in found]
     last = plan(*found, settings=wanted)
-    assert all(left.why is not LeftReason.BUDGET for left in last.left)
+    assert all(left.why is not SkipReason.BUDGET for left in last.left)
     for left in (left for left in last.left if "any run's budget" in left.reason):
         assert 2 * left.partition.small_bytes > left.partition.small_files * TARGET * 3 // 4
 
@@ -229,13 +229,13 @@ def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
 def test_a_partition_that_may_still_be_written_takes_more_small_files(end_us, before, small, worth):
     made = plan(of(small=small, end_us=end_us), before=before)
     assert bool(made.rewrites) is worth
-    assert worth or made.left[0].why is LeftReason.FEW
+    assert worth or made.left[0].why is SkipReason.FEW
 
 
 def test_files_that_would_not_be_halved_are_left():
     made = plan(of(small=10, size=600))
     assert not made.rewrites
-    assert made.left[0].why is LeftReason.MARGINAL
+    assert made.left[0].why is SkipReason.MARGINAL
     assert plan(of(small=10, size=500)).rewrites[0].removed == 5
 
 
@@ -287,7 +287,7 @@ def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtak
     big, next_best = of("day=1", small=1_000, size=100), of("day=2", small=5, size=300)
     made = plan(big, next_best, settings=SETTINGS)
     assert [(r.partition.path, r.files, r.is_partial) for r in made.rewrites] == [("day=1", 100, True)]
-    assert [(left.partition.path, left.why) for left in made.left] == [("day=2", LeftReason.BUDGET)]
+    assert [(left.partition.path, left.why) for left in made.left] == [("day=2", SkipReason.BUDGET)]
     assert (
         made.sentence
         == "a rewrite of 100 data files of 10,000 bytes in 1 partition removes 90 files; partitions left: "
@@ -313,7 +313,7 @@ def test_a_partition_that_never_fits_keeps_no_other_from_its_turn():
     first, never, other = of("day=0"), of("day=1", small=60, size=500), of("day=2", small=10, size=500)
     made = plan(first, never, other, settings=SETTINGS)
     assert [r.partition.path for r in made.rewrites] == ["day=0", "day=2"]
-    assert [left.why for left in made.left] == [LeftReason.MARGINAL]
+    assert [left.why for left in made.left] == [SkipReason.MARGINAL]
 
 
 def at(path: str, begin_us: int | None, end_us: int | None, *, spec: int = 0, small: int = 10) -> PartitionFiles:
@@ -332,7 +332,7 @@ def test_small_files_of_an_older_spec_count_once_against_the_budget_where_their_
 
 def test_a_partition_is_left_where_the_older_spec_s_files_beside_it_are_beyond_any_budget():
     old, day, later = at("", None, None, spec=3, small=500), at("day=1", 1, 2), at("day=40", 40, 41)
-    assert [left.why for left in plan(old, day).left] == [LeftReason.OLD_SPEC, LeftReason.OVERLAP]
+    assert [left.why for left in plan(old, day).left] == [SkipReason.OLD_SPEC, SkipReason.OVERLAP]
     made = plan(dataclasses.replace(old, window_begin_us=0, window_end_us=31), day, later)
     assert [r.partition.path for r in made.rewrites] == ["day=40"]
 

@@ -10,8 +10,8 @@ import pytest
 
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcomes import (
-    MAX_AGE_MS,
-    MAX_PER_KIND,
+    MAX_OUTCOME_AGE_MS,
+    MAX_OUTCOMES_PER_KIND,
     MAX_SENTENCE_CHARACTERS,
     Ending,
     Outcome,
@@ -36,12 +36,14 @@ def outcome(at_ms: int, ending: Ending = Ending.DONE, action: str = "compaction"
 def test_of_each_action_and_ending_the_newest_are_kept_and_what_did_nothing_is_not(made: MadeStream) -> None:
     table = made.tables.main.refresh()
     store_outcomes(
-        table, [outcome(NOW_MS), outcome(NOW_MS - MAX_AGE_MS - 1), outcome(NOW_MS, Ending.SKIPPED)], now_ms=NOW_MS
+        table,
+        [outcome(NOW_MS), outcome(NOW_MS - MAX_OUTCOME_AGE_MS - 1), outcome(NOW_MS, Ending.SKIPPED)],
+        now_ms=NOW_MS,
     )
-    failed = [outcome(NOW_MS + n, Ending.FAILED) for n in range(1, MAX_PER_KIND + 5)]
+    failed = [outcome(NOW_MS + n, Ending.FAILED) for n in range(1, MAX_OUTCOMES_PER_KIND + 5)]
     for one in failed:
         store_outcomes(table, [one], now_ms=one.at_ms)
-    assert read_outcomes(table) == (outcome(NOW_MS), *failed[-MAX_PER_KIND:])
+    assert read_outcomes(table) == (outcome(NOW_MS), *failed[-MAX_OUTCOMES_PER_KIND:])
 
 
 def test_a_long_sentence_is_cut(made: MadeStream) -> None:

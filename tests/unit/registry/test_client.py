@@ -274,14 +274,14 @@ def test_a_process_has_one_client_for_each_registry_and_credentials() -> None:
 def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:
     server.answers = {f"/schemas/ids/{i}": [(200, {"schema": "{}"})] for i in (1, 2, 3)}
     found = opened(server.url)
-    with mock.patch.object(client, "MAX_SCHEMAS", 2):
+    with mock.patch.object(client, "MAX_CACHED_SCHEMAS", 2):
         for i in (1, 2, 1, 3, 1):
             found.get(i)
     assert len(server.requested) == 3
 
 
 def test_ids_of_guids_are_distinct_and_bounded(server: MadeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_GUIDS", 3)
+    monkeypatch.setattr(client, "MAX_CACHED_GUIDS", 3)
     draws = iter([5, 5, 6, 7, 8, 9])
     monkeypatch.setattr(client.secrets, "randbits", lambda _: next(draws))
     guids = [bytes([n]) * 16 for n in range(4)]

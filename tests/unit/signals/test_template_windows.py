@@ -30,7 +30,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.load import find_streams_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, feeding, view_from_table
+from frazil.spec.routed_stream import RoutedStream, find_feeding_streams, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 from tests.unit.signals.test_routed_feed import hour
@@ -146,7 +146,7 @@ def test_a_window_that_a_gate_holds_is_released_and_sent_again_with_the_groups_n
     signalled(made, gates=fail_web)
     (held,) = TableSignals.load(catalog, TEMPLATE).held()
     assert (held.table, held.partition, held.note) == ("shop.raw_web", "2023-11-14T23", "bad")
-    (view,) = feeding([made.spec], "shop.raw_web")
+    (view,) = find_feeding_streams([made.spec], "shop.raw_web")
     window = Window.parse(held.partition)
     before = TableSignals.load(catalog, TEMPLATE).number
     released = release_window(catalog, view, window, note="by ana", clock_ms=2)
@@ -215,7 +215,7 @@ def test_a_table_that_another_made_under_such_a_name_has_no_window() -> None:
     foreign = catalog.create_table("shop.raw_foreign", catalog.load_table("shop.raw_web").schema())
     assert {one.signals.table for one in assess_group(catalog, group(made.spec))} == {"shop.raw_web"}
     with pytest.raises(Exception, match=r"shop did not create shop\.raw_foreign"):
-        load_window_status(feeding([made.spec], str(".".join(foreign.name()))), "2023-11-14T22")
+        load_window_status(find_feeding_streams([made.spec], str(".".join(foreign.name()))), "2023-11-14T22")
 
 
 def test_a_table_that_the_declaration_names_as_well_has_its_own_signals_and_keeps_its_cursor() -> None:
@@ -226,7 +226,7 @@ def test_a_table_that_the_declaration_names_as_well_has_its_own_signals_and_keep
     made.run({"main": 1}, at_us=hour(2.5))
     assert signalled(made) == {("shop.raw_app", "2023-11-14T23", 1, 1)}
     catalog = load_catalog(None)
-    (view,) = feeding([made.spec], "shop.raw_web")
+    (view,) = find_feeding_streams([made.spec], "shop.raw_web")
     assert view.signal_name == "shop.raw_web"
     seen = assess_table(catalog, [view])
     assert seen is not None
@@ -240,7 +240,7 @@ def test_a_table_that_joins_the_group_does_not_send_its_earlier_windows_again() 
     made.run({"shop.raw_web": 1, "shop.raw_app": 1}, at_us=hour(1.5))
     made.run({"main": 1}, at_us=hour(2.5))
     catalog = load_catalog(None)
-    (view,) = feeding([made.spec], "shop.raw_web")
+    (view,) = find_feeding_streams([made.spec], "shop.raw_web")
     seen = assess_table(catalog, [view])
     assert seen is not None
     assert len(signal_windows(catalog, seen, clock_ms=1)) == 2

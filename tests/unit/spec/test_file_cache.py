@@ -34,7 +34,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """All files are older than a tick of the file system's clock."""
-    monkeypatch.setattr(yaml_file, "MIN_SETTLED_AGE_NS", -(10**12))
+    monkeypatch.setattr(yaml_file, "MIN_UNCHANGED_AGE_NS", -(10**12))
 
 
 @pytest.mark.usefixtures("settled")
@@ -110,7 +110,7 @@ def test_a_file_is_kept_once_it_is_older_than_a_tick(
     load_stream(path)
     load_stream(path)
     assert len(parses) == 2
-    later_ns = time.time_ns() + yaml_file.MIN_SETTLED_AGE_NS + 1
+    later_ns = time.time_ns() + yaml_file.MIN_UNCHANGED_AGE_NS + 1
     monkeypatch.setattr(time, "time_ns", lambda: later_ns)
     load_stream(path)
     load_stream(path)

@@ -32,8 +32,8 @@ def test_a_stream_without_a_route_has_no_table_that_follows() -> None:
     assert (sinks.can_follow, [*sinks.named], sinks.template, sinks.field) == (False, [], None, None)
     assert not sinks.owns("shop.a", {"frazil.route.shop": "a"})
     assert not sinks.includes("shop.a", "a")
-    assert sinks.may_include(sinks.decides)
-    assert sinks.may_include(sinks.fenced)
+    assert sinks.may_include(sinks.default_table)
+    assert sinks.may_include(sinks.dead_letter_table)
 
 
 def test_a_table_follows_if_the_route_names_it_or_its_properties_have_its_value() -> None:

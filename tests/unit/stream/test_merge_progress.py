@@ -26,7 +26,7 @@ from frazil.merge.contract import MergeContext, MergeRules, MergeTask
 from frazil.spec.model import StreamSpec
 from frazil.stream import merge_tasks
 from frazil.stream.attempt import AttemptAbandoned
-from frazil.stream.merge_tasks import MergeRun, MergeTasks, read_results
+from frazil.stream.merge_tasks import MergeRunner, MergeTasks, read_results
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
@@ -110,7 +110,7 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
     read: list[Decision | None] = []
     monkeypatch.setattr(merge_tasks, "check_not_abandoned", lambda: read.append(writer.after(9)))
     writer.reporter.set_phase(phase, key=BatchKey(1, 1))
-    (result,) = MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
+    (result,) = MergeRunner(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert result.counts.updated == FILES
     assert writer.now_ms - BEGAN_MS > 3 * 60 * MINUTE_MS
     assert len(read) >= 2 * FILES, "key columns and rows of each file"
@@ -126,7 +126,7 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
 def test_the_heartbeat_says_how_many_rows_a_merge_has_read(writer: MergingWriter):
     writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 1))
     assert writer.heartbeat().merged_rows == 0
-    MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
+    MergeRunner(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert writer.heartbeat().merged_rows >= FILES * ROWS + FILES
     writer.now_ms += 1
     writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 2))
@@ -150,7 +150,7 @@ def test_progress_that_cannot_be_cleared_keeps_no_merge_from_its_work(
         raise OSError("the disk is away")
 
     monkeypatch.setattr(ProgressFolder, "clear", broken)
-    (result,) = MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
+    (result,) = MergeRunner(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert result.counts.updated == FILES
 
 
@@ -164,7 +164,7 @@ def test_a_task_that_nobody_waits_for_ends_and_leaves_no_file(writer: MergingWri
 
     monkeypatch.setattr(merge_tasks, "check_not_abandoned", given_up)
     with pytest.raises(AttemptAbandoned):
-        MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
+        MergeRunner(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert set(Path(writer.context.target.folder).rglob("*.parquet")) == before
 
 
@@ -183,7 +183,7 @@ def test_merges_that_are_requested_while_a_job_runs_are_one_job(writer: MergingW
         assert gate.wait(60)
         return writer.merge(plans, work)
 
-    run = MergeRun(merge, writer.progress)
+    run = MergeRunner(merge, writer.progress)
     with ThreadPoolExecutor(8) as pool:
         requested = [pool.submit(run, writer.context, writer.tasks) for _ in range(8)]
         eventually(lambda: len(run._waiting) == 7, within_s=60)
@@ -208,7 +208,7 @@ def test_a_merge_that_fails_fails_no_other_of_its_job(writer: MergingWriter, err
             return answers
         raise error
 
-    run = MergeRun(merge, writer.progress)
+    run = MergeRunner(merge, writer.progress)
     with ThreadPoolExecutor(4) as pool:
         contexts = [writer.context, writer.context, bad, writer.context]
         requested = [pool.submit(run, context, writer.tasks) for context in contexts]

@@ -69,7 +69,7 @@ class StandInKafka:
         self.requested |= set(partitions)
         return {tp: LogEnd(self.end[tp], self.high.get(tp, self.end[tp]), self.leader_epoch) for tp in partitions}
 
-    def cut(self, positions):
+    def truncation_offsets(self, positions):
         self._answer()
         return {tp: at for tp, at in self.log_cut.items() if tp in positions and positions[tp][0] > at}
 
@@ -212,7 +212,7 @@ def test_a_partition_that_appears_is_read_from_its_beginning(world: World):
     world.kafka.end[TP2] = 9
     position = world.after(75)
     assert position.offsets[TP2] == 9
-    assert world.planner.began == {TP2: 4}
+    assert world.planner.first_offsets == {TP2: 4}
 
 
 def test_a_stream_gone_silent_ticks_once(world: World):

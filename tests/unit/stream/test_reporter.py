@@ -104,7 +104,7 @@ def test_before_a_planner_has_seen_anything_the_lag_is_unknown(bench: Bench):
 def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
     bench.waits()
     bench.reporter.set_planner_report(
-        PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, observed_at_ms=1)
+        PlannerReport({("flights", 2): 1005}, first_offsets={("flights", 2): 1000}, observed_at_ms=1)
     )
     bench.reporter.send_heartbeat()
     assert (heartbeat := Heartbeat.read(bench.exchange)) is not None

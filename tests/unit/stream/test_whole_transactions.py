@@ -171,7 +171,7 @@ def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics:
     before, reader = Reader(topics, max_records=10_000), Reader(topics)
     assert before.batch() == len(topics.log)
     topics.heard = 0
-    reader.start, reader.whole.began = before.start, before.whole.last
+    reader.start, reader.whole.last_before_start = before.start, before.whole.last
     topics.log.append(EventTransaction("1", 1, f"{1:020}", ORDERS))  # which the connector sends again, and 2 soon after
     assert reader.settled() == reader.start
     assert "has not reached transaction 2 again" in reader.whole.waits_for

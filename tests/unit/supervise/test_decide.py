@@ -16,7 +16,7 @@ from frazil.errors import NO_RESTART_EXIT_CODES
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import (
-    MAX_EXITS,
+    MAX_RECORDED_EXITS,
     ExitRecord,
     GivenUp,
     Launch,
@@ -414,9 +414,11 @@ def test_the_exit_codes_are_distinguished() -> None:
 
 def test_access_that_worked_once_is_requested_again_after_any_number_of_refusals(tmp_path: Path) -> None:
     append_exit(tmp_path, exit_(1, ago=9 * DAY, launch_id="worked", committed=True))
-    for n in range(MAX_EXITS + 10):
-        append_exit(tmp_path, exit_(16, ago=DAY - n * 15 * MINUTE, launch_id="L9" if n == MAX_EXITS + 9 else f"R{n}"))
+    for n in range(MAX_RECORDED_EXITS + 10):
+        append_exit(
+            tmp_path, exit_(16, ago=DAY - n * 15 * MINUTE, launch_id="L9" if n == MAX_RECORDED_EXITS + 9 else f"R{n}")
+        )
     exits = read_exits(tmp_path)
-    assert len(exits) == MAX_EXITS + 1
+    assert len(exits) == MAX_RECORDED_EXITS + 1
     found = decide(ended(*exits), now_ms=NOW, policy=POLICY)
     assert (found.cause, found.action in {WriterAction.START, WriterAction.HOLD}) == (Cause.DENIED, True), found.reason

@@ -82,7 +82,7 @@ def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     streams: Path, times: Times, index: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each read checks its own file and the defaults in the file system; the others only once a second."""
-    monkeypatch.setattr(yaml_file, "MIN_SETTLED_AGE_NS", -(10**12))
+    monkeypatch.setattr(yaml_file, "MIN_UNCHANGED_AGE_NS", -(10**12))
     text = (streams / "ticks.yaml").read_text()
     for number in range(40):
         (streams / f"s{number}.yaml").write_text(text.replace("ticks", f"s{number}"))

@@ -15,7 +15,7 @@ from frazil.clock import now_ms
 from frazil.history.objects import read_history
 from frazil.history.recorder import RETRY_INTERVAL_MS
 from frazil.host.launcher import ProcessState
-from frazil.host.supervising_run import announce_given_up, confirm_given_up, settle_given_up
+from frazil.host.supervising_run import announce_given_up, confirm_announcement, confirm_given_up
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
@@ -224,13 +224,13 @@ def test_what_a_run_that_failed_on_another_host_gave_up_on_is_given_up_on_once(b
     step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION)
     announced = {"reason": step.decision.reason, "table_fingerprint": "t1"}
     announce_given_up("ticks", step.decision.subject, run_id="run 1", **announced)
-    settle_given_up("ticks", run_id="run 1")
+    confirm_announcement("ticks", run_id="run 1")
     assert supervisor.step().decision.action is WriterAction.GIVE_UP, "Airflow may not have been told"
-    settle_given_up("ticks", run_id="run 2")
+    confirm_announcement("ticks", run_id="run 2")
     assert bench.supervisor().step().decision.action is WriterAction.HOLD
     bench.at_hand.orders()
     supervisor.clear_for_user(by="Airflow", reason="the run was cleared")
-    settle_given_up("ticks", run_id="run 3")
+    confirm_announcement("ticks", run_id="run 3")
     bench.runs(supervisor)
 
 
@@ -238,7 +238,7 @@ def test_an_announcement_that_is_torn_is_dropped(bench: Bench) -> None:
     torn = bench.at_hand.folder / "giving-up.json"
     for text in ("{", '{"run_id": "run 1"}', '{"run_id": "run 1", "given_up": {"of_a_later_version": 1}}'):
         torn.write_text(text)
-        settle_given_up("ticks", run_id="run 2")
+        confirm_announcement("ticks", run_id="run 2")
         assert not torn.exists()
 
 

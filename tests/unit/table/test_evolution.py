@@ -33,7 +33,7 @@ def schema(*columns: tuple[int, str, IcebergType], required: Sequence[str] = ())
 def found(declared: Schema, *schemas: Schema) -> tuple[Difference, ...]:
     """The last schema is the table's."""
     names = [field.name for field in declared.fields]
-    return find_differences(declared, schemas[-1], schemas, declarable=names)
+    return find_differences(declared, schemas[-1], schemas, user_columns=names)
 
 
 def reported(declared: Schema, *schemas: Schema) -> dict[str, str]:
@@ -105,7 +105,7 @@ def test_a_name_that_was_given_to_another_column_is_reported_while_the_table_has
     declared = schema((1, "a", TEXT))
     assert "renamed to old_a" in reported(declared, before, given_away)["a"]
     assert found(declared, before, given_away, schema((2, "a", TEXT))) == ()
-    assert find_differences(declared, given_away, [given_away], declarable=["a"]) == (), "a person accepted it"
+    assert find_differences(declared, given_away, [given_away], user_columns=["a"]) == (), "a person accepted it"
 
 
 def test_a_column_that_was_renamed_with_its_declaration_fits() -> None:

@@ -15,7 +15,7 @@ from airflow.sdk import Asset, DagRunState
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
-from frazil.aggregate.due import WaitingDay, find_open_day, find_waiting_days, select_late_days
+from frazil.aggregate.due import WaitingDay, find_open_day, find_waiting_days, select_overdue_days
 from frazil.aggregate.spec import find_aggregation, parse_day
 from frazil.airflow.assets import AGAIN_PREFIX, again_asset, partition_asset
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_text
@@ -50,7 +50,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         first = opened
     now_ms = clock.now_ms()
     # Half of the declared time, so that the run has the other half before an alert fires.
-    found = select_late_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
+    found = select_overdue_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
     if not found:
         raise AirflowSkipException(f"all days of {name} that were complete {spec.within / 2} ago are aggregated")
     since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - MAX_CLOCK_DIFFERENCE

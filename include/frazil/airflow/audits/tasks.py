@@ -22,7 +22,7 @@ from frazil.table.tables import load_stream_table
 
 log = logging.getLogger(__name__)
 
-MAX_SENTENCES = 50
+MAX_LISTED_FINDINGS = 50
 """Maximum number of findings in a result, to limit the load on Airflow's database."""
 
 AUDIT_TIMEOUT = timedelta(minutes=20)
@@ -87,7 +87,7 @@ def audit_hours(
         "complete": result.complete,
         "not-compared": next((f.sentence for f in result.findings if f.kind is FindingKind.NOT_COMPARED), None),
         "findings": len(result.wrong),
-        "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:MAX_SENTENCES]],
+        "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:MAX_LISTED_FINDINGS]],
     }
     _log_findings(result, found)
     return found

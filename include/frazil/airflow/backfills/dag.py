@@ -163,7 +163,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 def plan(streams: str) -> dict[str, Any] | None:
     """Log what the backfill would write. Return the request as JSON; None in a dry run or without missing records."""
-    from frazil.backfill.estimate import estimate, estimate_sentences  # not when a DAG file is parsed
+    from frazil.backfill.estimate import estimate, estimate_messages  # not when a DAG file is parsed
 
     context = get_current_context()
     params = dict(context["params"])
@@ -172,7 +172,7 @@ def plan(streams: str) -> dict[str, Any] | None:
         backfill.check_run_not_abandoned()
         last = backfill.last()
         found = estimate(backfill, backfill.plan(last))
-        for sentence in estimate_sentences(found, stream=backfill.request.stream):
+        for sentence in estimate_messages(found, stream=backfill.request.stream):
             log.info(sentence)
         if last and last.is_open:
             log.info("Continuing backfill %s of this request, which has %d chunks", last.id, last.chunks)

@@ -28,7 +28,7 @@ from frazil.spec.last_valid import find_declared
 DAG_ID = "frazil_health"
 DEFAULT_INTERVAL, INTERVAL_VARIABLE = timedelta(minutes=1), "FRAZIL_HEALTH_EVERY"
 LATE_AFTER = timedelta(minutes=15)
-LATE_SENTENCE = f"a run of {DAG_ID} has not ended within {LATE_AFTER}, so no alert can fire: check its task measure"
+LATE_MESSAGE = f"a run of {DAG_ID} has not ended within {LATE_AFTER}, so no alert can fire: check its task measure"
 DOC_MD = """
 Checks all streams and tables every minute (or `FRAZIL_HEALTH_EVERY`), and reads only metadata.
 
@@ -77,7 +77,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         doc_md=DOC_MD,
         schedule=every or read_interval(INTERVAL_VARIABLE, DEFAULT_INTERVAL),
         max_active_runs=1,
-        deadline=deadline(LATE_AFTER, sentence=LATE_SENTENCE, on_late=on_late),
+        deadline=deadline(LATE_AFTER, sentence=LATE_MESSAGE, on_late=on_late),
         **dag_profile("Health of all tables and streams", purpose="maintenance", on_failure=on_failure),
     ) as dag:
         inlets = [HEALTH, *map(again_asset, names)]

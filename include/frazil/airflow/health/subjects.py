@@ -13,7 +13,7 @@ from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
 
-from frazil.aggregate.due import find_open_day, find_waiting_days, select_late_days
+from frazil.aggregate.due import find_open_day, find_waiting_days, select_overdue_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
@@ -33,7 +33,7 @@ from frazil.quality.gate import find_unused_suites
 from frazil.spec.last_valid import DeclaredFile, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group, list_windowed_views, partitions_dag_of
+from frazil.spec.routed_stream import is_template_view, list_windowed_views, partitions_dag_of
 from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.parallel import run_in_parallel
@@ -128,7 +128,7 @@ def subjects_of(
     for table, spec in specs.items():
         if spec.window is not None:
             windows = _windows_subject(table, [one for one in feeds if one.table.identifier == table], now_ms)
-            found[f"route of {spec.name}" if is_group(spec) else f"care of {table}"] = windows
+            found[f"route of {spec.name}" if is_template_view(spec) else f"care of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
         if spec.sinks.template is not None:
             made, windows_of = _route_reader(name, spec, valid, kept.routes, now_ms), found.get(name)
@@ -202,7 +202,7 @@ def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: First
     if first is not None:
         waiting = find_waiting_days(catalog, spec, first=first)
         yield aggregation_reading(
-            name, spec.target, select_late_days(waiting, within=spec.within, now_ms=now_ms), spec.within
+            name, spec.target, select_overdue_days(waiting, within=spec.within, now_ms=now_ms), spec.within
         )
 
 

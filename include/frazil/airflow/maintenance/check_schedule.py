@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
-ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+ENDED_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 TaskStates = Mapping[str, Mapping[str, Any]]
 """Task states by run id and task; None before scheduling. A mapped task has the key `<task>_<map index>`."""
@@ -62,7 +62,7 @@ def tables_in_progress(
 
     def is_active(run: Mapping[str, Any], index: int) -> bool:
         # Before Airflow has created a mapped task's instances, one without an index stands for all.
-        return any(run[key] not in ENDED for task in tasks for key in (task, f"{task}_{index}") if key in run)
+        return any(run[key] not in ENDED_STATES for task in tasks for key in (task, f"{task}_{index}") if key in run)
 
     return {
         name: table.run_id

@@ -71,7 +71,7 @@ def maintenance_dag(
         doc_md=__doc__,
         schedule=dag_interval([*(t.settings.every for t in tables), *(s.maintenance.every for s in routed.values())]),
         max_active_runs=MAX_ACTIVE_RUNS,
-        deadline=deadline(LATE_AFTER, sentence=_LATE_SENTENCE, on_late=on_late),
+        deadline=deadline(LATE_AFTER, sentence=_LATE_MESSAGE, on_late=on_late),
         params=_form(names),
         **dag_profile(
             "Maintenance of all tables",
@@ -183,6 +183,6 @@ def orphans(table: str, streams: str) -> dict[str, Any]:
     return table_tasks.clean(table, Path(streams), store, dry_run=params["dry-run"])
 
 
-_LATE_SENTENCE = (
+_LATE_MESSAGE = (
     f"a run of {MAINTENANCE_DAG} has not ended within {LATE_AFTER}: check for a table's task that hangs or is queued"
 )

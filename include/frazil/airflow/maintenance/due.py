@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 MEASURE_TIMEOUT = timedelta(minutes=20)
 """Time limit of a table's measurement; a slower table gets a separate task."""
-MAX_TABLES = 250
+MAX_TABLES_PER_RUN = 250
 """Maximum number of tables with tasks in a run, below Airflow's limit of 1,024. The next run begins with the rest."""
 CHECKS_KEY = "maintenance turns"
 """The store's key for the checks of all tables; no table has this name."""
@@ -65,10 +65,10 @@ def due_tables(
     }
     chosen = tables_to_check(every, tables, moment_ms=run.moment_ms)
     if run.dry_run:
-        return chosen[:MAX_TABLES]
+        return chosen[:MAX_TABLES_PER_RUN]
     routes_due = [RouteTables(name, spec, declared) for name, spec in routed.items()]
     due = _find_due_tables(chosen, by_session, routes_due, run, store)
-    due, left = due[:MAX_TABLES], due[MAX_TABLES:]
+    due, left = due[:MAX_TABLES_PER_RUN], due[MAX_TABLES_PER_RUN:]
     tables = {name: table if name in busy else CheckState(table.at_ms) for name, table in tables.items()}
     tables |= {name: CheckState(run.moment_ms) for name in chosen if name not in left}
     tables |= {name: CheckState(run.moment_ms, run.run_id, index) for index, name in enumerate(due)}

@@ -24,7 +24,7 @@ from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
-MAX_TABLES = 500
+MAX_TABLES_PER_RUN = 500
 """Maximum number of tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
 MEASURE_TIMEOUT = timedelta(minutes=20)
 """Time limit of a table's measurement; a later run measures a slower table."""
@@ -63,10 +63,10 @@ class RouteTables:
         broken = self._log_broken(errors, len(tables))
         due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
         due.sort(key=lambda one: one.urgency, reverse=True)
-        for one in due[:MAX_TABLES]:
+        for one in due[:MAX_TABLES_PER_RUN]:
             log.info("%s: %s", one.table.name, "; ".join(f"{action}: {why}" for action, why in one.reasons.items()))
         log.info("%s: of %s, %d need maintenance", self.name, format_count(len(tables), "table"), len(due))
-        return [*(one.table.name for one in due), *broken][:MAX_TABLES]
+        return [*(one.table.name for one in due), *broken][:MAX_TABLES_PER_RUN]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
         """Log why tables were not measured. Return the tables that failed, except tables that the route did not create.
@@ -75,7 +75,9 @@ class RouteTables:
         """
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
-            log.info("not maintained, because %s did not create them: %s", self.name, ", ".join(others[:MAX_TABLES]))
+            log.info(
+                "not maintained, because %s did not create them: %s", self.name, ", ".join(others[:MAX_TABLES_PER_RUN])
+            )
         broken = {name: error for name, error in errors.items() if name not in others}
         for name, error in broken.items():
             log.error("cannot measure %s: %r", name, error)
@@ -115,7 +117,7 @@ class RouteTables:
             raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream has `orphans: off`")
         catalog = open_existing_catalog(self.spec.table.catalog)
         left = [table for table in route_tables(catalog, self.spec, self.specs) if table.name > after]
-        batch, problems, deleted = left[:MAX_TABLES], list[str](), 0
+        batch, problems, deleted = left[:MAX_TABLES_PER_RUN], list[str](), 0
         neighbours = load_all_folders(catalog) if batch else []
         for table in batch:
             try:

@@ -31,7 +31,7 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
         found = route.due(actions)
         return [] if dry_run else found
     names = find_maintained_with(name, streams)
-    return names if due_sentences(names, streams, actions=actions, dry_run=dry_run) else []
+    return names if due_messages(names, streams, actions=actions, dry_run=dry_run) else []
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def describe_due(name: str, action: Action, answer: DueCheck) -> str:
     return f"{name}: {action} is {'' if answer.due else 'not '}due: {answer.reason}"
 
 
-def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
+def due_messages(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """Return a message for each due action. A dry run logs what each action would do, and returns nothing."""
     found = []
     for table, catalog in _open_tables(names, streams):

@@ -21,7 +21,7 @@ from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.airflow_database import find_unfinished_run, next_run_id, read_pauses
 from frazil.airflow.page.forms import (
     Form,
-    Invalid,
+    InvalidForm,
     OutcomeUnknown,
     build_run_conf,
     find_form_problem,
@@ -120,7 +120,7 @@ def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> Action
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
-    """Return the plan that the user confirms. Raises Invalid, and the errors of catalogs and Kafka."""
+    """Return the plan that the user confirms. Raises InvalidForm, and the errors of catalogs and Kafka."""
     return _plan_and_prepare(action, subject, form, by="")[0]
 
 
@@ -143,7 +143,7 @@ def _plan_and_prepare(
 
 
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
-    """Return the state that the action depends on. Raises Invalid if Airflow's database does not respond."""
+    """Return the state that the action depends on. Raises InvalidForm if Airflow's database does not respond."""
     spec = subject.spec
     read = partial(read_pauses, [subject.dag])
     paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, within_s=2)
@@ -152,18 +152,18 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
         paused.value is None or (subject.dag not in paused.value and paused.problem)
     ):
         why = paused.problem or "its database does not respond. Try again when it does"
-        raise Invalid(f"Cannot check in Airflow whether the DAG {subject.dag} exists: {why}")
+        raise InvalidForm(f"Cannot check in Airflow whether the DAG {subject.dag} exists: {why}")
     found = ActionContext(
         subject.route_name or subject.name,
         writer_runs=runs,
         dag=subject.dag,
         dag_paused=(paused.value or {}).get(subject.dag),
-        unfit=find_refusal(action, spec, ActionState()),
+        refusal_reason=find_refusal(action, spec, ActionState()),
         silent=find_missing_components(),
     )
     if "generation" in DEPENDENCIES[action]:
         return run_with_timeout(lambda: _add_desired_state(found, spec))
-    if action in TABLE_DEPENDENT_ACTIONS and not found.unfit and found.dag_paused is not None:
+    if action in TABLE_DEPENDENT_ACTIONS and not found.refusal_reason and found.dag_paused is not None:
         run = run_with_timeout(partial(find_unfinished_run, subject.dag, spec.name))
         return run_with_timeout(lambda: _add_table_state(replace(found, run=run), action, spec))
     return found
@@ -182,15 +182,15 @@ def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec)
     try:
         standing = fetch_action_state(spec)
     except SpecError as error:
-        return replace(found, unfit=str(error))
-    found, backfill = replace(found, unfit=find_refusal(action, spec, standing)), standing.backfill
+        return replace(found, refusal_reason=str(error))
+    found, backfill = replace(found, refusal_reason=find_refusal(action, spec, standing)), standing.backfill
     if backfill is None or not backfill.is_open:
         return found
     return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=describe_staged(backfill))
 
 
 def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
-    """Carry out an action if its plan is still the confirmed one. Raises Invalid, OutcomeUnknown and FrazilError."""
+    """Carry out an action if its plan is still the confirmed one. Raises InvalidForm, OutcomeUnknown, FrazilError."""
     try:
         done = _check_and_carry_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
@@ -215,17 +215,17 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
         )
         plan, prepared = _plan_and_prepare(action, subject, form, by=by)
     except (CommitUnavailable, TimeoutError) as error:
-        raise Invalid(f"Nothing was changed: {error}") from error
+        raise InvalidForm(f"Nothing was changed: {error}") from error
     if problem := plan.refused or plan.missing:
-        raise Invalid(problem)
+        raise InvalidForm(problem)
     version_token = read_text(form, "version_token")
     if not version_token and plan.version_token:
         problem = "the request does not confirm a plan. Read the plan, then confirm it"
-        raise Invalid(f"Nothing was changed in {subject.name}: {problem}")
+        raise InvalidForm(f"Nothing was changed in {subject.name}: {problem}")
     if plan.version_token != version_token:
         what = describe_changes(action, version_token, plan.version_token)
         changed = f"{subject.name} has changed since the plan was shown"
-        raise Invalid(f"{changed}: {what}. Check the new plan, then confirm it")
+        raise InvalidForm(f"{changed}: {what}. Check the new plan, then confirm it")
     if action in DAG_ACTIONS:
         conf = build_run_conf(action, subject.route_name or subject.name, form)
         return _start_run(subject, conf, run_id=run_id, user=user)
@@ -251,9 +251,9 @@ def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | No
             conf=conf,
         )
     except (DagRunAlreadyExists, IntegrityError) as error:
-        raise Invalid(f"The same run was just requested: see the run {run_id} of {subject.dag}") from error
+        raise InvalidForm(f"The same run was just requested: see the run {run_id} of {subject.dag}") from error
     if run is None:
-        raise Invalid(f"Airflow did not start a run of {subject.dag}")
+        raise InvalidForm(f"Airflow did not start a run of {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
     return ActionResult(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
 
@@ -264,7 +264,7 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
     try:
         changes[action](by=by, reason=reason, after=generation)
     except DesiredMoved as error:
-        raise Invalid(f"Nothing was changed: {error}") from error
+        raise InvalidForm(f"Nothing was changed: {error}") from error
     if spec.application and action is not PageAction.PAUSE:
         DesiredStore(spec.application, None).resume(by=by, reason=reason)
     runs = open_launcher(spec.name).observe().process.is_alive
@@ -280,7 +280,7 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
 
 def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
     if spec.window is None:
-        raise Invalid(f"The table of {spec.name} has no signalled windows")
+        raise InvalidForm(f"The table of {spec.name} has no signalled windows")
     day = parse_day(form)
     windows = list(windows_between(Grain(spec.window), day.start_us, day.end_us))
     table = spec.table.identifier

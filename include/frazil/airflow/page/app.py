@@ -220,7 +220,7 @@ def _with_http_errors(work: Callable[[], Any]) -> Any:
 
     try:
         return work()
-    except forms.Invalid as error:
+    except forms.InvalidForm as error:
         raise HTTPException(422, str(error)) from error
     except (TimeoutError, forms.OutcomeUnknown) as error:
         raise HTTPException(504, str(error)) from error

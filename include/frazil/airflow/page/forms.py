@@ -22,7 +22,7 @@ MAX_HELD_LISTED = 5
 Form = Mapping[str, Any]
 
 
-class Invalid(Exception):
+class InvalidForm(Exception):
     """The form is not valid; the message says what to change."""
 
 
@@ -42,7 +42,7 @@ def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int)
             parse_reset_target(form)
         elif action is PageAction.SEND_AGAIN:
             parse_day(form)
-    except Invalid as error:
+    except InvalidForm as error:
         return str(error)
     except SpecError as error:
         problem = str(error)
@@ -77,12 +77,12 @@ def is_dry_run(form: Form) -> bool:
 
 
 def build_run_conf(action: PageAction, name: str, form: Form) -> dict[str, Any]:
-    """Return the parameters of the DAG run for an action. Raises Invalid."""
+    """Return the parameters of the DAG run for an action. Raises InvalidForm."""
     dry = {"dry-run": is_dry_run(form)}
     if action is PageAction.RELEASE:
         reason, window = read_text(form, "reason"), _parse_window(form, "partition")
         if len(reason) < 3:
-            raise Invalid("Enter a reason: it is stored with the window")
+            raise InvalidForm("Enter a reason: it is stored with the window")
         return {"table": name, "partition": window.key, "reason": reason}
     if action is PageAction.REPLAY:
         return {"stream": name, "action": "replay", **dry}
@@ -90,56 +90,56 @@ def build_run_conf(action: PageAction, name: str, form: Form) -> dict[str, Any]:
         return {"tables": [name], **dry}
     times = {key: _parse_time(form, key).isoformat() for key in ("from-time", "to-time") if read_text(form, key)}
     if not times:
-        raise Invalid("Enter a start or an end, as a Kafka timestamp")
+        raise InvalidForm("Enter a start or an end, as a Kafka timestamp")
     return {"stream": name, **times, **dry}
 
 
 def parse_reset_target(form: Form) -> ResetTarget:
-    """Return the target of a reset. Raises Invalid if the form has none."""
+    """Return the target of a reset. Raises InvalidForm if the form has none."""
     to = read_text(form, "to")
     if to not in RESET_TARGETS:
-        raise Invalid(f"Choose where to continue: {', '.join(RESET_TARGETS)}")
+        raise InvalidForm(f"Choose where to continue: {', '.join(RESET_TARGETS)}")
     return ResetTarget(to, at=_parse_time(form, "at") if to == "timestamp" else None)
 
 
 def parse_day(form: Form) -> Window:
-    """Return the day whose windows are signalled again. Raises Invalid."""
+    """Return the day whose windows are signalled again. Raises InvalidForm."""
     day = _parse_window(form, "day")
     if day.grain is not Grain.DAY:
-        raise Invalid(
+        raise InvalidForm(
             "Enter a day, such as 2013-12-30, not an hour: daily roll-ups need the events of all hours of the day"
         )
     return day
 
 
 def read_text(form: Form, key: str) -> str:
-    """Return the content of a text field, stripped. Raises Invalid if it is not allowed."""
+    """Return the content of a text field, stripped. Raises InvalidForm if it is not allowed."""
     value = form.get(key, "")
     if not isinstance(value, str):
-        raise Invalid(f"{key} is not a string")
+        raise InvalidForm(f"{key} is not a string")
     if problem := reason_problem(value.strip()):
-        raise Invalid(f"{LABELS.get(key, key)}: {problem}")
+        raise InvalidForm(f"{LABELS.get(key, key)}: {problem}")
     return value.strip()
 
 
 def _parse_time(form: Form, key: str) -> datetime:
     text = read_text(form, key)
     if not text:
-        raise Invalid(f"{LABELS[key]}: enter a time, such as 2013-12-30 00:00Z")
+        raise InvalidForm(f"{LABELS[key]}: enter a time, such as 2013-12-30 00:00Z")
     try:
         moment = parse_moment(text)
     except ValueError as error:
-        raise Invalid(f"{LABELS[key]}: {text!r} is not a time. Enter it as 2013-12-30 00:00Z") from error
+        raise InvalidForm(f"{LABELS[key]}: {text!r} is not a time. Enter it as 2013-12-30 00:00Z") from error
     if moment.tzinfo is None:
-        raise Invalid(f"{LABELS[key]}: add the time zone: Z for UTC, or an offset such as +02:00")
+        raise InvalidForm(f"{LABELS[key]}: add the time zone: Z for UTC, or an offset such as +02:00")
     return moment
 
 
 def _parse_window(form: Form, key: str) -> Window:
     text = read_text(form, key)
     if not text:
-        raise Invalid(f"{LABELS[key]}: enter a value")
+        raise InvalidForm(f"{LABELS[key]}: enter a value")
     try:
         return Window.parse(re.sub(r"^([\d-]{10}) (\d\d):00$", r"\1T\2", text))  # as the page shows it
     except ValueError as error:
-        raise Invalid(f"{LABELS[key]}: {error}") from error
+        raise InvalidForm(f"{LABELS[key]}: {error}") from error

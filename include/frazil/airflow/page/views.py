@@ -95,7 +95,7 @@ def build_overview(sees: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Ove
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}))
     # A user who may not see all streams does not see alerts that several streams share.
-    shared = health_of_stream.standing.get("", ()) if len(shown) == len(everything) else ()
+    shared = health_of_stream.active_alerts.get("", ()) if len(shown) == len(everything) else ()
     needs = tuple(OpenProblem(alert.sentence, alert.runbook) for alert in shared)
     needs += find_measurement_problem(alerts.value, now_ms=now_ms) if shown else ()
     said = build_headline(lines, airflow=airflow)
@@ -137,7 +137,7 @@ def writer_dag_of(one: DeclaredStream) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HealthByStream:
-    standing: Mapping[str, Sequence[ActiveAlert]]
+    active_alerts: Mapping[str, Sequence[ActiveAlert]]
     """Active alerts by stream. The empty name has alerts that do not belong to one stream."""
     tables: Mapping[str, Collection[str]]
     due: Mapping[str, Sequence[str]] | None
@@ -151,7 +151,7 @@ class HealthByStream:
         windows = windows or Answer()
         problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
-        alerts = self.standing.get(one.name, ())
+        alerts = self.active_alerts.get(one.name, ())
         health = combine_health(self.tables.get(one.name, ()), alerts, self.due)
         paused = writer if (dags or {}).get(writer) else None
         return RelatedState(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)

@@ -23,7 +23,7 @@ from frazil.airflow.task import task
 from frazil.quality.gate import find_suite
 from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import VALUE
+from frazil.spec.route import VALUE_PLACEHOLDER
 from frazil.spec.routed_stream import list_windowed_views, partitions_dag_of
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 DEFAULT_INTERVAL = timedelta(minutes=1)
 RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
-MAX_LISTED = 5
+MAX_LISTED_WINDOWS = 5
 
 
 def partition_dags(
@@ -127,8 +127,8 @@ def held(table: str, streams: str) -> None:
         # One log line each: Airflow truncates long texts of exceptions.
         log.error("%s %s is held by its quality gate: %s", one.table, one.partition, one.note)
     several = any(one.table != table for one in found)
-    keys = [f"{one.table} {one.partition}" if several else one.partition for one in found[:MAX_LISTED]]
-    names = ", ".join(keys) + (" and others" if len(found) > MAX_LISTED else "")
+    keys = [f"{one.table} {one.partition}" if several else one.partition for one in found[:MAX_LISTED_WINDOWS]]
+    names = ", ".join(keys) + (" and others" if len(found) > MAX_LISTED_WINDOWS else "")
     raise AirflowFailException(
         f"{table}: {len(found)} windows are held by their quality gate and not signalled: {names}. The lines above "
         f"show why. Correct the data in the table (the gate then runs again), or release the windows with {RELEASE_DAG}"
@@ -155,7 +155,7 @@ def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None)
 
 
 def _table_param(tables: list[str]) -> Param:
-    named = [table for table in tables if VALUE not in table]
+    named = [table for table in tables if VALUE_PLACEHOLDER not in table]
     if named != tables:  # the tables that a template creates are known only to the catalog
         return Param(named[0] if named else "", type="string", minLength=3, examples=named, description="Table")
     return Param(tables[0], type="string", enum=tables, description="Table")
@@ -182,7 +182,7 @@ def release(streams: str) -> None:
 
 def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
-    shared = VALUE in table
+    shared = VALUE_PLACEHOLDER in table
     key = ("2013-01-01T05" if specs[0].window == "hour" else "2013-01-01") + ("|namespace.table" if shared else "")
     one = "TABLE" if shared else table
     return f"""### Complete {specs[0].window}s of {table}
@@ -193,7 +193,7 @@ the window's key, such as `{key}`. The asset `{reopened_asset(table).name}` gets
 the window. The `extra` of an event has these values for each key: revision, rows, dead letters, late rows, watermark,
 snapshot.
 
-{_gate_sentence(table, suites)}
+{_gate_message(table, suites)}
 
 - `frazil partitions {one}`: the last complete window, and what the next window waits for.
 - `frazil partitions {one} --send-again 2013-01-01`: sends events again, for consumers that were paused.
@@ -201,7 +201,7 @@ snapshot.
 """
 
 
-def _gate_sentence(table: str, suites: Path | None) -> str:
+def _gate_message(table: str, suites: Path | None) -> str:
     """Return a sentence that names the table's gate, or says that it has none.
 
     Only this sentence shows that a suite with a misspelt name gates no window.

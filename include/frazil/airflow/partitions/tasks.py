@@ -33,7 +33,7 @@ from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess_
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group, partitions_dag_id
+from frazil.spec.routed_stream import is_template_view, partitions_dag_id
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import open_stream_catalog
@@ -81,7 +81,7 @@ def check_completeness(table: str, streams: Path, *, after: int, reopened: bool 
         return True, ""
     if seen:
         return False, seen[0].decision.reason
-    if is_group(specs[0]):
+    if is_template_view(specs[0]):
         return False, "no table has a window that may be complete"
     return False, f"the table {table} does not exist yet: its writer has not committed"
 
@@ -89,7 +89,7 @@ def check_completeness(table: str, streams: Path, *, after: int, reopened: bool 
 def _assess(
     catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS, reopened: bool = True
 ) -> list[Assessment]:
-    if is_group(specs[0]):
+    if is_template_view(specs[0]):
         limit = MAX_GROUP_WINDOWS if limit == MAX_WINDOWS else limit
         return assess_group(catalog, specs[0], limit=limit, reopened=reopened)
     seen = assess_table(catalog, specs, limit=limit)

@@ -34,7 +34,7 @@ class HostedObservation:
     state: str
     known: StreamState | None = None
     """The state shown on the task; None if the application does not run on this host."""
-    belongs: bool = True
+    belongs_to_application: bool = True
     is_alive: bool = False
     given_up: GivenUp | None = None
 
@@ -72,7 +72,7 @@ class HostedStreamTrigger(UserActionTrigger):
                     sentence = observation.known.sentence
                 task.show(self.task_instance, state, sentence)
                 if time.monotonic() > settled_at_s:
-                    if not observation.belongs:
+                    if not observation.belongs_to_application:
                         yield TaskSuccessEvent()
                         return
                     if observation.given_up is not None:
@@ -132,7 +132,9 @@ class HostedStreamTrigger(UserActionTrigger):
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
-            return HostedObservation(f"the application {self.application} no longer runs the stream", belongs=False)
+            return HostedObservation(
+                f"the application {self.application} no longer runs the stream", belongs_to_application=False
+            )
         if not open_launcher(self.application).observe().process.is_alive:
             # Another host may have an old state of the stream, which is no longer valid.
             return HostedObservation(f"the application {self.application} does not run on this host")
@@ -158,7 +160,11 @@ class HostedStreamTrigger(UserActionTrigger):
         return HostedObservation(sentence, known=replace(known, sentence=progress), is_alive=True)
 
     def _describe_pause(self, observation: HostedObservation) -> str:
-        if observation.is_alive or not observation.belongs or (desired := self._open_desired().read()).mode != "paused":
+        if (
+            observation.is_alive
+            or not observation.belongs_to_application
+            or (desired := self._open_desired().read()).mode != "paused"
+        ):
             return ""
         return f"; paused by {desired.by}: {desired.reason}; start it with `frazil resume {self.stream}`"
 

@@ -164,7 +164,7 @@ class EnvelopeDecoder:
         skipped = to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))
         assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
         for row in np.flatnonzero(to_mask(op.is_null())).tolist():
-            if self._decode.is_other_event(chunk.values[int(decoded.kept[row])] or b""):
+            if self._decode.changes_no_row(chunk.values[int(decoded.kept[row])] or b""):
                 skipped[row] = True
                 del wrong[row]
         columns = self._column_values(parts, deletes)

@@ -23,7 +23,7 @@ def is_other_schema(name: str) -> bool:
     return _SCHEMA_NAMES.fullmatch(name) is not None
 
 
-def is_other_event(record: bytes) -> bool:
+def changes_no_row(record: bytes) -> bool:
     """Return whether a JSON record, with or without its schema, is an event that changes no row."""
     try:
         value = json.loads(record)

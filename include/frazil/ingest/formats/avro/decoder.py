@@ -90,7 +90,7 @@ class AvroDecoder:
             self._names[key] = frozenset(field_names_at(self._written[key[0]], path))
         return self._names[key]
 
-    def is_other_event(self, record: bytes) -> bool:
+    def changes_no_row(self, record: bytes) -> bool:
         written = self._written.get(self._schema_id(record))
         return written is not None and written.kind == "record" and is_other_schema(written.name)
 
@@ -301,8 +301,8 @@ class AvroDecoder:
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == self._op.UNFIT:
-            unfit: Fault = self._program.unfit(place)
-            return unfit
+            type_mismatch: Fault = self._program.type_mismatch(place)
+            return type_mismatch
         error_class, text = self._op.ERRORS[wrong]
         path = self._program.path(place)
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"

@@ -76,7 +76,7 @@ class LoopProgram:
         """Return the path of the column that an operation fills, or of the field that it skips."""
         return self._paths[place]
 
-    def unfit(self, place: int) -> Fault:
+    def type_mismatch(self, place: int) -> Fault:
         return self._unfit[place]
 
     def _complete_plan(self) -> None:

@@ -28,7 +28,7 @@ from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
 from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
 from frazil.ingest.formats.json.types import Units, check_supported, max_nesting
-from frazil.ingest.formats.other_events import is_other_event
+from frazil.ingest.formats.other_events import changes_no_row
 from frazil.ingest.schema_drift import (
     MAX_REPORTED_NAMES,
     WHOLE_RECORD,
@@ -75,8 +75,8 @@ class JsonDecoder:
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return field_names_at(record, path)
 
-    def is_other_event(self, record: bytes) -> bool:
-        return is_other_event(record)
+    def changes_no_row(self, record: bytes) -> bool:
+        return changes_no_row(record)
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
         """Decode the values. Rows of records that were read one by one come last."""

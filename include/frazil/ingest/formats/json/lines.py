@@ -133,9 +133,9 @@ class FramedDecoder(WrappingDecoder):
         assert isinstance(self._decode, EventDecoder)
         return self._decode.field_names(strip_frame(record), path)
 
-    def is_other_event(self, record: bytes) -> bool:
+    def changes_no_row(self, record: bytes) -> bool:
         assert isinstance(self._decode, EventDecoder)
-        return self._decode.is_other_event(strip_frame(record))
+        return self._decode.changes_no_row(strip_frame(record))
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
         values = chunk.values

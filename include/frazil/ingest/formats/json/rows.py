@@ -29,7 +29,7 @@ from frazil.ingest.formats.json.words import (
     ROOM,
     USED,
     has_duplicate_key,
-    write_base64,
+    write_decoded_base64,
     write_string,
     write_value,
 )
@@ -263,7 +263,7 @@ def _read_record(
                     p, escaped = string_end(b, first)
                     if p < 0:
                         return UNSURE
-                    if not write_base64(b, first, p, escaped, to + at, words, text, domains):
+                    if not write_decoded_base64(b, first, p, escaped, to + at, words, text, domains):
                         return FULL + len(domains) - 1
                     length = words[to + at + 1]
                     if length < 0 or (of == tree.FIXED and length != nodes[node, tree.PRECISION]):

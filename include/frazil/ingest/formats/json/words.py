@@ -153,7 +153,7 @@ def write_string(
 
 
 @loop
-def write_base64(
+def write_decoded_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
     """Decode base64 into `text`, and write start and length (-1 if invalid). Returns False if `text` is full.
