@@ -40,7 +40,6 @@ def test_the_dag_files_of_the_pages_parse(
         "flights_of_a_day",
         "flights_of_an_hour",
         "flights_report",
-        "frazil_health",
         "report",
     ]
 

@@ -76,7 +76,10 @@ def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
 
 
 def count_duplicates(evidence: Evidence) -> int:
-    """Return the number of surplus rows. Each topic of the same name may have one row at an offset."""
+    """Return the number of surplus rows.
+
+    If a topic was recreated, the old and the new topic may each have a row at the same offset. Neither is surplus.
+    """
     again, repeated = _permitted_copies(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
     if evidence.rewritten:  # the number of rows that such an offset may have is unknown

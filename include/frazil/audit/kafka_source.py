@@ -93,9 +93,9 @@ def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, sp
 def find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the offset at which each log of a current topic was truncated below the committed end.
+    """Return the lowest offset at which each log was truncated, for logs that lost committed records.
 
-    Leaves out truncations that were accepted.
+    Leaves out truncations that were accepted (`Marker.rewritten`). `ranges` are the committed ranges.
     """
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))

@@ -77,9 +77,11 @@ class OverlappingRanges:
         return bounds
 
     def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum possible number of records within `offsets`; all ranges must belong to one topic id. An
-        offset without a record is a gap in each range that contains it. If ranges without gaps cover all offsets, the
-        minimum is exact.
+        """Return the minimum number of distinct records within `offsets`. All ranges must belong to one topic id.
+
+        `claimed` returns how many records of a range its commit record counts; the range's other offsets are gaps. The
+        minimum is the number of offsets minus the fewest gaps of ranges that together cover all offsets. It is exact if
+        these ranges have no gaps.
         """
         return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 

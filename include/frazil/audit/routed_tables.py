@@ -284,7 +284,7 @@ def find_misplaced_rows(
 
 
 def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dict[str, Tallies]:
-    """Return the rows by current name of their table."""
+    """Map each table's current name to the tallies of its rows."""
     by_name = defaultdict[Target, list[Tallies]](list)
     for one in routed:
         by_name[one.renamed or one.target].append(one.rows)

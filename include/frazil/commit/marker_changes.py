@@ -151,7 +151,9 @@ def forget(tables: StreamTables, *, state: str) -> int:
 
 
 def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
-    """Return whether the dead-letter table shows that the stream wrote one of these tables, or was forgotten."""
+    """Return whether the dead-letter table shows that the stream wrote a table with one of these UUIDs, or that
+    `frazil forget` ran for the stream.
+    """
     properties = tables.dead_letters.refresh().metadata.properties
     marker = try_read_marker(properties, tables.stream)
     wrote = marker is not None and marker.own_table is not None and marker.own_table.uuid in uuids

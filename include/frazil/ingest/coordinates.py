@@ -22,7 +22,10 @@ COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_t
 
 
 def record_schema(schema: Schema, coordinates: bool) -> Schema:
-    """Return the schema without coordinate, line and change columns, or unchanged if `coordinates` is false."""
+    """Return the schema without the coordinates, `kafka_line` and the columns that describe a change.
+
+    Returns it unchanged if `coordinates` is false.
+    """
     if not coordinates:
         return schema
     added = {*COORDINATE_COLUMNS, LINE_COLUMN, *CHANGE_COLUMNS}

@@ -183,7 +183,10 @@ def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, wit
 
 
 def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
-    """Return for each event time of a key, in the order of rank, whether it is near an earlier time that is kept."""
+    """Return which rows of a key repeat a kept row of lower rank. `times` has their event times, in rank order.
+
+    A row repeats another if their event times are at most `within_us` apart.
+    """
     kept: list[int] = []
     dropped = []
     for time in times:

@@ -1,4 +1,6 @@
-"""Computes records per second, and costs by day, from a stream's history. Pure. A point covers a time span."""
+"""Computes records per second and daily costs from the points of a stream's history. Each point covers a time span.
+Pure.
+"""
 
 from __future__ import annotations
 

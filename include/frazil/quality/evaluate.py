@@ -128,7 +128,7 @@ class GatedWindow:
         return present.coalesce(2 * session.sparkContext.defaultParallelism)
 
     def _bounds(self) -> tuple[datetime, datetime]:
-        """Return the window's begin and end, with a time zone if the event-time column has one."""
+        """Return the window's start and end, with a time zone if the event-time column has one."""
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
         begin, end = (epoch + timedelta(microseconds=us) for us in (self.request.from_us, self.request.to_us))
         if isinstance(self.schema.find_type(self.request.event_time), TimestamptzType):

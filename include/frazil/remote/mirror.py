@@ -62,7 +62,7 @@ class HeartbeatMirror:
             self.end(f"{type(error).__name__}: {error}")
 
     def copy_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Use this new heartbeat of the driver from now on."""
+        """Write this heartbeat of the driver from now on, with this process's pid and this host's clock."""
         now_ms = clock.now_ms()
         with self._lock:
             if self._advanced is None or self._advanced[0] != heartbeat.advanced_at_ms:

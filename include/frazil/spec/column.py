@@ -71,7 +71,7 @@ class Column(Model):
     @classmethod
     def _check_from(cls, value: str | Mapping[str, str] | None) -> str | Mapping[str, str] | None:
         if isinstance(value, Mapping) and [*value] != ["key"]:
-            raise ValueError("is not a mapping with the only key `key`; write {key: path}, or a path in the value")
+            raise ValueError("must be a path in the record's value, or {key: path} for a field of the record's key")
         if value is not None:
             parse_path(value if isinstance(value, str) else value["key"])
         return value

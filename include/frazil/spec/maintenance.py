@@ -91,8 +91,8 @@ class Alerts(SwitchableAction):
     )
     delete_files: Count = Field(
         default=100,
-        description="Delete files, which every reader must apply. For an upsert table, the limit is higher by the "
-        "number of its data files.",
+        description="Number of delete files; every reader must apply them. For an upsert table, the limit is this "
+        "value plus the number of its data files.",
     )
     deleted_rows: Percentage = Field(default=30, description="Percentage of rows in data files that are deleted.")
     since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
@@ -117,7 +117,9 @@ class Alerts(SwitchableAction):
         default=2, description="How many times in a row the writer may end without a commit within an hour."
     )
     waiting_batches: Count = Field(
-        default=3, description="Batches that are journaled but not committed; 0 while commits are recent."
+        default=3,
+        description="Batches that are journaled but not committed. They are counted only if the last commit is not "
+        "recent.",
     )
     dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
     stale_changes: Percentage = Field(

@@ -99,7 +99,7 @@ def _find_key_field_problem(spec: StreamSpec, column: Column) -> str | None:
     if column.name == spec.rest or column.name in {header.column for header in spec.source.headers}:
         return "is a field of the key, but a header or rest also fills the column; keep one of them"
     if column.name in spec.key and envelope_of(spec.source.format):
-        return "cannot be used for a column of `key`, which an envelope's row fills; leave it out"
+        return "cannot be used for a column that `key` lists: the row in the envelope fills such a column; leave it out"
     return _DROPPED if _is_dropped(spec, column) else None
 
 

@@ -1,4 +1,6 @@
-"""Rules about a stream, and about how its schema fits its other parts. All problems are reported."""
+"""Validates a stream's declaration as a whole: its parts must fit each other and the schema. Reports every problem, not
+only the first.
+"""
 
 from __future__ import annotations
 

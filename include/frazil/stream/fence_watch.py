@@ -65,8 +65,8 @@ class FenceWatch:
         elif waited_s >= POLL_INTERVAL_S and not self._warned:
             self._warned = True
             log.warning(
-                "the catalog %r has not answered for %.0f s whether another writer took over stream %r. The writer "
-                "continues: check that the catalog answers",
+                "the catalog %r has not answered for %.0f s, so the writer cannot check whether another writer took "
+                "over stream %r. It continues: check that the catalog answers",
                 tables.main.catalog_name, waited_s, tables.stream,
             )  # fmt: skip
 

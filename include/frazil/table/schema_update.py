@@ -66,7 +66,7 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas, oldest first, from the one that an operator accepted (`ACCEPTED_SCHEMA`) on."""
+    """Return the table's schemas, oldest first. Leaves out those older than the accepted one (`ACCEPTED_SCHEMA`)."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)

@@ -220,7 +220,7 @@ def test_a_transform_reads_fields_of_the_key() -> None:
             {**COLUMNS, "v": "int"},
             {"format": {"type": "json", "envelope": "debezium"}},
             {"mode": "upsert", "key": ["user"]},
-            "cannot be used for a column of `key`, which an envelope's row fills",
+            "cannot be used for a column that `key` lists: the row in the envelope fills such a column",
         ),
         (COLUMNS, {}, {"rest": "user"}, "is a field of the key, but a header or rest also fills the column"),
         ({"n": {"type": "int", "from": {"kay": "id"}}}, {}, {}, "schema.n.from"),

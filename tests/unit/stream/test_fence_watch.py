@@ -82,7 +82,7 @@ def test_a_catalog_that_hangs_is_asked_once_and_named_once(caplog: pytest.LogCap
         watched.check(after_s=POLL_INTERVAL_S)
     assert (len(watched.hanging), watched.loads) == (1, 0)
     (said,) = caplog.messages
-    assert said.startswith("the catalog 'lake' has not answered for 30 s whether another writer took over stream")
+    assert said.startswith("the catalog 'lake' has not answered for 30 s, so the writer cannot check")
     watched.epoch = 4
     watched.hanging[0]()
     with pytest.raises(Fenced):

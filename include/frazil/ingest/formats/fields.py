@@ -181,7 +181,10 @@ class FieldsDecoder:
     def _text_decoders(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str]
     ) -> dict[str, FieldsDecoder]:
-        """Map each column of JSON text to a decoder for the other columns that are read from this text."""
+        """Return decoders for columns whose fields are inside the field of a column that holds JSON text.
+
+        A key is the name of the column with the text. Its decoder reads the other columns from this text.
+        """
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]

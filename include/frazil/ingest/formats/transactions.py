@@ -126,7 +126,9 @@ def _shorten_id(transaction: str) -> str:
 
 @lru_cache
 def _possible_table_names(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
-    """Return `db.table` (MySQL), or `schema.table` (PostgreSQL) and `db.schema.table` (others)."""
+    """Return the names that a table may have in transaction metadata: `db.table` if it has no schema (MySQL), otherwise
+    `schema.table` (PostgreSQL) and `db.schema.table` (others).
+    """
     ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
 

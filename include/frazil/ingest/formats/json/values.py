@@ -213,7 +213,7 @@ def _convert_seconds(raw: msgspec.Raw) -> int:
     sign, digits, power, text = _split_number(raw)
     if len(digits) + power > 20:
         if text in SPECIAL_NUMBERS:
-            raise InvalidValue(f"expected a number (time in s), got the number {number_as_sent(text)}")
+            raise InvalidValue(f"expected a finite number (time in s), got {number_as_sent(text)}")
         raise OutOfRange(f"{text[:64].decode()} is too big for a time in s")
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
