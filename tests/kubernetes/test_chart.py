@@ -37,11 +37,7 @@ def install(supervised: Supervised, tmp_path: Path) -> Iterator[Callable[[], Non
     catalog = {name: value for name, value in os.environ.items() if name.startswith("PYICEBERG_")}
     if archive := os.environ.get(ARCHIVE):
         node.load(Path(archive))
-        image, mounts, environment = (
-            "localhost/frazil:0.1.0",
-            {"run": tmp_path},
-            catalog | {"XDG_CACHE_HOME": "/home/frazil/.cache"},
-        )
+        image, mounts, environment = "localhost/frazil:0.1.0", {"run": tmp_path}, catalog
     else:
         image, mounts = IMAGE, pod_mounts(tmp_path)
         environment = pod_environment() | catalog | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}

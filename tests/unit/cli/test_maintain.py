@@ -40,7 +40,7 @@ def test_a_dry_run_says_what_each_action_would_do_and_why_and_changes_nothing(co
         stream.land({0: (batch, batch + 1)})
     said = command()
     assert said.exit_code == 0, said.output
-    assert "compaction: a rewrite of 3 files of" in said.output
+    assert "compaction: a rewrite of 3 data files of" in said.output
     assert "it is still being written: 3 small files become 1" in said.output
     assert "manifests: 3 manifests are fewer than 100\n" in said.output
     assert "manifests is switched off" in said.output
