@@ -228,6 +228,8 @@ def _guess_cast(
     kinds = {kind for kind in relaxed.kinds if kind != "null"}
     if not kinds or (not observed.others and relaxed.kinds == observed.kinds):
         return None
+    if (_guess_type(observed) or "").startswith("decimal"):
+        return None  # a decimal reads texts and numbers, and keeps all digits
     unit = _guess_unit(name, relaxed, middle_s) if "int" in kinds and "float" not in kinds else None
     if unit and (kinds == {"int"} or (kinds == {"int", "text"} and relaxed.moments and not relaxed.odd_texts)):
         return "timestamptz", unit

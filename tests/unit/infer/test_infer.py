@@ -296,6 +296,7 @@ EPOCH_MS = 1_767_259_800_123
         ("x", ["7", "8"], "string"),
         ("x", [str(EPOCH_MS)], "string"),
         ("x", ["1.50", "2.25"], '"decimal(9, 2)"'),
+        ("x", [*(f"1234567890123456{n}.25" for n in range(19)), 1.25], '"decimal(26, 2)"'),
     ],
 )
 def test_values_of_one_type_in_several_forms_are_cast(name: str, values: list[Any], line: str) -> None:
