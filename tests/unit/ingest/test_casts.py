@@ -20,10 +20,13 @@ from pyiceberg.types import NestedField
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.fields import FieldsDecoder, RecordShape, create_fields_decoder
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.ingest.formats.protobuf.schema import message_of
-from frazil.spec.iceberg import iceberg_type
+from frazil.spec.formats import dump_format
+from frazil.spec.iceberg import iceberg_type, table_schema
 from frazil.spec.load import validate_stream
 from tests.unit.ingest.test_json_texts import avro, declared, decode
 
@@ -109,6 +112,19 @@ def test_a_cast_is_counted_once_although_another_value_of_its_record_is_cast_by_
     ]  # fmt: skip
     decoded = decode([json.dumps(record).encode() for record in records], declared(columns, cast="lenient"))
     assert (sorted(decoded.kept.tolist()), decoded.drift.cast) == ([0, 1, 3, 5], {"a": 3, "d": 1, "n": 1})
+
+
+def test_a_new_field_is_found_although_a_record_of_its_chunk_is_no_object(tmp_path: Path) -> None:
+    schema = {"a": {"type": "long", "cast": "lenient"}, "b": {"type": "long", "null-if": [-1]}, "at": "timestamptz"}
+    source = {"topics": ["t"], "bootstrap-servers": "b:1", "format": "json"}
+    stream = {"name": "s", "source": source, "table": "a.b", "schema": schema, "event-time": "at"}
+    spec = validate_stream(stream, tmp_path / "s.yaml")
+    table = table_schema(spec)
+    units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    columns = record_schema(table, spec.coordinates)
+    decode = create_decoder(dump_format(spec.value_format), columns, units, evolution="additive")
+    found = decode(Chunk.of_values([b'{"a": 1, "b": 2, "new": "x"}'] * 300 + [b"oops"]))
+    assert (list(found.drift.new), found.drift.records, len(found.rejections)) == ([("new",)], 300, 1)
 
 
 def test_a_strict_stream_counts_nothing() -> None:

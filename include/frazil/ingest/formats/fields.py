@@ -313,6 +313,7 @@ class CastingDecoder:
 
     def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:
         self._casting, self._strict = casting, strict
+        self._reports_drift = False
         strict.cast(lenient)
 
     def withhold(self, hidden: Collection[Path]) -> None:
@@ -320,6 +321,7 @@ class CastingDecoder:
             decode.withhold(hidden)
 
     def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+        self._reports_drift = True
         for decode in (self._casting, self._strict):
             decode.report_drift(widening=widening, within=within)
 
@@ -332,6 +334,8 @@ class CastingDecoder:
             places = np.flatnonzero(mask)
             return decode(chunk.select(places, chunk.target)).with_indexes(places)
 
+        if self._reports_drift and self._strict.leaves_out_rows:
+            return self._casting(chunk)  # `_strict` would decode rows twice, and samples a new field only once
         found = self._strict(chunk)
         if len(found.kept) == len(chunk):
             return found
