@@ -127,6 +127,13 @@ def test_a_new_field_is_found_although_a_record_of_its_chunk_is_no_object(tmp_pa
     assert (list(found.drift.new), found.drift.records, len(found.rejections)) == ([("new",)], 300, 1)
 
 
+@pytest.mark.parametrize("kind", ["decimal(9, 2)", "long", "double"])
+def test_numbers_that_mean_null_are_null_as_strings_too(kind: str) -> None:
+    column = {"type": kind, "cast": "lenient", "null-if": [-999]}
+    decoded = decode([b'{"x": "-999"}', b'{"x": -999}', b'{"x": " -999 "}', b'{"x": "7"}'], declared({"x": column}))
+    assert plain(decoded.rows["x"]) == [None, None, None, 7]
+
+
 def test_a_strict_stream_counts_nothing() -> None:
     decoded = decode([b'{"x": 1}', b'{"x": "1"}'], declared({"x": "int"}))
     assert (dict(decoded.drift.cast), len(decoded.rejections)) == ({}, 1)

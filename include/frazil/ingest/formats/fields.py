@@ -372,7 +372,10 @@ class _TextColumns:
         parts: list[pa.Array | pa.Scalar] = []
         cast: dict[str, pa.Array] = {}
         for n, (name, (field, reading)) in enumerate(self.columns.items()):
-            texts = replace_with_null(combine_chunks(decoded.rows.column(name)), reading.nulls)
+            column = combine_chunks(decoded.rows.column(name))
+            # Decimals are read from strings, too, so no cast makes numbers of these first.
+            in_strings = isinstance(field.field_type, DecimalType)
+            texts = replace_with_null(column, reading.nulls, numbers_in_strings=in_strings)
             values = texts
             if reading.is_lenient:
                 values = rewrite(texts, rules_of(field.field_type, reading.unit))

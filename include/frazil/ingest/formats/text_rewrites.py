@@ -109,17 +109,19 @@ def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
     return _change_distinct(texts, pc.match_substring_regex(texts, pattern), one)
 
 
-def replace_with_null(texts: pa.Array, nulls: Iterable[str | int | float | bool]) -> pa.Array:
+def replace_with_null(
+    texts: pa.Array, nulls: Iterable[str | int | float | bool], *, numbers_in_strings: bool = False
+) -> pa.Array:
     """Replace these values in JSON texts by null, however a number is written or a string is escaped."""
     plain = {value for value in nulls if isinstance(value, str)}
     numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
     exact = [json.dumps(value, ensure_ascii=False) for value in nulls]
     found = pc.is_in(texts, pa.array(exact, texts.type))
     if numbers:
-        some = pc.filter(
-            texts, pc.match_substring_regex(texts, r"^-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?$")
-        )
-        same = [text for text in pc.unique(some).to_pylist() if Decimal(text) in numbers]
+        number = r"-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?"
+        pattern = rf'^(?:{number}|" *{number} *")$' if numbers_in_strings else f"^{number}$"
+        some = pc.filter(texts, pc.match_substring_regex(texts, pattern))
+        same = [text for text in pc.unique(some).to_pylist() if Decimal(text.strip('" ')) in numbers]
         found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
     if plain:
         some = pc.filter(texts, pc.and_(pc.starts_with(texts, '"'), pc.match_substring(texts, "\\")))
