@@ -3,7 +3,7 @@ a user share the folder `compiled/<digest>` in the user's cache, or else in the 
 Numba's version, flags and all sources is computed at import.
 """
 
-# ruff: noqa: ARG001 - an intrinsic declares its arguments and generates code from their types
+# ruff: noqa: ARG001, ARG002 - intrinsics generate code from the types of their arguments; listeners get events
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 import numba
 from llvmlite import ir
 from numba.core import caching, cgutils, types
+from numba.core.event import Event, Listener, register
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
@@ -52,6 +53,19 @@ _saving = threading.Lock()
 _warned = False
 _notice: str | None = None
 _compiled: str | None = None
+
+
+class _CompilationListener(Listener):  # type: ignore[misc]
+    """Counts the functions that Numba compiles now, whether or not their compilation succeeds."""
+
+    def on_start(self, event: Event) -> None:
+        compilation.begin()
+
+    def on_end(self, event: Event) -> None:
+        compilation.end()
+
+
+register("numba:compile", _CompilationListener())
 
 
 def compiled(function: Function, *, allocates: bool = True) -> Function:
@@ -93,19 +107,15 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
         return None if folder is None else str(folder)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        code = None
         try:
-            code = self._open_inner().load_overload(sig, target_context)
+            return self._open_inner().load_overload(sig, target_context)
         except Exception:  # a damaged cache file is replaced
             with suppress(Exception):
                 self._open_inner().flush()
-        if code is None:
-            compilation.begin()
-        return code
+            return None
 
     def save_overload(self, sig: Any, cres: Any) -> None:
         global _compiled  # noqa: PLW0603 - as in `compiler_notices`
-        compilation.end()
         _compiled = (
             "the loops over records had to be compiled while a batch waited, which takes seconds of CPU once per user, "
             "host and version. To compile them beforehand, run `python -m frazil.ingest.precompile`"

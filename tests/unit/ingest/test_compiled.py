@@ -82,6 +82,17 @@ def test_code_that_had_to_be_compiled_is_a_notice_once(monkeypatch: pytest.Monke
     assert compiler_notices() == ()
 
 
+def test_a_compilation_that_fails_is_over() -> None:
+    running: list[bool] = []
+    compilation.on_change = lambda: running.append(compilation.is_running)
+    try:
+        with pytest.raises(Exception, match="unknown_name"):
+            compiled(lambda: unknown_name)()  # type: ignore[name-defined]  # noqa: F821
+    finally:
+        compilation.on_change = lambda: None
+    assert running == [True, False]
+
+
 def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:
     (cache / "frazil" / "compiled").mkdir(parents=True)
     (cache / "frazil" / "compiled").chmod(0o777)
