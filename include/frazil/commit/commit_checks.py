@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema, index_by_id, index_by_name
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import ancestors
+from frazil.commit.history import ancestors, parse_number
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import Fate, Marker, keep_same_topics, open_branch_name
 from frazil.errors import Fenced, RolledBack, TopicRecreated
@@ -94,8 +94,7 @@ def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Ma
 
 
 def _summary_count(snapshot: Snapshot, key: str) -> int:
-    text = (snapshot.summary.get(key) if snapshot.summary else None) or "0"
-    return int(text) if text.isdecimal() else 0
+    return parse_number(snapshot.summary.get(key) if snapshot.summary else None)
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:

@@ -35,6 +35,11 @@ def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]
         current = snapshots.get(current.parent_snapshot_id) if current.parent_snapshot_id else None
 
 
+def count_ancestors(metadata: TableMetadata) -> int:
+    """Return the number of main's snapshots that have not expired."""
+    return sum(1 for _ in ancestors(metadata))
+
+
 def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
     """Yield main's snapshots, newest first, and then the older snapshots that expiry kept."""
     oldest = 0
@@ -144,6 +149,11 @@ def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
         if summary and stream not in {summary.get("frazil.stream"), summary.get("frazil.backfill-stream")}:
             deleted += merge_counts(summary).get("deleted", 0)
     return deleted if sequence_number <= 1 else None
+
+
+def parse_number(text: str | None) -> int:
+    """Parse a number in a snapshot summary. Returns 0 for an invalid value, which another program may have written."""
+    return int(text) if text and text.isdecimal() else 0
 
 
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:

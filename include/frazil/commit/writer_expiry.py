@@ -18,7 +18,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
 from pyiceberg.utils.properties import property_as_bool
 
 from frazil.commit.expiry import Pins, expirable_by_writers, plan_expiry
-from frazil.commit.history import ancestors
+from frazil.commit.history import ancestors, count_ancestors
 from frazil.commit.manifest_lists import manifest_paths
 from frazil.commit.marker import open_branch_name
 from frazil.spec.maintenance import Expiry
@@ -108,7 +108,7 @@ class WriterExpiry:
         """Expire nothing until main's history is longer by `at-most`, if the refused attempt expired snapshots."""
         withdrawn, self._in_attempt = self._in_attempt, False
         if withdrawn and self._last is not None:
-            self._due = sum(1 for _ in ancestors(self._last.metadata)) + self.settings.at_most
+            self._due = count_ancestors(self._last.metadata) + self.settings.at_most
         return withdrawn
 
     def continue_after(self, table: Table) -> None:
@@ -122,8 +122,9 @@ class WriterExpiry:
         if deletes and last is not None and last.metadata.table_uuid == table.metadata.table_uuid:
             self._former += _versions(last) - _versions(table)
         has_waste = bool(self._expired_before(self._delete_before_ms)) or len(self._former) >= self._step
-        length = sum(1 for _ in ancestors(table.metadata))
-        is_due = length >= self._due and self._planned is None
+        # The number of all snapshots costs nothing, and main has no more.
+        may_be_due = self._planned is None and len(table.metadata.snapshots) >= self._due
+        is_due = may_be_due and count_ancestors(table.metadata) >= self._due
         if (has_waste or is_due) and not (self._running and self._running.is_alive()):
             delete_before_ms = self._delete_before_ms
             self._running = self.start(lambda: self._run(table, delete_before_ms, is_due=is_due))
@@ -164,7 +165,7 @@ class WriterExpiry:
         if found:
             self._planned = _Removal(found, _refs(metadata))
         more = self._step if len(found) == len(old) else 0
-        self._due = sum(1 for _ in ancestors(metadata)) - len(found) + more
+        self._due = count_ancestors(metadata) - len(found) + more
         log.debug("%s, %d by this writer", plan.sentence, len(found))
 
     def _delete_files(self, table: Table, before_ms: int) -> None:

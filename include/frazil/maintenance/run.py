@@ -17,7 +17,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.history import ancestors
+from frazil.commit.history import ancestors, count_ancestors
 from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled
@@ -123,7 +123,7 @@ class _ActionRunner:
         sort = self.maintained.settings.compaction.strategy == "sort" and not table.sort_order().is_unsorted
         began = time.monotonic()
         opened, expiry = self._open(table), self.maintained.settings.expiry
-        may_expire = expiry.enabled and len(list(ancestors(table.metadata))) > expiry.at_most // 2
+        may_expire = expiry.enabled and count_ancestors(table.metadata) > expiry.at_most // 2
         with opened.keep_history() if may_expire else nullcontext():
             done = opened.rewrite(plan.rewrites, sort=sort)
         seconds = time.monotonic() - began

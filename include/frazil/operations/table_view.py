@@ -10,6 +10,7 @@ from itertools import islice
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
+from frazil.commit.history import parse_number
 from frazil.maintenance.alerts import MIN_FILE_DIVISOR
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import DueCheck, is_enabled
@@ -19,7 +20,6 @@ from frazil.operations.calendar import Calendar
 from frazil.operations.dead_letters import snapshot_summary
 from frazil.operations.overview import ActiveAlert, Health, combine_health
 from frazil.spec.maintenance import Maintenance
-from frazil.status.flow import parse_number
 from frazil.status.state import Level, StreamState
 
 MIN_BUCKET_BYTES = 16 * 1024

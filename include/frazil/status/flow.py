@@ -10,7 +10,7 @@ from itertools import takewhile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import ancestors, commit_records, is_replay
+from frazil.commit.history import ancestors, commit_records, is_replay, parse_number
 from frazil.commit.rejection_reasons import Reason, Reasons, parse_reasons
 from frazil.spec.model import StreamSpec
 
@@ -181,8 +181,3 @@ def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms:
         rejected_last_day=sum(one.rejected for one in commits if one.at_ms > now_ms - DAY_MS),
         rate_ms=span_ms,
     )
-
-
-def parse_number(text: str | None) -> int:
-    """Parse a number in a snapshot summary. Returns 0 for an invalid value, which another program may have written."""
-    return int(text) if text and text.isdecimal() else 0
