@@ -40,7 +40,7 @@ from frazil.audit.routed_tables import (
 )
 from frazil.commit.adoption import other_streams
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
-from frazil.commit.history import Period, ancestors
+from frazil.commit.history import Period, ancestors, parse_number
 from frazil.commit.journal import parse_key
 from frazil.commit.marker import Fate, Marker, open_branch_name, property_name, read_marker
 from frazil.commit.reset_plan import is_rolled_back
@@ -380,9 +380,11 @@ def _report_foreign_changes(table: Table, *, where: str, window: Period | None, 
 
 def _describe_change(summary: Summary | None) -> str:
     """Return how many rows a commit removed, apart from rows that it only copied into other files."""
-    counts = ("deleted-records", "added-position-deletes", "added-records")
-    in_files, marked, added = (int((summary.get(name) if summary else None) or 0) for name in counts)
-    deleted = in_files + marked
+    names = ("deleted-records", "added-position-deletes", "removed-position-deletes", "added-records")
+    in_files, marked, unmarked, added = (parse_number(summary.get(name) if summary else None) for name in names)
+    deleted = in_files + max(
+        marked - unmarked, 0
+    )  # a new deletion vector contains the marks of the one that it replaces
     if deleted <= added:
         return f"replaced {format_count(deleted, 'row')} with {added:,}"
     rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""

@@ -73,6 +73,8 @@ def test_updates_and_merge_on_read_deletes_of_another_program_are_described() ->
         ({"deleted-records": "200", "added-records": "200"}, "replaced 200 rows with 200"),
         ({"added-position-deletes": "30"}, "removed 30 rows"),
         ({"added-position-deletes": "30", "added-records": "30"}, "replaced 30 rows with 30"),
+        ({"added-position-deletes": "101", "removed-position-deletes": "100"}, "removed 1 row"),
+        ({"deleted-records": "of another program", "added-position-deletes": "30"}, "removed 30 rows"),
     ]:
         assert _describe_change(Summary(Operation.OVERWRITE, **counts)) == expected
 
