@@ -262,10 +262,13 @@ class Reporter:
             return
         silent_since_ms = report.silent_since_ms if report else None
         report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
-        sample = _build_sample(state, marker, report, at_ms=self._clock_ms())
-        sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms, delay_s=self._counts.delay_s)
-        sample = dataclasses.replace(sample, compiling=self._counts.compiling)
-        unread = report.unread(marker.offsets) if report else {}
+        unread, counts = report.unread(marker.offsets) if report else {}, self._counts
+        sample = dataclasses.replace(
+            _build_sample(state, marker, report, unread, at_ms=self._clock_ms()),
+            silent_since_ms=silent_since_ms,
+            delay_s=counts.delay_s,
+            compiling=counts.compiling,
+        )
         is_known = report is not None and report.is_complete and bool(unread or not report.leaderless)
         lag = (sum(unread.values()) if is_known else None) if report else state.lag
         caught_up_at_ms = self._arrivals.update(report, marker.offsets)
@@ -311,8 +314,10 @@ class Reporter:
             log.warning("the log cannot be rotated and keeps growing: %s", error)
 
 
-def _build_sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> WriterSample:
-    unread, leaderless = report.unread(marker.offsets) if report else {}, report.leaderless if report else ()
+def _build_sample(
+    state: Heartbeat, marker: Marker, report: PlannerReport | None, unread: Mapping[TopicPartition, int], *, at_ms: int
+) -> WriterSample:
+    leaderless = report.leaderless if report else ()
     return WriterSample(
         at_ms=at_ms,
         phase=state.phase,
