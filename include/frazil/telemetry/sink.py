@@ -82,6 +82,8 @@ class StreamMetrics:
                 add(m.SKIPS, labels)
             case events.NoticeIssued(replaces=""):
                 add(m.NOTICES, labels)
+            case events.NoticeIssued(sentence=""):
+                add(m.NOTICES, labels, -1)
 
     def _add_batch(self, at_ms: int, batch: BatchCommitted) -> None:
         add, labels = self._meters.add, self._labels

@@ -145,7 +145,9 @@ def test_other_events_are_counted() -> None:
         TableEvolved(KEY, ("added column gate string",)),
         FutureEventTimes(KEY, 7, ("t", 0), "10m"),
         RecordsSkipped("t-0: 1..9", MARKER),
+        NoticeIssued("compiled"),
         NoticeIssued("slow"),
+        NoticeIssued("", replaces="compiled"),
         ThrottleEvaluated("grows", 3.0, was_under_pressure=False),
         LagMeasured(50, {("t", 0): 50}, 9_000, 400),
     )
