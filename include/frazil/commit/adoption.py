@@ -75,7 +75,7 @@ def other_readers(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return a forgotten stream that had this name or has read this source's topics; None if there is none."""
+    """Return a forgotten stream that had this name or has read this source's topics, otherwise None."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     for name in sorted(properties):

@@ -76,7 +76,7 @@ class BaseManifests:
     stays: Sequence[ManifestFile]
     removed_files: Sequence[DataFile]
     summary: Summary | None
-    """Summary of the previous snapshot, which still counts `removed_files`; None if there is no previous snapshot."""
+    """Summary of the previous snapshot, which still counts `removed_files`; None before the first snapshot."""
     written: Sequence[ManifestFile] = ()
     """Manifests of `stays` that were rewritten to mark files as deleted."""
 

@@ -70,7 +70,7 @@ class Heartbeat:
     lag: int | None = None
     """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
     caught_up_at_ms: int | None = None
-    """Time of the newest poll of Kafka whose records are all committed now; None if there is no such poll yet."""
+    """Time of the newest poll of Kafka whose records are all committed now; None before the first such poll."""
     in_transactions: int = 0
     """Number of offsets beyond `lag` that wait for transactions to end."""
     backpressure_ms: int = 0

@@ -365,7 +365,7 @@ class RangeProgress:
     dropped: int = 0
     """Number of records that the transform's WHERE dropped. They are neither rows nor dead letters."""
     newest_future_us: int | None = None
-    """Newest event time of the rows in `future`; None if there are none."""
+    """Newest event time of the rows in `future`; None without such rows."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, without values that earlier versions of frazil do not know, unless they are set."""

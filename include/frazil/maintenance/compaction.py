@@ -306,7 +306,7 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
 
 
 def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """Return a rewrite of up to `files` data files with many deleted rows; None if there are none."""
+    """Return a rewrite of up to `files` data files with many deleted rows; None without such files."""
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:

@@ -153,7 +153,7 @@ def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callab
 
 
 def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
-    """Return the path of a candidate `metadata.json` that has another table's UUID; None if there is no such file."""
+    """Return the path of a candidate `metadata.json` with another table's UUID, otherwise None."""
     paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))

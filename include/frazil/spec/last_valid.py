@@ -123,7 +123,7 @@ def _find_missing(
 
 
 def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """Return the remembered declaration with this name in a folder; None if there is none."""
+    """Return the remembered declaration with this name in a folder; None if the name is unknown."""
     memory = DeclarationMemory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)

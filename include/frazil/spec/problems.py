@@ -294,7 +294,7 @@ def _find_model(location: Sequence[int | str]) -> type[BaseModel]:
 
 
 def _find_union(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path of the first union on the way, except the union of formats; empty if there is none."""
+    """Return the path of the first union on the way, except the union of formats; otherwise empty."""
     found = next((n for n in range(len(location)) if len(_union_members(_resolve_path(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 

@@ -315,7 +315,7 @@ def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
 
 
 def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """Describe what a user changed after this exit, which may have fixed the cause; None if there is no such change."""
+    """Describe what a user changed after this exit, which may have fixed the cause; otherwise None."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, DesiredState) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
