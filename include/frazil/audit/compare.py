@@ -1,6 +1,6 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
-Pure. An offset is not missing if no commit record covers it, or if Kafka does not have it: compaction,
-transactions and retention leave gaps.
+Pure. An offset counts as missing only if a commit record covers it and Kafka has it: compaction, transactions and
+retention leave gaps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frazil.spec.units import format_count
 
 MAX_LISTED_SPANS = 5
 FORMER_TOPIC_PREDICATE = "of a former topic of this name and cannot be compared with Kafka"
-"""Ends a finding about records of an earlier topic with the same name."""
+"""The end of a finding about records of an earlier topic with the same name."""
 
 
 def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
@@ -57,7 +57,9 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but no table has and no transform drops."""
+    """Return the offsets of missing records: Kafka has them and a commit record claims them, but no table has them and
+    the transform does not drop them.
+    """
     lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
         return lost
@@ -68,7 +70,9 @@ def find_missing_offsets(evidence: Evidence) -> BitMap64:
 
 
 def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but that have no row, dead letter or accepted loss."""
+    """Return the offsets that Kafka has and a commit record claims, without a row, a dead letter or an
+    accepted loss.
+    """
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -110,7 +114,9 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 
 def count_rows(e: Evidence) -> int:
-    """Return how many rows the audited commits have, without rows of topics that only other periods' commits have."""
+    """Return how many rows the audited commits have. Leaves out rows of topic ids that only commits of other periods
+    claim.
+    """
     own, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
@@ -258,7 +264,9 @@ class _TableClaims:
         return missing_, 0 if self.rewritten & group.offsets else max(0, surplus)
 
     def count_short(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
-        """Return how many records of these topics a group is missing, if it has none of other topics of the name."""
+        """Return the minimum number of missing records of the topics with these ids. Assumes that all rows of the group
+        are of these topics.
+        """
         if group.is_single:
             return 0
         bounds, offsets = group.bounds(self.claimed), group.offsets
@@ -328,7 +336,9 @@ def _claimed_records(r: CommittedRange) -> int:
 
 
 def _max_records(group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
-    """Return the maximum number of records that a group can have, except records of the topic with the id `but`."""
+    """Return the maximum number of records in a group. Leaves out records of the topic with the id
+    `but`.
+    """
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 
@@ -351,7 +361,8 @@ def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
     """Compare a dedupe stream's number of rows with its records minus `repeats`. If commit records do not determine
-    this number, only reports that, unless records are also compared `by_source`.
+    this number, only reports that it was not compared. With `by_source`, reports nothing then, because rows are
+    compared with Kafka's records.
     """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)

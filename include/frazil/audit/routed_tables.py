@@ -67,7 +67,9 @@ class PublishedReplays:
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """Rows in each routed table."""
     last: BackfillMarker | None = None
-    """The last replay while its rows may wait for routed tables, so that its dead letters stay; otherwise None."""
+    """The last replay, if its rows may still wait for routed tables. Its dead letters are still in the dead-letter
+    table then.
+    """
     journals: Sequence[Journal] = ()
     given_up: Set[Target] = frozenset()
     """Tables for which an operator discarded the rows of the last replay."""
@@ -231,7 +233,7 @@ def compare_table_counts(
 def row_counts(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
 ) -> dict[Target, tuple[int, int]]:
-    """Return, by table, the number of its rows in the claimed ranges and the number that commit records count."""
+    """Return two numbers for each table: its rows in the claimed ranges, and the rows that commit records count."""
     replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
     expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})

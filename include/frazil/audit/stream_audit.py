@@ -222,9 +222,9 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upsert stream with its commit records; for a period, or without coordinates, compare only its dead
-    letters. Returns the findings and the number of rows, if counted. Returns None if a replay was published since
-    `table` was loaded: the caller must then load the table again.
+    """Compare an upsert stream with its commit records. For a period, or for a table without coordinates, compare only
+    its dead letters. Returns the findings and the number of rows, if counted. Returns None if a replay was published
+    since `table` was loaded: the caller must then load the table again.
     """
     marker = require_marker(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)

@@ -1,5 +1,6 @@
-"""The objects of backfills next to a stream's journals: chunk journals, and one record for each published backfill.
-Backfills have no commit records. From these objects, the audit learns which rows of a backfill a table must have.
+"""Stores the objects of backfills next to a stream's journals: chunk journals, and one record for each published
+backfill. Backfills have no commit records. From these objects, the audit learns which rows of a backfill a table must
+have.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 
 
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Raise RolledBack if the table was rolled back or replaced after the marker's snapshot. It was rolled back if
-    main's history reaches the marker's sequence number without its snapshot. It was replaced if the history begins with
-    a snapshot that replaced the whole table. In any other case, the snapshot has only expired.
+    """Raise RolledBack if the table was rolled back or replaced after the marker's snapshot. Rolled back: main's
+    history goes back to the marker's sequence number, but does not contain its snapshot. Replaced: the oldest snapshot
+    in main's history replaced the whole table. Otherwise, the marker's snapshot has only expired.
     """
     current = head_of(metadata)
     if current is not None and current.snapshot_id == marker.snapshot_id:
@@ -161,9 +161,9 @@ def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
-    """Return whether staged files still fit a table whose metadata may have changed since. The table must have each
-    file's spec and schema, and the schema must require all columns that the table now requires. No column may have been
-    dropped and added again: the new column would be null in these files.
+    """Return whether staged files still fit the table after changes of its metadata. The table must still have the spec
+    and schema of each file. The schema must require every column that the table now requires. No column may have been
+    dropped and added again, because the new column would be null in these files.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}

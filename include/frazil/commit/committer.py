@@ -96,7 +96,7 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table, so that no earlier writer commits discarded files there."""
+        """Write the epoch to the dead-letter table, so that earlier writers can no longer commit to it."""
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
@@ -188,7 +188,9 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of a batch's dead letters. It checks that staging knew all earlier dead letters."""
+        """Return the commit of a batch's dead letters. It raises StaleBatch if dead letters were added
+        since staging.
+        """
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -216,7 +218,9 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first offsets where it is behind them. Raises the same errors as `commit`."""
+        """Advance the marker to Kafka's first offsets, in partitions where these are higher. Raises the same errors as
+        `commit`.
+        """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -318,8 +322,8 @@ def _check_can_land(
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets, from a stream's position on, whose records are already dead letters. Reads the table only if
-    its own marker is ahead of the stream's. Leaves out offsets of truncated logs at which Kafka has had two records.
+    """Return the offsets, from the stream's position on, whose records are already dead letters. Leaves out offsets
+    that Kafka has assigned to a second record.
     """
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}

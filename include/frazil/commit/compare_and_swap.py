@@ -43,7 +43,7 @@ class SnapshotExpiry(Protocol):
         """Return the updates to add to the next attempt of a commit. `load` loads the table."""
 
     def withdraw(self) -> bool:
-        """Pause the expiry, if the attempt that the catalog refused had such updates. Return whether it had."""
+        """Pause the expiry if the refused attempt had such updates. Return whether it had."""
 
     def continue_after(self, table: Table) -> None:
         """Prepare the next expiry after a commit, without waiting."""
@@ -113,8 +113,8 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog | None = None) -> Table:
-        """Load the table, perhaps with another client, without changing the handle. Returns the known state if it is
-        newer.
+        """Load the table, through `catalog` if given, without changing the handle. If the loaded state is older than
+        the known one, return the known one.
         """
         return self._choose_newer((catalog or self._catalog).load_table(self.identifier))
 
@@ -151,7 +151,7 @@ class TableHandle:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """The result of a swap for which nothing has to be changed."""
+    """The result of a swap that changes nothing."""
 
     result: T
 
@@ -167,7 +167,9 @@ class Change(Generic[T]):
     """A property and value that only this change writes: proof that it landed, even if its snapshot expired."""
 
     def landed_in(self, table: Table) -> bool:
-        """Return whether this change has landed. With a `proof`, returns False once a later change replaced it."""
+        """Return whether this change has landed. With a `proof`, returns False if a later change has replaced the
+        property's value.
+        """
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -210,10 +212,9 @@ class TableCommit(Generic[T]):
 def commit_snapshots(
     commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, commit_atomically: CommitTables | None = None
 ) -> T:
-    """Commit to several tables, and return the result of the last one. With `commit_atomically`, all or
-    none change. Otherwise
-    they change in order, and a crash may leave the last ones unchanged, so each `propose` must recognise changes of
-    earlier attempts. Raises the same errors as `swap`.
+    """Commit to several tables, and return the result of the last one. With `commit_atomically`, all or none change.
+    Otherwise they change in order, and a crash may leave the last ones unchanged. Each `propose` must therefore
+    recognise changes of earlier attempts. Raises the same errors as `swap`.
     """
     if commit_atomically is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -365,23 +366,27 @@ def _swap_tables(
                 rounds.forget()
                 continue
             refusals.count_error(error, rounds.step, rounds.tables)
-            setback = classify_error(error, rounds.step, names, retry_policy.total_s)
+            failed_attempt = classify_error(error, rounds.step, names, retry_policy.total_s)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
-                raise setback.kind(setback.final_error) from error
+                raise failed_attempt.kind(failed_attempt.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
             log.log(
-                outage.record_failure(setback), "%s in %.1f s, for %.0f s at most", setback.log_message, wait_s, left_s
+                outage.record_failure(failed_attempt),
+                "%s in %.1f s, for %.0f s at most",
+                failed_attempt.log_message,
+                wait_s,
+                left_s,
             )
-            if setback.level >= logging.WARNING:
-                retry_policy.report(setback.log_message, setback.kind.exit_code)
+            if failed_attempt.level >= logging.WARNING:
+                retry_policy.report(failed_attempt.log_message, failed_attempt.kind.exit_code)
         else:
             outage.end_outage()
             return result
         rounds.forget()
         if retry_policy.wait(wait_s):
-            raise setback.kind(
-                f"{setback.log_message}. The retry was skipped because the writer was asked to end; the next start "
+            raise failed_attempt.kind(
+                f"{failed_attempt.log_message}. The retry was skipped because the writer was asked to end; the next start "
                 "determines the outcome of the commit"
             )
         attempt += 1

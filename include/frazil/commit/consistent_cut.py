@@ -86,11 +86,13 @@ class _MainHistory:
         )
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot, from `begin` on, without an excluded commit in its history."""
+        """Return the index of the newest snapshot, from `begin` on, whose history has no commit that `excluded`
+        selects.
+        """
         return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def require_unexpired(self, index: int) -> int:
-        """Return `index` unless its snapshot has expired (FrazilError). `len(snapshots)` stands for the empty table."""
+        """Return `index`. Raises FrazilError if its snapshot has expired. `len(snapshots)` means the empty table."""
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
         oldest = self.snapshots[-1]
@@ -159,7 +161,9 @@ def _first_excluded_batch(stream: CutStream, histories: Mapping[str, _MainHistor
 def _choose_snapshots(
     stream: CutStream, histories: Mapping[str, _MainHistory], main: int
 ) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Return the index of the default table's snapshot, and a predicate for other tables' snapshots to leave out."""
+    """Return the index of the default table's snapshot. Also return a predicate that selects other tables' snapshots to
+    leave out.
+    """
     # If another table received a batch only after a later publication, the cut ends before that batch.
     history, end = histories[stream.main], _first_excluded_batch(stream, histories, main)
     while True:

@@ -94,8 +94,8 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snapshot]:
-    """Return the snapshots of a plan that a writer may expire: all data files of each are in a snapshot that stays.
-    Snapshots that removed files stay until maintenance deletes these files, as do the snapshots before them.
+    """Return the planned snapshots that a writer may expire, because later snapshots still have all their data files.
+    Leaves snapshots that removed files, and those right before them, to maintenance.
     """
     main, planned = list(ancestors(metadata)), set(plan.expire)
     with_children = zip(main[1:], main, strict=False)
@@ -152,7 +152,9 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Map the index of the oldest snapshot that an open backfill's audit may need to the reason; empty if none."""
+    """Return the index in `main` of the oldest snapshot that an audit of open backfills may need, with the reason;
+    empty if none.
+    """
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):

@@ -79,7 +79,9 @@ class LaggingTable:
     rows: int
     reason: str
     backfill: str | None = None
-    """The backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
+    """The backfill or replay that has the missing rows; None if batches have them. For a backfill,
+    `batches` counts chunks.
+    """
     only_last: bool = False
     """Whether only the default table's last batch is missing, without an error."""
     gone: TableAbsence | None = None
@@ -111,9 +113,11 @@ class Followers:
 
     tables: StreamTables
     through: BatchKey
-    """The last batch that was added. All routed tables have all batches up to it, except the batches in `waiting`."""
+    """The last batch that was added. All routed tables have all batches up to this one, except those in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
-    """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
+    """Journals of each routed table, in order. They are committed to the default table, but perhaps not yet to the
+    routed table.
+    """
     behind: dict[Target, LaggingTable] = field(default_factory=dict)
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
@@ -344,7 +348,9 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Raise RolledBack if a routed table was rolled back, with its own remedy: `frazil reset` does not change it."""
+    """Raise RolledBack if a routed table was rolled back. The message suggests `frazil route
+    --give-up`, because `frazil reset` does not change routed tables.
+    """
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:

@@ -17,7 +17,9 @@ from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
-"""Summary keys of skipped ranges and of published backfills. No commit record has the times of these snapshots."""
+"""Summary keys of skipped ranges and published backfills. These snapshots have no commit record, so their times are
+known only while they exist.
+"""
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
@@ -89,7 +91,9 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack` if it is unknown."""
+    """Return the commit record of the stream's newest batch on main; None if it never committed. Raises `RolledBack` if
+    the record is unreadable or the history has expired.
+    """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
         if record is None:

@@ -64,7 +64,7 @@ class Journal:
     with_ignored: int = 0
     """Records with fields that did not become columns, counted if the table may evolve."""
     without_columns: int = 0
-    """Records that have no field of any column."""
+    """Records in which no field corresponds to a column."""
     cast: int = 0
     other_events: int = 0
     """Events that change no row; see `StageResult.other_events`."""

@@ -47,7 +47,7 @@ from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 IN_MEMORY: TableVersion = 3
-"""Version of the records in memory, whose fields are those of all versions."""
+"""Format version of entries in memory. Its schema has the fields of all versions."""
 FIRST_ROW_ID = 142
 """Field id of `first_row_id` in a data file."""
 
@@ -92,9 +92,9 @@ MAX_CACHED_ENCODINGS = 64
 MAX_KEPT_BYTES = 64 * 2**20
 """Maximum memory (bytes) for manifest entries: about 1 KB for each file, and 40 bytes for each of its columns."""
 MAX_KEPT_FILES = 32
-"""Maximum number of files in a commit whose entries are kept: commits with more files are few."""
+"""Maximum number of files in a commit whose entries are kept. Few commits have more."""
 MAX_KEPT_ENTRIES = 1_024
-"""Entries of a manifest with this many or more are not kept, because it is not merged again."""
+"""Entries are kept only for manifests with fewer entries than this. Larger manifests are not merged again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ _encodings = BoundedCache[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of data files and, unlike PyIceberg's writer, of delete files and of version 3. Caches
-    encodings.
+    """Writes manifests of data files or delete files, up to format version 3. PyIceberg's own writer writes neither
+    delete files nor version 3. Caches encodings.
     """
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
@@ -143,7 +143,7 @@ class _Writer(ManifestWriterV2):
         return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
 
     def record(self) -> RecordingWriter:
-        """Keep the encoded data file of each entry that this writer writes. Returns the recorder that has them."""
+        """Record the encoded data file of each entry that is written. Returns the recorder."""
         encoding = self._encoding()
         fields: Any = encoding.avro.writer
         *others, (_, of_data_file) = fields.field_writers
@@ -224,7 +224,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
 def write_merged(
     merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """Write one manifest with the entries of manifests of the same kind, as existing files. Return the new manifest."""
+    """Merge manifests of the same kind into one, whose entries are existing files. Return the new manifest."""
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
@@ -378,9 +378,10 @@ class CopiedEntries:
             return cls(file.schema, file.header.meta, tuple(found))
 
     def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> CopiedEntries:
-        """Return the copies for another manifest, where data files no longer derive their row ids from this one.
+        """Return copied entries with explicit row ids. In another manifest, ids derived from its first row id would
+        differ.
 
-        Manifests of format version 2 in a table of version 3 get the field for these ids.
+        Entries of format version 2 get the field for row ids if the table has version 3.
         """
         next_id = first_row_id(manifest)
         if next_id is None:

@@ -220,9 +220,9 @@ def format_iso_utc(us: int) -> str:
 
 @dataclass(slots=True)
 class BranchRemoval:
-    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used. If the
-    snapshots remained, they would list files as added that are now in main. Iceberg's incremental clean-up would then
-    delete these files.
+    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used. The
+    snapshots must go, because they list files as added that are now in main. Iceberg's incremental clean-up would
+    otherwise delete these files.
     """
 
     branch: str
@@ -237,7 +237,7 @@ class BranchRemoval:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """Return the updates that remove the branch, and its snapshots that no other branch or tag has."""
+        """Return the updates that remove the branch, and the snapshots that no other branch or tag has."""
         metadata = table.metadata
         self.removed_ids, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
@@ -255,7 +255,9 @@ class BranchRemoval:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests, unless the removal did not land or a snapshot of the branch was tagged."""
+        """Delete the unused manifests. Keeps them if the removal did not land, or a tag now keeps a snapshot of the
+        branch.
+        """
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
         ):

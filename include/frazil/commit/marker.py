@@ -87,7 +87,7 @@ class Marker:
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record: the first was lost, or its topic was recreated."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The ends of the records at the last reset, for recreated or truncated partitions; see `landed_ends`."""
+    """Offsets at which the table's records ended at the last reset, in recreated or truncated partitions."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     given_up_epoch: int = 0
@@ -97,7 +97,7 @@ class Marker:
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
-    """The newest batch that all routed tables have, like all batches before; None if the stream never had a route."""
+    """The last batch up to which all routed tables have every batch; None if the stream never had a route."""
     own_table: OwnTable | None = None
     """The stream's own table; only in the dead-letter table's marker."""
 
@@ -259,7 +259,7 @@ def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, in
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the current identity, with the ids of topics of this cluster that are no longer read."""
+    """Return the current identity, plus the ids of topics that this cluster's stream no longer reads."""
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
@@ -278,9 +278,9 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the offset at which a table's current records end in each recreated or truncated partition.
+    """Return the end offset of a table's records in each partition that was recreated or truncated.
 
-    `marker` is the table's own marker, `main` that of the main table.
+    `marker` is the table's own marker, `main` is the main table's marker.
     """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}

@@ -260,7 +260,9 @@ def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: 
 def write_first_marker(
     tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
 ) -> None:
-    """Write a table's first marker. Its position is after all batches of the default table, or just before `before`."""
+    """Write a table's first marker. Its position is after all batches of the default table, or just before the batch
+    `before`.
+    """
     first = _up_to_date_marker(default_marker)
     if before is not None:
         starts = {p.topic_partition: p.start for p in before.progress}

@@ -1,6 +1,6 @@
 """Merges a batch's changes into a table in one snapshot. If the table has changed, the next attempt plans again, and
-runs only the tasks that differ. When the swap ends, result files are deleted, unless the table has them or an attempt
-that uses them may still land.
+runs only the tasks that differ. When the swap ends, result files are deleted. Files are kept if the table has them, or
+an attempt that uses them may still land.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class MergingMode:
     """Returns the layout of staged files, for a table and its key."""
     plan: PlanMerge
     adds_staged_files: bool
-    """Whether the commit adds staged files, except those that the merge rewrites."""
+    """Whether the commit adds the staged files. It never adds those that the merge rewrites."""
     summary_counts: Callable[[MergeCounts], Mapping[str, str]]
     """Converts a merge's counts to summary entries."""
 

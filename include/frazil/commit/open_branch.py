@@ -95,7 +95,7 @@ def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
     """Raise `SchemaIncompatible` unless the table is partitioned by event time, at least as finely as the windows.
-    Raise `StaleBatch` if the table is, but `files` were written with a coarser partitioning.
+    Raise `StaleBatch` if `files` were staged for an earlier, coarser partitioning.
     """
     if align is None:
         return

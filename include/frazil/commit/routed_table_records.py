@@ -1,5 +1,5 @@
-"""A small object for each table that a stream's route has had, so that a dropped table is noticed. It is written when
-the stream begins to write to the table, and kept until the stream is forgotten.
+"""Records each table that a stream's route has had, in a small object, so that a dropped table is noticed. The object
+is written when the stream begins to write to the table, and kept until the stream is forgotten.
 """
 
 from __future__ import annotations

@@ -138,7 +138,9 @@ class _FileRewrite:
     replaced: set[str] = field(default_factory=set)
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Changes by error class and hour, as in `frazil.commit.dead_letter_counts`."""
+    """Added or removed dead letters by error class and hour, as in
+    `frazil.commit.dead_letter_counts`.
+    """
 
     def run(self) -> None:
         head = head_of(self.table.metadata)
@@ -220,7 +222,9 @@ def change_after_replay(
     topic_ids: Mapping[str, str],
     failed: Mapping[Coordinates, ErrorEntry],
 ) -> RowChange:
-    """Return a replay's change of dead letters: deletes those that are not in `failed`, and adds the new errors."""
+    """Return the change of dead letters after a replay. It deletes those that are not in `failed`, and adds the new
+    errors to the others.
+    """
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:

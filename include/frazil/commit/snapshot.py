@@ -68,9 +68,9 @@ class PreparedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class BaseManifests:
-    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only a snapshot of
-    main marks these files as deleted. Files that leave another branch move to main, and snapshot expiry could delete
-    marked files.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only snapshots of
+    main mark files as deleted. Files that leave another branch move to main, where snapshot expiry could delete marked
+    files.
     """
 
     stays: Sequence[ManifestFile]
@@ -316,7 +316,7 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
 
 
 def _vector_fields(file: StagedFile) -> dict[str, Any]:
-    """Return what only the manifest entry of a deletion vector has."""
+    """Return the entry fields that only deletion vectors have."""
     return {
         "referenced_data_file": base64.b64decode(file.lower_bounds[PATH_ID]).decode(),
         "content_offset": VECTOR_OFFSET,
@@ -359,7 +359,9 @@ def _build_summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch. A new branch other than main never expires: only it has its rows."""
+    """Return the update that moves the branch. A new branch other than main never expires, because no other branch has
+    its rows.
+    """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,

@@ -168,7 +168,9 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether earlier sweeps covered a batch. An epoch's last two batches do not count: files may come late."""
+    """Return whether earlier sweeps covered a batch. Returns False for an epoch's last two batches, because files of
+    these may appear after a sweep.
+    """
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 

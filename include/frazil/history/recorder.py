@@ -56,7 +56,7 @@ class Recorder:
         self._aged_ms = 0
         self._shuffled: bool | None = None
         self._throttle = (True, 1.0)
-        """Whether the interval is not throttled, and the factor by which it is extended."""
+        """Whether the commit interval has its declared length, and the factor by which it is extended."""
 
     def opens(self, objects: Callable[[], HistoryStore]) -> None:
         """Start writing, now that the table exists. `objects` opens the table's history with current credentials."""

@@ -99,8 +99,9 @@ class RowDivider:
     def divide_records(self, chunk: Chunk, located: DecodedChunk, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
-        If a field selects the table, `located` has rows with its column. `alike` maps a target to another target with
-        the same columns; their records share a chunk. Records without a row in `located` get the main table's schema.
+        If a field selects the table, `located` has this field's column. `alike` maps a target to another target with
+        the same columns: the records of both share a chunk. Records without a row in `located` get the main table's
+        schema.
         """
         codes, values = self._encode(chunk, located)
         found = [

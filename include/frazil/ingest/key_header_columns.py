@@ -74,7 +74,7 @@ class KeyHeaderReader:
 
     def __init__(self, schema: Schema, columns: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
         """`schema` has all columns that a record fills. `columns` maps a column to its header, or to None for the
-        record's key. `keys` decodes the columns that are not the key's text or bytes.
+        record's key. `keys` fills columns from decoded keys. Without it, they get the key's text or bytes.
         """
         self._keys = keys if keys and keys.columns else None
         decoded = keys.columns if keys else set()

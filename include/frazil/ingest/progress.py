@@ -15,8 +15,8 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
 MAX_WINDOWS = 1_000
-"""Maximum number of windows for which rows are counted: more do not fit into a commit's summary, so none is counted
-then.
+"""Maximum number of windows in which rows are counted. If there are more, none is counted, because a commit's summary
+has no room for them.
 """
 
 

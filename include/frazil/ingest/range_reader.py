@@ -46,9 +46,9 @@ DEFAULT_PROPERTIES = {
 }
 """Defaults that users can override.
 
-By default, librdkafka returns the records of a damaged batch as if they were valid. It waits a second once its queue is
-full, and logs twenty lines per second for failed connections. Its buffer for a zstd batch triples until it reaches
-`MAX_BYTES_PROPERTY`, so that any batch of 100 MB fits.
+With its own defaults, librdkafka returns the records of a damaged batch as if they were valid. It also waits a second
+once its queue is full, and logs twenty lines per second for failed connections. Its buffer for a zstd batch triples
+until it reaches `MAX_BYTES_PROPERTY`. With the value here, any batch of 100 MB fits.
 """
 
 FIXED_PROPERTIES = {

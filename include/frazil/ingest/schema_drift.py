@@ -86,7 +86,9 @@ class SchemaDrift:
 
     new: Mapping[Path, FoundType] = field(default_factory=dict)
     wider: Mapping[Path, str] = field(default_factory=dict)
-    """Map the path of each column that could not hold a value to the type that can: `long`, `double` or a decimal."""
+    """Map the path of each column that is too narrow for a value to the type that it needs: `long`,
+    `double` or a decimal.
+    """
     optional: frozenset[Path] = frozenset()
     """Paths of required columns that have no value in an otherwise valid record."""
     records: int = 0

@@ -1,5 +1,5 @@
-"""Turns a chunk of records into rows that fit the table, or rejections. For tombstones (records without a value), the
-record key, in the same format, fills the key columns.
+"""Turns a chunk of records into rows that fit the table, or rejections. The key of a tombstone (a record without a
+value) fills the key columns, and has the same format as values.
 """
 
 from __future__ import annotations

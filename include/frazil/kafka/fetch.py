@@ -1,5 +1,5 @@
-"""Fetches one message from each topic-partition. Only a fetch shows whether a client may read a topic, and not just
-describe it. Also, a leader tells only consumers whether its log still contains an offset of a leader epoch.
+"""Fetches one message from each topic-partition. A fetch shows whether a client may read a topic; a description does
+not. A leader tells only consumers whether its log still contains an offset of a leader epoch.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ CLEAR_RATIO = 0.8
 """An alert ends at this share of its threshold. The gap keeps it from flapping."""
 
 MIN_FILE_DIVISOR = 256
-"""Minimum number of data files by which a manifest list's size is divided: the list begins with 4 KiB of schema."""
+"""Minimum divisor for a manifest list's bytes per data file. Otherwise, the 4 KiB of schema in each list would dominate
+in small tables.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,10 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if their average size is small; None if sizes are unknown.
+    """Return the number of data files if they are small on average, 0 if they are not, and None if unknown.
 
-    Otherwise return 0, or up to `threshold` if the average is not yet large enough to end an alert.
+    Between the threshold and the lower limit that ends an alert, returns at most `threshold`: the value neither fires
+    nor ends an alert.
     """
     if health.data_files and not health.data_bytes:
         return None

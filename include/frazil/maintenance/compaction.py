@@ -1,6 +1,6 @@
-"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Complete partitions come first, then
-rewrites that remove more files per byte. A rewrite must halve a partition's small files; otherwise later runs would
-repeat it forever.
+"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Rewrites of complete partitions come
+first. Within both groups, those that remove more files per byte come first. A rewrite must halve a partition's small
+files; otherwise later runs would repeat it forever.
 """
 
 from __future__ import annotations

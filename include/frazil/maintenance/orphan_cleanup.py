@@ -121,9 +121,10 @@ def clean_orphans(
 ) -> OrphanReport:
     """Delete the orphan files that an earlier run found too. A dry run changes nothing.
 
-    `neighbours` is a result of `load_all_folders`, and may be an hour old: no earlier run found files that other tables
-    have added since. Raises SpecError if the table does not exist, TableLost if only its files do, NotMadeByRoute, and
-    any error before the first deletion.
+    `neighbours` is a result of `load_all_folders`. It may be an hour old, because files that other
+    tables have added since were not found by an earlier run, and are not deleted. Raises SpecError
+    if the table does not exist, TableLost if only its files do, NotMadeByRoute, and any error
+    before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     with translate_catalog_errors(catalog.name):
@@ -230,9 +231,9 @@ class _Cleanup:
         return others
 
     def _find_roots(self) -> dict[Place, str]:
-        """Map each folder to list to its path in the table's metadata.
+        """Return the folders that have to be listed, each with its path in the table's metadata.
 
-        The folders are the table's location, and the data and metadata folders if they are elsewhere.
+        These are the table's location, and the data and metadata folders if they are elsewhere.
         """
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}

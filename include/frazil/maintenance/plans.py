@@ -61,7 +61,9 @@ def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
 
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the bytes of the `files` files that expiry removes, from summaries of expired snapshots' children."""
+    """Estimate the total bytes of `files` files that expiry removes. The average size is that of files removed by the
+    expired snapshots' children.
+    """
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
     removed = sum(
@@ -72,7 +74,7 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
 
 
 BUSY_INTERVALS = 2
-"""Number of its stream's longest commit intervals for which a changed partition counts as busy."""
+"""A changed partition counts as busy for this number of its stream's longest commit intervals."""
 MAX_BATCHES = 12
 """Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
 
@@ -114,9 +116,9 @@ def _partition_key(file: StagedFile, table: Table) -> PartitionKey:
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""Time until an ended partition is complete, if its times come from this host's clock."""
+"""A partition is complete this long after its end, if its times come from this host's clock."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""Time until an ended partition is complete, if no watermark is known."""
+"""A partition is complete this long after its end, if no watermark is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""Maintains one table: compaction, then manifests, then expiry. Each is planned from current metadata; writers' commits
-always win; a failed action does not stop the next. `run_maintenance` does so for a whole PySpark process.
+"""Maintains one table: compaction, then manifests, then expiry. Each action is planned from current
+metadata. Writers' commits always win, and a failed action does not stop the next one.
+`run_maintenance` maintains all tables of a PySpark process.
 """
 
 from __future__ import annotations

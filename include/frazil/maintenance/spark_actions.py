@@ -92,8 +92,9 @@ class SparkTable:
 
     @contextmanager
     def keep_history(self) -> Iterator[None]:
-        """Tag the current snapshot, so that writers expire neither it nor newer ones. Iceberg refuses a rewrite if it
-        cannot compare it with all commits since its start. The tag of a killed compaction is replaced by the next one.
+        """Tag the current snapshot, so that writers keep this snapshot and newer ones. Iceberg compares a rewrite with
+        all snapshots since its start, and refuses it if one of them has expired. If a compaction is killed, the next
+        one replaces its tag.
         """
         with convert_java_errors():
             refs, change = self.java.refs(), self.java.manageSnapshots()

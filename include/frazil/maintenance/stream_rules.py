@@ -31,7 +31,9 @@ from frazil.table.made_tables import list_matching_names
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""If fewer than `MIN_RECORDS` records exist, the percentage is unknown unless none, or at least this many, are bad."""
+"""Minimum number of bad records for a percentage, if there are fewer than `MIN_RECORDS` records. With fewer bad ones,
+the percentage is unknown; with none, it is 0.
+"""
 MIN_SMALL_SAMPLE_PERCENT = 50
 """The lowest threshold if there are fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
@@ -46,8 +48,8 @@ class IncompleteWindow:
 
     window: str
     due_ms: int
-    """The window's end plus the largest lateness of the table's streams. If no window has been signalled although it is
-    complete, not before the table's oldest snapshot.
+    """The window's end plus the largest lateness of the table's streams. For a complete window of a table without
+    signals, at least the time of the table's oldest snapshot.
     """
     waits_for: str
     """What the window waits for, as text; "" if the window is not due yet."""

@@ -119,7 +119,8 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Return a mask of the changes in `later` whose part differs from the last part before it in the group.
+    """Return a mask of the changes in `later` whose part (a log's name or server) differs from the group's previous
+    part.
 
     Empty parts are skipped.
     """

@@ -21,7 +21,9 @@ _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 
 
 def encode_vector(data_file: str, positions: Numbers) -> tuple[bytes, dict[int, int]]:
-    """Return a Puffin file with the vector of one data file, and the vector's bytes by `POSITION_ID`."""
+    """Return a Puffin file with the vector of one data file, and the vector's size as
+    `column_sizes`.
+    """
     vector = _VECTOR_MAGIC + BitMap64(positions.tolist()).serialize()
     blob = len(vector).to_bytes(4, "big") + vector + zlib.crc32(vector).to_bytes(4, "big")
     described = {

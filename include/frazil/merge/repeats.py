@@ -145,7 +145,9 @@ class RepeatsRun(TaskRun):
 def find_repeats_of_table(
     codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
 ) -> Mask:
-    """Return a mask of rows whose key the table has at an event time at most `within_us` away. Pure."""
+    """Return a mask of rows that repeat a row of the table: the same key, and event times at most
+    `within_us` apart. Pure.
+    """
     count = len(codes)
     keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))

@@ -104,7 +104,7 @@ class TableFileReader:
 
 
 def nullable_arrow_schema(schema: Schema) -> pa.Schema:
-    """Return the Arrow schema for reading: nullable, because other programs write files too."""
+    """Return the Arrow schema for reading. All fields are nullable, because other programs may have written nulls."""
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
@@ -273,7 +273,7 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
 
 
 def write_deletes(io: FileIO, file: TableFile, positions: Numbers, *, target: TargetTable) -> StagedFile:
-    """Write the deletes of one data file, which readers skip for other files."""
+    """Write the delete file of one data file. Its bounds let readers skip it for other files."""
     is_vector = target.format_version >= 3
     path = f"{target.folder}/deletes-{uuid.uuid4()}{PUFFIN_SUFFIX if is_vector else '.parquet'}"
     with io.new_output(path).create(overwrite=True) as out:

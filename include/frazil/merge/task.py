@@ -179,7 +179,9 @@ MIN_JOINED_FILES = 4
 MIN_FILE_BYTES = 64 * 2**10
 """Minimum size assumed for the new file: smaller files cost readers just as much."""
 SMALL_FILE_BYTES = 2**20
-"""Below this file size, fewer deleted rows are allowed: a rewrite costs little, but a delete file costs readers."""
+"""A file below this size is rewritten at a lower share of deleted rows, because its rewrite costs little, but a delete
+file costs readers.
+"""
 DEFAULT_ROW_BYTES = 50
 """Assumed size of a row, if no file shows the actual size."""
 

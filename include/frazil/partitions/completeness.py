@@ -192,7 +192,9 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""Maximum time after the newest trusted event time. Later windows' rows count as rows with wrong clocks."""
+"""Rows at most this much later than the newest trusted event time are hidden until their window is complete. Later rows
+are not: their clocks are wrong.
+"""
 
 
 @dataclass(frozen=True, slots=True)

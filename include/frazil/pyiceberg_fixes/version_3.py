@@ -18,7 +18,7 @@ _REFERENCED_POSITION = 17
 
 
 def first_row_id(record: DataFile | ManifestFile) -> int | None:
-    """Return the id of the first row, as stored: null if a reader has to derive it."""
+    """Return the id of the first row as stored; None if a reader has to derive it."""
     found: int | None = record[FIRST_ROW_ID_POSITIONS[type(record)]]
     return found
 
@@ -66,7 +66,9 @@ _keep_manifest = _ManifestCache.get_or_cache
 
 
 def _keep_latest(self: _ManifestCache, manifest_file: ManifestFile) -> ManifestFile:
-    """Return the kept manifest, unless it is from before an upgrade to version 3, and so has no row id."""
+    """Return the cached manifest. If it was cached before an upgrade to version 3, it has no row id, and
+    `manifest_file` is returned instead.
+    """
     kept = _keep_manifest(self, manifest_file)
     return kept if first_row_id(kept) == first_row_id(manifest_file) else manifest_file
 

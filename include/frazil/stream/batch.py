@@ -80,7 +80,7 @@ Answers = tuple[TaskAnswer, ...]
 MAX_RESTAGES = 10
 """Maximum number of times that one batch is restaged, because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
-"""Number of ignored fields after which an epoch stops reporting them: records may have any number."""
+"""Number of ignored fields after which an epoch stops reporting them, because records may have countless fields."""
 MAX_RECENT_COMMITS = 4
 """Maximum number of commit records from which a new writer computes averages: each may take megabytes."""
 
@@ -201,7 +201,9 @@ class BatchRunner:
         return dict(total)
 
     def _publish_drift_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the epoch's drift counts. Known casts and unplaced changes are published again only when doubled."""
+        """Publish the epoch's drift counts. Counts of known casts and unplaced changes are published again once they
+        have doubled.
+        """
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = join_drift([self.counted, *found])
         before, table = self.reported, self.tables.main.identifier
@@ -333,7 +335,7 @@ class BatchRunner:
         return has_evolved
 
     def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
-        """Report how a table evolved. Returns whether its schema is no longer the schema of the staged rows."""
+        """Report how a table evolved. Returns whether its schema now differs from that of the staged rows."""
         handle = self.tables.handle(target)
         new = [refusal for refusal in result.refused if (handle.identifier, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:

@@ -112,8 +112,8 @@ def find_lagging_and_dropped_tables(
     *,
     only_gone: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return the routed tables that are missing rows, and the dropped tables that are not missing any. With
-    `only_gone`, existing tables are not checked for rows that wait in journals.
+    """Return the routed tables that are missing rows, and the dropped tables that had all their rows. With `only_gone`,
+    leaves out existing tables for which rows wait in journals.
     """
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
@@ -265,7 +265,7 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value that the table's note, record or name has, if any."""
+    """Return the table's route value, as found in its note, record or name; None if unknown."""
     known = [
         found.value
         for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))

@@ -67,7 +67,9 @@ class Slots:
                 self._release()
 
     def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
-        """Release this thread's slot, call `wait`, and queue again. Return True if `cancelled` returns True by then."""
+        """Release this thread's slot, call `wait`, and wait for a slot again. Return True if
+        `cancelled` returns True meanwhile.
+        """
         thread_id = threading.get_ident()
         lent = thread_id in self._holders
         if lent:
@@ -233,7 +235,9 @@ class Hosting:
     """Reads which snapshots signals need. Without it, writers expire no snapshots."""
     slots: Slots = field(default_factory=lambda: Slots(1))
     max_polling_s: float = 1.0
-    """Each planner's maximum polling interval. If it exceeds the default, batches start earlier by the interval."""
+    """Each planner's maximum polling interval (s). Batches start earlier by the polling interval if it is longer than
+    the default.
+    """
 
 
 @dataclass(slots=True)

@@ -93,7 +93,9 @@ class BatchPlanner:
     poll_error: Exception | None = None
     """An error of `observe`, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Polls that missed a topic, for topics of the position that match the stream's pattern."""
+    """Number of polls in a row that did not find a topic, by topic. Only topics of the stream's
+    pattern may be missing.
+    """
     polls: int = 0
     """Number of times that Kafka has described the stream's topics."""
     first_offsets: dict[TopicPartition, int] = field(default_factory=dict)
@@ -326,9 +328,9 @@ class BatchPlanner:
 
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
         """Return the partitions that have had no unread records for the idle timeout. Partitions that are idle in the
-        marker stay idle until they have some. Records in open transactions count as unread, because they may be older
-        than all others. Partitions of a missing topic are not idle at first: a response may have omitted the topic by
-        mistake. Partitions without a leader are never idle.
+        marker stay idle until they have unread records. Records in open transactions count as unread, because they may
+        be older than all others. Partitions of a missing topic are not idle at first: a response may have omitted the
+        topic by mistake. Partitions without a leader are never idle.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, at in read.items() if tp not in self.leaderless and self.watch.has_no_more_records(tp, at)}

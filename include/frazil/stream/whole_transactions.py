@@ -33,9 +33,9 @@ MAX_EVENTS_PER_READ = 100_000
 MAX_ENDS_PER_READ = 20_000
 """Maximum number of offsets per partition in one read: ends of transactions that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""Maximum step back of the connector's clock: the search for ends starts this much earlier."""
+"""How far the connector's clock may be set back. The search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
-"""Offsets in which to search for the last transaction, if a reset removed it from the marker."""
+"""Number of offsets to search backwards for the last transaction, if a reset removed it from the marker."""
 MAX_NAME_CHARACTERS = 200
 """Maximum length of a table's name in messages."""
 WARN_INTERVAL_S = 60.0

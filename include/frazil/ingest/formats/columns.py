@@ -58,7 +58,7 @@ class ColumnMemory:
             self.nodes[k, tree.CAST] = self.nodes[k, tree.KIND] in tree.CASTABLE
 
     def take_casts(self) -> Counter[str]:
-        """Return how many values of each column were cast, and mark them as usual values."""
+        """Return how many values of each column were cast. Clears the marks of these values."""
         found: Counter[str] = Counter()
         for name, path in self._casts.items():
             flags = self.valid[self.nodes[self._node(path), tree.FLAG] :][: self.domains[0, USED]]

@@ -274,7 +274,7 @@ class EnvelopeDecoder:
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Return a mask of the placeholders in each column that has any, and the columns with nulls in their place.
+        """Return a mask for each column with placeholders, and all columns, with placeholders replaced by null.
 
         Snapshot events and keys have all values, so a placeholder in them counts as an ordinary value.
         """

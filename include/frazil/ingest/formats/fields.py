@@ -112,7 +112,7 @@ class RecordShape:
     lists: bool = True
     times: bool = False
     """Whether numbers may stand for dates and times, as in Debezium's events."""
-    may_lack_object: bool = False
+    is_object_optional: bool = False
     """Whether records without the object at `within` have nulls, not an error."""
 
 
@@ -149,7 +149,7 @@ class FieldsDecoder:
         inner = {name for decode in self._inside.values() for name in decode.columns}
         fields = [field for field in schema.fields if field.name not in inner]
         self._own = [field.name for field in fields]
-        shape = _FieldTree(lists=lists, required=() if records.may_lack_object else within)
+        shape = _FieldTree(lists=lists, required=() if records.is_object_optional else within)
         forms: dict[FieldPath, set[tuple[IcebergType, ColumnSource]]] = {}
         for field in fields:
             form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN_SOURCE), path=None))
@@ -199,7 +199,7 @@ class FieldsDecoder:
                 JsonDecoder,
                 Schema(*fields),
                 {f.field_id: with_path(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
-                RecordShape((".".join(map(str, path)),), lists=False, may_lack_object=True),
+                RecordShape((".".join(map(str, path)),), lists=False, is_object_optional=True),
             )
             for path, fields in inside.items()
         }
@@ -309,7 +309,9 @@ class FieldsDecoder:
 
 
 class CastingDecoder:
-    """Casts values in the compiled loop. Records with other values are decoded again, by the JSON texts of values."""
+    """Casts values in the compiled loop. Records that the loop cannot decode are decoded again, with casts of their
+    values' JSON texts.
+    """
 
     def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:
         self._casting, self._strict = casting, strict
@@ -347,7 +349,9 @@ class CastingDecoder:
 
 
 class _TextColumns:
-    """Reads columns whose values arrived as JSON texts. Casts the texts, then decodes them as strictly as records."""
+    """Reads columns whose values arrived as JSON texts. Casts the texts, then decodes them by the same strict rules as
+    records.
+    """
 
     def __init__(
         self,
@@ -399,7 +403,7 @@ class _TextColumns:
 
 
 def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
-    """Return `decoded` with the named columns, and the rejections, of `found`. Its record i is row i of `decoded`."""
+    """Add the named columns and the rejections of `found` to `decoded`. Record i of `found` is row i of `decoded`."""
     order = np.argsort(found.kept, kind="stable")
     places = found.kept[order]
     rows = decoded.rows.take(pa.array(places))
@@ -428,7 +432,9 @@ def _as_lines(texts: pa.Array) -> BinaryColumn:
 
 
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
-    """Return a column's default, or else the table's, as an array of one value. Raises SpecError if it is invalid."""
+    """Return a column's declared default, or else its default in the table, as an array of one value. Raises SpecError
+    if the default is invalid.
+    """
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
     reading = ColumnSource.of(unit)
@@ -486,7 +492,7 @@ class _FieldTree:
         return self._fields(self._tree, self._required)
 
     def _fields(self, tree: Mapping[str | int, Any], around: Path = ()) -> list[NestedField]:
-        """`around` leads to the object that contains all columns."""
+        """`around` is the rest of the path to the object that contains all columns."""
         found = []
         for step, inside in tree.items():
             if isinstance(inside, NestedField):

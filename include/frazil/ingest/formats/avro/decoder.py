@@ -131,9 +131,9 @@ class AvroDecoder:
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
     ) -> pa.Table:
-        """Return the rows of records with a root (not -1).
+        """Return the rows of the records whose first operation is in `roots`; -1 skips a record.
 
-        Fills `wrong` and `where`; only records that are VALID have a row.
+        Fills `wrong` and `where` with errors. Only records with the code VALID have a row.
         """
         columns, program = self._columns, self._program
         columns.begin(len(values), program.text)

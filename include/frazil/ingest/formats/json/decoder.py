@@ -166,12 +166,14 @@ class ChunkReader:
         self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
         self._new_keys = new_keys.allocate_memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
-        """`new`: of the records that the loop read in the last call, the number of those with keys outside the schema.
+        """`new`: number of records with keys outside the schema, among the records that the loop read in the last call.
 
-        `samples` has the positions of a sample of them.
+        `samples`: positions of some of these records.
         """
         self.unknown = np.zeros(0, np.int64)
-        """Positions of the records that the loop read in the last call and that have no key of the schema."""
+        """Positions of the records without any key of the schema, among the records that the loop read in the last
+        call.
+        """
         self.casts: Counter[str] = Counter()
         """How many values of each column were cast in the last call."""
 

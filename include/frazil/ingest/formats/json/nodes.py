@@ -65,12 +65,13 @@ name. KEY is where the name begins in `lists`, with a closing quotation mark, as
 a struct that is not searched for new keys. For LISTED, the nodes of elements (or -1) begin at SLOTS, and MASK is the
 last index.
 
-LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. `lists` has
-HIDING names that must not go there, as start in `names` and length, from HIDDEN on. CAST is 1 if numbers and booleans
-may be in strings, 0 and 1 booleans, and numbers and booleans strings.
+LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a
+REST. HIDDEN is where the names that must not go there begin in `lists`, each as its start in
+`names` and its length; HIDING is their number. CAST is 1 if numbers and booleans may be in strings,
+0 and 1 may be booleans, and numbers and booleans may be strings.
 
-These change while records are read. BASE and FLAG are where words and flags begin. OPENING is the last object's first
-field, FOLLOWING its field after this one, and SEEN the number of the last object with this field.
+These columns change while records are read. BASE and FLAG are where words and flags begin. OPENING is the last object's
+first field, FOLLOWING the field that followed this one in it, and SEEN the number of the last object with this field.
 """
 
 

@@ -14,8 +14,8 @@ from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import MIN_MEMCPY_BYTES, ROOM, USED
 
 COUNT, MEMBERS, FILLED_COLUMNS, FIRST_PIECE = range(4)
-"""Positions in the memory: the number of pieces; that number after the last member was added; the number of columns for
-which the record has a field. The pieces follow: start, length and kind.
+"""Positions in the memory: the number of pieces; their number after the last member was added; the number of columns
+that the record has fields for. The pieces follow: start, length and kind.
 """
 MAX_PIECES = 4096
 """Maximum number of pieces per record. Records with more pieces are read one by one."""

@@ -37,7 +37,7 @@ from frazil.ingest.formats.json.words import (
 SURE, UNSURE, FULL = 0, 1, 2
 """Result of a record. FULL + d: domain d needs more room, and the record must be read again."""
 NEW, SAMPLE, UNKNOWN = 2, 4, 8
-"""Flags of a record that is not undecided: it has keys outside the schema; it is in their sample; it has no key of the
+"""Flags of a record with the result SURE: it has keys outside the schema; it is in their sample; it has no key of the
 schema.
 """
 
