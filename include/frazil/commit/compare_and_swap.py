@@ -386,7 +386,7 @@ def _swap_tables(
         rounds.forget()
         if retry_policy.wait(wait_s):
             raise failed_attempt.kind(
-                f"{failed_attempt.log_message}. The retry was skipped because the writer was asked to end; the next start "
-                "determines the outcome of the commit"
+                f"{failed_attempt.log_message}. The retry was skipped because the writer was asked to end; the next "
+                "start determines the outcome of the commit"
             )
         attempt += 1
