@@ -4,4 +4,4 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 PYTHONS = ((3, 11), (3, 13))
-"""The first and the last version of Python that frazil accepts."""
+"""The oldest and the newest supported version of Python."""

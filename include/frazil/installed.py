@@ -1,5 +1,6 @@
-"""Detects whether frazil's files were replaced after this process started. Such a process may load new modules next to
-old ones, and then its errors say nothing about tables, catalogs or Kafka.
+"""Detects whether frazil's files were replaced after this process started.
+
+Such a process may mix modules of two versions. Its errors are then not caused by tables, catalogs or Kafka.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 CODE_ERRORS = (ImportError, AttributeError, NameError, TypeError)
-"""Errors that occur when modules of different versions are loaded in one process."""
+"""Errors that occur if one process mixes modules of two versions."""
 FileVersions = frozenset[tuple[str, int, int]]
 """Path, size and modification time (ns) of each module's file."""
 

@@ -23,7 +23,7 @@ from frazil.table.catalogs import translate_catalog_errors
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""Value of `revisions` for an incomplete day: not all its windows are signalled, or a quality gate holds one."""
+"""Value of `revisions` for a day with a window that is unsignalled or held by a gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def load_day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tupl
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
-    """Return whether the day is fully covered by signalled windows, and no quality gate holds one of them."""
+    """Return whether signalled windows cover the whole day, and no gate holds one of them."""
     whole = Window.parse(str(day))
     reached_us = whole.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):
@@ -61,8 +61,8 @@ def held_windows(signals: Sequence[Signal]) -> list[str]:
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
     """Return the input of a new run.
 
-    If the day is complete, this is the newest snapshot that the day's signals name. If the day is incomplete, or that
-    snapshot has expired or was rolled back, it is the current snapshot. Raises SpecError if the table has no snapshot.
+    For a complete day, reads the newest snapshot that the day's signals name. Reads the current snapshot if the day is
+    incomplete, or if the named snapshot has expired or was rolled back. Raises SpecError if the table has no snapshot.
     """
     branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))
@@ -79,9 +79,10 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
 
 
 def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose. If its snapshot is gone, return another with the same revisions.
+    """Return the input that an earlier task chose.
 
-    Raises SpecError if the day's signals have changed, or a quality gate holds one of its windows.
+    If its snapshot is gone, choose another snapshot for the same revisions. Raises SpecError in this case if the day's
+    signals have changed, or if a quality gate holds one of its windows.
     """
     branch = _source_snapshots(catalog, spec.source)
     if snapshot_id in branch:
@@ -105,7 +106,7 @@ def encode_revisions(signals: Sequence[Signal]) -> str:
 
 
 def input_summary(spec: AggregationSpec, day: date, day_input: DayInput) -> dict[str, str]:
-    """Return what a run adds to the target's snapshot summary to describe its input."""
+    """Return the properties with which a snapshot of the target records its input."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -119,9 +120,10 @@ def input_summary(spec: AggregationSpec, day: date, day_input: DayInput) -> dict
 def find_newer_input(
     spec: AggregationSpec, day: date, day_input: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
-    """Return the input summary of the target's newest run for the day, if its input is newer than `day_input`.
+    """Return the input of the target's newest run for the day, if it is newer than `day_input`.
 
-    An input that is no longer in the source's history, because the source was rolled back or recreated, is not newer.
+    The result has the keys of `input_summary`. Ignores an input that is no longer in the source's history, because the
+    source was rolled back or recreated.
     """
     keys = input_summary(spec, day, day_input)
     for snapshot in ancestors(target):
@@ -149,7 +151,7 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
-    """Return the history's sequence numbers by snapshot id, including older snapshots that expiry keeps for signals."""
+    """Map the snapshot ids of main's history, and those kept for signals, to sequence numbers."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 

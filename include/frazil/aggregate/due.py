@@ -1,4 +1,4 @@
-"""Finds complete days that an aggregation's target does not have, from signals and the target's metadata."""
+"""Finds complete days that an aggregation has not written. Reads signals and target metadata."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class AggregatedDays:
     """The days that an aggregation has written, according to the target's history."""
 
     days: Mapping[date, tuple[str, int]]
-    """The revisions and the source's sequence number that each day's newest run read."""
+    """The input of each day's newest run: the revisions, and the source's sequence number."""
     oldest_ms: int = 0
     """Time of the oldest known snapshot of the target; 0 if the history is complete."""
 
 
 def find_waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
-    """Return the waiting days from `first` on, in order. Raises the errors of `translate_catalog_errors`."""
+    """Return the waiting days, beginning with `first`, in order. Raises the catalog's errors."""
     with translate_catalog_errors(catalog.name):
         signals = TableSignals.load(catalog, spec.source)
         cursor = signals.cursor
@@ -65,7 +65,7 @@ def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 
 
 def is_aggregated(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
-    """Return whether the target has the day with these signals' revisions, or from a newer state of the source."""
+    """Return whether the target has the day, with these signals or from newer input."""
     with translate_catalog_errors(catalog.name):
         done = _load_aggregated_days(catalog, spec)
     return day in done.days and not select_waiting_days(signals, done)
@@ -100,7 +100,10 @@ def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: Aggrega
 
 
 def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
-    """Return an aggregation's days in a target's history. Omits days whose input is not in the source's history."""
+    """Return the days that an aggregation wrote, from the target's snapshots.
+
+    Omits days whose input is not in the source's history.
+    """
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):

@@ -13,7 +13,7 @@ AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
 STREAM_TASK_PREFIX = "stream."
 ROUTE_PREFIX = "route of "
-"""Prefix of the maintenance DAG's name for all tables of a stream's route."""
+"""Prefix of a name in the maintenance DAG that stands for all tables of a stream's route."""
 
 
 def writer_dag_id(stream: str) -> str:
@@ -40,7 +40,7 @@ class TaskSubject:
 def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> TaskSubject:
     """Return the stream or table of a task instance.
 
-    `label` is the name of a mapped instance. `form` has the run's parameters.
+    `label` is the name of a mapped instance. `form` contains the parameters of the run.
     """
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):

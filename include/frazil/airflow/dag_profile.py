@@ -34,7 +34,7 @@ MIN_INTERVAL = timedelta(minutes=1)
 
 OnFailure = Call | Sequence[Call]
 MessageOf = Callable[[Any], Message | None]
-"""Returns the message about a task from its context; None if there is nothing to report."""
+"""Builds the message about a task from its context; returns None if there is nothing to report."""
 
 
 def dag_profile(  # noqa: PLR0913 - keywords, each with a default
@@ -91,7 +91,10 @@ def default_arguments(purpose: str) -> dict[str, Any]:
 
 
 def read_interval(variable: str, default: timedelta) -> timedelta:
-    """Return a DAG's interval from a variable such as `30m`. Raises SpecError for an invalid or too short duration."""
+    """Return a DAG's interval from an environment variable, which has a value such as `30m`.
+
+    Raises SpecError if the duration is invalid or too short.
+    """
     text = os.environ.get(variable)
     if not text:
         return default
@@ -105,12 +108,18 @@ def read_interval(variable: str, default: timedelta) -> timedelta:
 
 
 def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
-    """Return the notifiers for tasks that failed after all retries. The task's context has the message as `frazil`."""
+    """Return the notifiers for tasks that failed after all retries.
+
+    A notifier finds the message under the key `frazil` of the task's context.
+    """
     return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_FAILURE")]
 
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
-    """Return the notifiers for resolved alerts. The task's context has the message as `frazil`."""
+    """Return the notifiers for resolved alerts.
+
+    A notifier finds the message under the key `frazil` of the task's context.
+    """
     return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_RESOLVED")]
 
 

@@ -21,8 +21,10 @@ from frazil.operations.message import Message, build_late_run_message
 log = logging.getLogger(__name__)
 
 OnLate = Callable[..., Awaitable[None]]
-"""An async function at the top level of a module that the triggerer can import. It is called with `sentence`, and, if
-it has a parameter `context`, with Airflow's context and the message under the key `frazil`.
+"""An async function at the top level of a module that the triggerer can import.
+
+It gets the argument `sentence`. If it has a parameter `context`, it also gets Airflow's context, with the message under
+the key `frazil`.
 """
 
 

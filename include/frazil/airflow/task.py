@@ -24,9 +24,9 @@ class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
 
 
 def run_name(context: Any) -> str:
-    """Return the name that identifies a run outside Airflow, the same for all tries.
+    """Return a name for a run that is unique outside Airflow, and the same for all tries.
 
-    It includes the run's date, because ids may be used again.
+    It includes the run's date, because Airflow may reuse a run's id.
     """
     return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
 

@@ -61,7 +61,7 @@ class HostedState:
 
 
 class HostedStream(SupervisedStream):
-    """A supervised stream whose writer runs in this process and needs no command or environment."""
+    """A supervised stream whose writer runs in this process, without a command or environment."""
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         return self._declaration.read()
@@ -73,7 +73,7 @@ class HostedStream(SupervisedStream):
 
 @dataclass(frozen=True, slots=True)
 class HostedProgram:
-    """Makes one stream of this application a program that its supervisor can supervise."""
+    """Lets a supervisor supervise one stream of this application."""
 
     stream: str
     streams: DeclaredStreams
@@ -190,7 +190,7 @@ class WriterApplication:
         return one.supervisor.step()
 
     def _handle_result(self, name: str, one: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
-        """Log a new decision, and record that the stream ended or was given up."""
+        """Log a new decision. Record that the stream ended, or was given up."""
         try:
             step = pending_check.result()
         except Exception:  # a full disk, or an unreadable run folder; the others continue
@@ -248,7 +248,10 @@ class WriterApplication:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """Return when a writer last made progress. The supervisor kills the application if no writer does."""
+        """Return when any writer last made progress.
+
+        If none makes progress for too long, the supervisor kills the application.
+        """
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
         return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
@@ -295,9 +298,9 @@ class DeclaredStreams:
         }
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
-        """Return a declaration with the problem that several files declare the stream.
+        """Return a declaration whose problem is that several files declare the stream.
 
-        With a problem, no writer starts, and a running writer continues.
+        While it has a problem, no writer starts, and a running writer continues.
         """
         before = self.declared.get(name)
         paths = " and ".join(str(one.path) for one in files)

@@ -93,9 +93,9 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """Return the declaration with which Spark starts: that of one stream, with the application's name and resources.
+    """Return the declaration with which the application starts Spark.
 
-    The scheduler mode is FAIR.
+    It is the first stream's, with the application's name and resources, and the scheduler mode FAIR.
     """
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}

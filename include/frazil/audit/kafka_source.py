@@ -23,7 +23,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.spec.units import format_count
 
-NO_LEADER = "no broker leads the topic-partition: nothing is compared with Kafka. Start one that has a replica"
+NO_LEADER = "no leader: nothing is compared with Kafka. Start a broker that has a replica"
 
 
 def ask_kafka(

@@ -69,7 +69,7 @@ class FileSource:
     io_properties: Mapping[str, str]
     schema: Schema
     is_whole: bool = False
-    """False, because files may have records that compaction removed from the topic before the stream read it."""
+    """False: compaction may have removed records of the files before the stream read the topic."""
 
     @classmethod
     def open(cls, location: str, table: Table, spec: StreamSpec) -> FileSource:
@@ -83,7 +83,10 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with these files' fingerprint. Raises SpecError if the request has another one."""
+        """Return the request with the fingerprint of these files.
+
+        Raises SpecError if the request already has a different fingerprint.
+        """
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})
@@ -112,7 +115,7 @@ class FileSource:
         return index
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Return `known`, because files have no identity. Raises SpecError if the files have changed."""
+        """Return `known`: files have no identity. Raises SpecError if the files have changed."""
         if _list_record_files(self.location, self.io_properties) != self.files:
             raise SpecError(self._changed_message())
         return known

@@ -40,7 +40,10 @@ class BackfillRequest(Model):
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
     dead_letters: str | None = None
-    """The selection of dead letters to replay, as text; `files` is then a copy of them. None for a backfill."""
+    """The dead letters that a replay selects, as text. `files` is then the path of their copy.
+
+    None for a backfill.
+    """
     listing: str | None = None
     """Fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"
@@ -146,7 +149,10 @@ def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -
 
 
 def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Raise SpecError unless the stream stores Kafka coordinates and the table has columns for them (`table_has`)."""
+    """Raise SpecError unless the stream stores Kafka coordinates.
+
+    `table_has` says whether its table has columns for them.
+    """
     if not (spec.coordinates and table_has):
         where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(

@@ -1,5 +1,5 @@
-"""Commits the rows of a backfill or replay to the routed tables. Until a routed table has its rows, they wait in files
-next to the journals. One commit per routed table adds the rows and records the backfill in the table's properties. The
+"""Commits the rows of a backfill or replay to the routed tables. Rows wait in files next to the journals until their
+table has them. One commit per routed table adds the rows and records the backfill in the table's properties. The
 dead-letter table changes only after that.
 """
 
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 ROUTED_TABLES_TIMEOUT_S = 15.0
 """Seconds to wait for a running writer to commit the last batch to the routed tables."""
 MAX_OPEN_ATTEMPTS = 3
-"""Maximum number of attempts to open the routed tables, which fails while a writer begins."""
+"""Maximum number of attempts to open the routed tables, in case a writer is just starting."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,7 +122,10 @@ def _refusal_message(stream: str, why: str) -> str:
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """Collect the offsets of each routed table's staged rows, from the default table's storage."""
+    """Collect the offsets of the staged rows of each routed table.
+
+    Their files are in the storage of the default table.
+    """
     waiting = _group_waiting_files(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 

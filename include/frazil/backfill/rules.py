@@ -69,7 +69,10 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the next epoch's marker, for the request's open backfill or a new one. Raises WriterBusy for another."""
+    """Return the marker of the next epoch: of the request's open backfill, or of a new backfill.
+
+    Raises WriterBusy if a backfill of another request is open.
+    """
     check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:
@@ -146,7 +149,7 @@ def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
 
 
 def read_further_message(backfill: BackfillMarker) -> str:
-    """Return the message for a stream that deletes rows and has read on since the staging."""
+    """Return the message for a stream that deletes rows and has read on since staging."""
     return (
         f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. They "
         "may delete rows that the backfill would restore, so nothing was published. Run `frazil pause "

@@ -161,7 +161,10 @@ class Backfill:
         return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
-        """Return whether `dedupe` would drop every row that is read again, because all rows have an event time."""
+        """Whether `dedupe` would drop every row that is read again.
+
+        That is so if all rows have an event time.
+        """
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.sinks.mode.drops_repeats and column.required and not self.request.dead_letters
 
@@ -231,7 +234,10 @@ class Backfill:
         check_run_not_abandoned(last, self.request.run)
 
     def check(self) -> None:
-        """Check that the stream can be backfilled, before Spark starts. Raises some of the errors of `plan`."""
+        """Check, before Spark starts, that the stream can be backfilled.
+
+        Raises AdoptionRequired and SpecError.
+        """
         self._load_table_and_marker()
 
     def _load_table_and_marker(self) -> tuple[Table, Marker]:
@@ -244,8 +250,8 @@ class Backfill:
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
         """Collect the offsets of rows on main, on the open branch and in routed tables, and of dead letters. Leaves out
-        rows of an upsert stream, because later records may have replaced them. For a replay, leaves out the dead
-        letters, because the replay reads them, and offsets of a deleted topic of the same name.
+        rows of an upsert stream, because later records may have replaced them. A replay leaves out the dead letters,
+        because it reads them. It also leaves out the offsets of a deleted topic of the same name.
         """
         if self.request.dead_letters:
             claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
@@ -283,7 +289,7 @@ class Backfill:
 
     @property
     def _is_decided_by_dead_letters(self) -> bool:
-        """Whether the dead-letter table shows which records a replay still has to write."""
+        """Whether a replay must write exactly the records that are still dead letters."""
         return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
 
     @property
@@ -357,7 +363,10 @@ class Backfill:
         return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
     def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
-        """Return the position that the stream must keep until publication; None if it may go on. Raises WriterBusy."""
+        """Return the position that the stream must keep until publication; None if it may advance.
+
+        Raises WriterBusy if the stream has read further than the backfill.
+        """
         if self.request.target == "branch" or not deletes_rows(self.spec):
             return None
         if self.plan(backfill).spans:

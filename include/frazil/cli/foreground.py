@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 WAIT_REPORT_INTERVAL_S = 30.0
-"""How long a wait lasts before it is shown, and the time between two lines about it."""
+"""Seconds until a wait is first shown, and between later lines about the same wait."""
 MAX_BUFFERED_LINES = 1000
-"""Maximum number of lines buffered while the terminal is blocked; twice as many for the writer's last words."""
+"""Maximum number of lines buffered for a blocked terminal.
+
+The writer's last lines may use twice as many.
+"""
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -110,7 +113,7 @@ class Terminal:
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """Wait for bytes. The call returns at intervals, for the handlers of signals that arrived just before it."""
+        """Wait for bytes. Python handles pending signals at least every half second."""
         while not select.select([fd], [], [], 0.5)[0]:
             pass
         return os.read(fd, 65_536)
@@ -302,7 +305,7 @@ class RunTotals:
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
 
     def _records_text(self, records: int) -> str:
-        """Return the number of records with a noun. An upsert has `changes`, because they may replace each other."""
+        """Return the number of records with their noun, which depends on the stream's mode."""
         if self._drops_repeats:
             return format_count(records, "record")
         return f"{format_count(records, 'change')} merged" if self._merges else format_count(records, "row")

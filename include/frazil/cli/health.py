@@ -129,7 +129,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _add_missing_tables(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Return the reports including missing tables, and the error of each route whose tables could not be checked."""
+    """Add missing tables to the reports. Also return the error of each uncheckable route."""
 
     def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
@@ -166,7 +166,10 @@ def _add_missing_tables(
 
 
 def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
-    """Return why a dead-letter table is missing; None if no stream of it has started, or if unknown."""
+    """Return why a dead-letter table is missing.
+
+    None if no stream of the table has started, or if the reason cannot be determined.
+    """
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
@@ -292,7 +295,7 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
     per_file = format_rounded_bytes(one.manifest_list_bytes_per_file)
     bytes_since = format_rounded_bytes(one.bytes_since_compaction)
     added = f"{format_count(one.files_since_compaction, 'file')} of {bytes_since}"
-    never = f"never in its history, {added} not compacted"
+    never = f"never in its history; not compacted: {added}"
     return {
         "table": one.table,
         **({"format version": str(one.format_version)} if one.format_version > 2 else {}),
@@ -301,7 +304,7 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
         "data": f"{format_rounded_bytes(one.data_bytes)}, {format_count(one.rows, 'row')}",
         "recent files": _recent_files_text(one.recent),
         "delete files": f"{one.delete_files:,} ({one.delete_files_per_file:.2f} per data file)",
-        "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of the rows there",
+        "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of their rows",
         "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
         f"{format_rounded_bytes(one.manifests_bytes)}",
         "manifest list": f"{format_rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
@@ -326,8 +329,9 @@ def _recent_files_text(recent: RecentFiles | None) -> str:
     if recent is None:
         return "unknown"
     return (
-        f"{recent.files:,} of the last {format_count(recent.commits, 'commit')}, {recent.files_per_partition:.1f} per "
-        f"partition and commit; 10 % of them have at most {format_rounded_bytes(recent.p10_bytes)}"
+        f"{recent.files:,} from the last {format_count(recent.commits, 'commit')}, "
+        f"{recent.files_per_partition:.1f} per partition and commit; the smallest 10 % have at most "
+        f"{format_rounded_bytes(recent.p10_bytes)}"
     )
 
 

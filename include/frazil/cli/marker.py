@@ -67,8 +67,8 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
     Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. For each topic-partition, shows what it skips
     (records that never reach the table) and what it reads again (duplicates, if the table has them). Asks for
-    confirmation, and commits the new marker with the next epoch in one snapshot. This fences a running writer: it ends
-    within a minute, or after the batch that it stages. No row is deleted.
+    confirmation, and commits the new marker with the next epoch in one snapshot. This fences a running writer. It ends
+    within a minute, or after its current batch. No row is deleted.
 
     \b
     Example:

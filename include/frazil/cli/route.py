@@ -106,7 +106,7 @@ class _RouteDifferences:
 
     @property
     def stopped(self) -> set[str]:
-        """Tables that get rows again only after an operator's --give-up."""
+        """Tables that get no more rows until an operator uses --give-up."""
         return {*(each.target for each in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
@@ -201,7 +201,7 @@ def _give_up(  # noqa: PLR0913
 def _needs_no_action(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Whether a table for which no rows wait agrees with the default table, or was given up before."""
+    """Whether no rows wait for a table because it is up to date or was given up."""
     if table in found.stopped:
         return False
     if not exists or is_foreign_table(opened.spec, opened.tables, table):
@@ -219,7 +219,10 @@ def _needs_no_action(
 def _discard_rows(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Discard rows that wait for a table that the route no longer includes. Return True if nothing more is to do."""
+    """Discard rows that wait for a table that the route no longer includes.
+
+    Return True if nothing else is to be done.
+    """
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)
@@ -243,7 +246,7 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
 
 
 def _were_rows_discarded(opened: OpenStream, table: str) -> bool:
-    """Return whether an operator discarded rows of a table that was missing, or not created by the route."""
+    """Return whether an operator discarded rows of a missing table or of a foreign table."""
     note = load_missing_table_note(opened.tables, table)
     return note is not None and note.given_up is not None
 

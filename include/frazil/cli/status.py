@@ -89,7 +89,7 @@ class StatusReport:
     in_full: bool
     application: str | None = None
     left: int | None = None
-    """Number of the last day's rejected records that are still dead letters, if fewer than all; else None."""
+    """Number of the last day's rejected records that are still dead letters. None if all are."""
 
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []

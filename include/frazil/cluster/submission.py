@@ -20,7 +20,10 @@ PYTHON_OVERHEAD_MIB = 1024
 class ClusterDriver:
     application: str
     launch_id: str
-    """32 hexadecimal digits, by which Kubernetes refuses a second submission, and YARN finds the first."""
+    """32 hexadecimal digits that identify the launch.
+
+    Kubernetes refuses to submit the same launch twice. YARN finds the driver of a launch by this id.
+    """
     program: str
     """A Python file of `frazil.spark_apps` on this host. On Kubernetes, the image has the same module."""
     arguments: tuple[str, ...]

@@ -134,8 +134,8 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
             return FailedAttempt(
                 logging.INFO,
                 what,
-                f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers commit all the "
-                "time. The staged files and the journal are kept",
+                f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers kept "
+                "committing. The staged files and the journal are kept",
             )
         case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
             if not is_credentials_expiry(error):

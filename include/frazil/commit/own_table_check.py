@@ -61,7 +61,7 @@ def _explain(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table | 
     else:
         what = (
             f"table {name} is not the table that the stream wrote to: that table was dropped or renamed, and another "
-            f"table has its name (the stream's marker in {spec.dead_letter_table} is of {epoch})"
+            f"table has its name (the stream's marker in {spec.dead_letter_table} has {epoch})"
         )
         first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
         begin = "to begin again in the new table"

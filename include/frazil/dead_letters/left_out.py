@@ -34,7 +34,7 @@ class LeftOutReason(StrEnum):
     TWO_RECORDS = "two-records"
     """Kafka assigned the offset to a second record."""
     FORMER_TOPIC = "former-topic"
-    """The record is of a former topic, whose offsets do not show which change is newer."""
+    """The topic was deleted, so the record's offset does not show which change is newer."""
 
 
 _SENTENCES: Mapping[LeftOutReason, str] = {
@@ -81,9 +81,9 @@ def load_own_marker(opened: OpenStream) -> Marker:
 
 
 def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
-    """Return the end offsets of former topics of an upsert stream, from all its commit records.
+    """Return the end offsets of deleted topics of the same names, from all commit records.
 
-    Empty for a stream of another mode.
+    Empty unless this is an upsert stream.
     """
     if not opened.spec.sinks.mode.replaces_rows:
         return {}

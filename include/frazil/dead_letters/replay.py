@@ -164,7 +164,10 @@ def _copies_folder(opened: OpenStream) -> str:
 
 
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
-    """Copy the selected dead letters that can be replayed, up to the file that reaches `limit`. Return their number."""
+    """Copy the selected dead letters that can be replayed, and return their number.
+
+    Stops after the file that reaches `limit`.
+    """
     marker, former = load_own_marker(opened), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")

@@ -117,7 +117,10 @@ class EmbeddedAirflow(process.EmbeddedService):
         }
 
     def start(self) -> Self:
-        """Start what is not running, and wait until all components are healthy. Raises EnvironmentUnusable."""
+        """Start the components that are not running, and wait until all are healthy.
+
+        Raises EnvironmentUnusable.
+        """
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
         self._make_secrets()

@@ -83,7 +83,7 @@ class AirflowClient:
         return self._send(method, path, json=json, params=params, headers={"Authorization": f"Bearer {self.token()}"})
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """Send a request over a new connection: a kept one would break when a test kills the API server."""
+        """Send a request over a new connection, because tests kill the API server."""
         try:
             return httpx.request(method, f"{self.url}{path}", timeout=30, trust_env=False, **request)
         except httpx.HTTPError as error:

@@ -40,14 +40,17 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """Results of the connection checks. Streams share the check of a namespace, and of brokers that do not respond."""
+    """Results of the connection checks.
+
+    Checks each namespace only once. Does not contact unresponsive brokers again.
+    """
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """Declared layouts that existing tables do not have."""
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
-    """The faults by catalog, namespace, location, and whether commits are atomic."""
+    """Faults by catalog, namespace, location, and whether commits are atomic."""
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
 
     @classmethod
@@ -83,7 +86,7 @@ class Connections:
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
 
     def _check_existing_tables(self, path: Path, spec: StreamSpec) -> None:
-        """Check whether a writer's start would refuse the stream's tables, or keep their layout."""
+        """Check whether a writer can use the existing tables. Warn if their layout differs."""
         from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
 
         try:

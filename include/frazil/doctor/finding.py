@@ -22,7 +22,10 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The finding of a check, in one sentence. `fix` is empty if there is nothing to do, or if `said` contains it."""
+    """The finding of a check, in one sentence.
+
+    `fix` is empty if none is needed, or if `said` already contains it.
+    """
 
     subject: str
     state: CheckState
@@ -32,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check that is wrong if it takes longer than `within_s`. An error that it raises becomes a finding."""
+    """A check, with its timeout. A timeout counts as a fault. A raised error becomes a finding."""
 
     run: Callable[[], Iterable[Finding]]
     within_s: float = 20.0

@@ -1,4 +1,4 @@
-"""Checks of this machine alone: Python, Java, jars, folders, ports, and the Python of its Spark tasks."""
+"""Checks this machine: Python, Java, jars, folders, ports, and the Python of Spark tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from frazil.spark.java import require_java
 from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
-"""Minimum free space without a warning: logs and files of tasks would soon fill a disk with less."""
+"""Minimum free space; below it, logs and temporary files of tasks may soon fill the disk."""
 
 
 def check_python() -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed
 
 MAX_LISTED_CONNECTIONS = 10
-"""If more connections than this are good, one line summarises them."""
+"""Maximum number of good connections to list. One line summarises a larger number."""
 
 
 def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:

@@ -17,16 +17,19 @@ from frazil.spec.types import List, Struct, Type, is_field_name, parse_type
 MIN_RECORDS_FOR_REQUIRED = 100
 """A column is proposed as required only if at least this many records were sampled, and all have a value."""
 MIN_LONG_MAGNITUDE = 2**30
-"""Columns with numbers of this magnitude are proposed as `long`, although an `int` could become `long` later."""
+"""Integers of this magnitude make a column `long`, although `int` could be widened later."""
 MIN_MAP_FIELDS = 20
 """An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
-"""Maximum length of an odd string in a remark. An odd string does not fit the type of the other strings."""
+"""Maximum length of an odd string in a remark: one that does not fit the type of most strings."""
 MAX_REMARKS = 3
-MIN_VALUES_PER_OTHER_VALUE = 10
-"""A column gets a type only if fewer than 1 in N of its values have another; this is N. A list counts as one value."""
+MIN_VALUES_PER_MISFIT = 10
+"""Minimum number of values per value of another type, for a column to get a type at all.
+
+A list counts as one value.
+"""
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
-"""Numbers this close (s) to Kafka's timestamps count as times, whatever the field's name."""
+"""Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
@@ -74,8 +77,8 @@ def propose_columns(
 ) -> tuple[ProposedColumn, ...]:
     """Propose a column for each field, in order of appearance. A field that cannot be a column has no type.
 
-    `relaxed` has the same fields with the values that texts stand for (`parse_text`); without it, nothing is cast. With
-    `dots`, names may have dots: `rename_dotted` replaces them.
+    `relaxed` has statistics of the same fields after `parse_text`; without it, no column is cast.
+    With `dots`, names may have dots: `rename_dotted` replaces them.
     """
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
@@ -148,7 +151,7 @@ def _propose_column(
     inside = list(_describe_guesses(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
-        remarks.append("and more remarks of this kind")
+        remarks.append("and more")
     return ProposedColumn(
         name,
         kind,
@@ -224,7 +227,7 @@ def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) ->
 def _guess_cast(
     name: str, observed: FieldStatistics, relaxed: FieldStatistics, middle_s: float | None
 ) -> tuple[str, str | None] | None:
-    """Return the type that values of several forms have, and the unit of times; None if nothing needs a cast."""
+    """Return a type, and the unit of times, for values of several forms; None without a cast."""
     kinds = {kind for kind in relaxed.kinds if kind != "null"}
     if not kinds or (not observed.others and relaxed.kinds == observed.kinds):
         return None
@@ -250,9 +253,12 @@ def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s
 
 
 def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | None:
-    """Return the type; None if too many values have another. `lists` is the number of lists around the values."""
+    """Return the type of most values; None if too many values have another type.
+
+    `lists` is the number of lists that contain the values.
+    """
     values = observed.present if lists is None else min(lists, observed.present)
-    if observed.others and observed.others * MIN_VALUES_PER_OTHER_VALUE >= values:
+    if observed.others and observed.others * MIN_VALUES_PER_MISFIT >= values:
         return None
     simple = {"boolean": "boolean", "float": "double", "non-finite": "double"}
     match observed.kind:

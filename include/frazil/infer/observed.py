@@ -14,8 +14,8 @@ from frazil.timetext import parse_moment
 
 MAX_DISTINCT = 5_000
 """Maximum number of distinct values counted for one field."""
-MIN_TEXTS_PER_ODD_TEXT = 500
-"""Strings get another type, such as uuid, only if at most 1 in N of them does not fit it; this is N."""
+MIN_STRINGS_PER_MISFIT = 500
+"""Minimum number of strings for each string that does not fit a proposed type, such as uuid."""
 MAX_OBSERVED_DEPTH = 32
 
 _PATTERNS = {
@@ -72,7 +72,7 @@ class FieldStatistics:
     @property
     def shape(self) -> str | None:
         """The type that all strings fit, except for a few odd ones; None if no type does."""
-        lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_TEXTS_PER_ODD_TEXT)
+        lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_STRINGS_PER_MISFIT)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
 
@@ -126,7 +126,10 @@ _CANONICAL_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})(?P<inexact>(\.[0-9]{1,30
 
 
 def parse_text(value: Any) -> Any:
-    """Return the number or boolean that a text stands for; other values unchanged. Zeros before a number mean text."""
+    """Return the number or boolean that a string contains; other values are unchanged.
+
+    A number with leading zeros stays a string.
+    """
     if not isinstance(value, str):
         return value
     if value.lower() in {"true", "false"}:

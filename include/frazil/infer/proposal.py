@@ -187,7 +187,7 @@ def _declare_sample(schema: Mapping[str, Any], sample: Sample, encoding: Encodin
 
 
 def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: Encoding) -> tuple[ProposedColumn, ...]:
-    """Add what the sampled values show: units of integers that are times, and numbers of distinct values."""
+    """Add facts about the sampled values: the units of times, and numbers of distinct values."""
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
         return columns
@@ -247,7 +247,7 @@ def _describe_sizes(sample: Sample) -> Iterator[str]:
     )
     committed = min(1440, max(1, round(rate)))
     compacted = max(1, round(size / 4 / TARGET_FILE_BYTES))
-    yield f"# in up to {committed:,} files a day as committed each minute, and about {compacted:,} after compaction."
+    yield f"# in up to {committed:,} files a day if committed each minute, and about {compacted:,} after compaction."
 
 
 def _average_value_bytes(sample: Sample) -> float:

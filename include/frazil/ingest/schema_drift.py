@@ -328,8 +328,8 @@ def find_name_problem(name: str) -> str:  # noqa: PLR0911 - a table
     """Return why a field's name cannot be a column's name; an empty string if it can."""
     if name == TOO_MANY_FIELDS:
         return (
-            f"stands for more than {MAX_OBJECT_FIELDS:,} undeclared fields of one object: the object's keys are data, "
-            "which cannot become columns"
+            f"stands for more than {MAX_OBJECT_FIELDS:,} undeclared fields of one object: its field names are "
+            "probably values, which cannot become columns"
         )
     if not name:
         return "has an empty name"

@@ -100,7 +100,7 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
     came = "added since the last compaction" if health.last_compaction_at_ms is not None else "not compacted"
     growth = f"{format_count(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
     if files < settings.min_files or are_large(files, size, health.target_file_bytes):
-        return DueCheck(False, f"{growth}: few enough, or large enough")
+        return DueCheck(False, f"{growth}: no compaction while they are few or large")
     return DueCheck(True, growth)
 
 

@@ -323,7 +323,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
     if 2 * found < len(references.live):
         return (
             f"only {found} of the table's {len(references.live)} live files are below "
-            f"{_examples(r.path for r in roots)}: paths may use an unknown spelling"
+            f"{_examples(r.path for r in roots)}: paths may be written in an unknown form"
         )
     return None
 

@@ -223,7 +223,7 @@ def growth_note(before: float, after: float, properties: Mapping[str, str]) -> s
     """Return a note if the rewritten files take at least twice the bytes, or ""."""
     if after < 2 * before or not before:
         return ""
-    note = f"; they now take {after / before:.0f} times the bytes"
+    note = f"; they are now {after / before:.0f} times as large"
     if properties.get(PAGE_VERSION_PROPERTY) == "v2":
         return note
     return f"{note}, in Parquet's older encodings: see `{PAGE_VERSION_PROPERTY}` in docs/explanation/performance.md"

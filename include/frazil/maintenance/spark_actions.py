@@ -107,7 +107,11 @@ class SparkTable:
                 with convert_java_errors():
                     self.java.manageSnapshots().removeTag(HISTORY_TAG).commit()
             except (LostRace, SparkFailed) as error:
-                log.warning("tag %s stays until the next compaction, and snapshots with it: %s", HISTORY_TAG, error)
+                log.warning(
+                    "cannot remove the tag %s, which keeps snapshots until the next compaction: %s",
+                    HISTORY_TAG,
+                    error,
+                )
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         """Rewrite files of partitions, in several actions. An action that fails neither raises nor stops the others."""

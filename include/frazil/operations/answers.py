@@ -45,7 +45,7 @@ class Answer(Generic[T]):
     problem: str | None = None
     silent_since_ms: int | None = None
     remembered: bool = False
-    """Whether the value was read before this process started, and not refreshed yet."""
+    """Whether the value is from an earlier process, and was not refreshed yet."""
     is_refreshing: bool = False
     """Whether the answer is stale and its refresh is in progress."""
     outdated: bool = False

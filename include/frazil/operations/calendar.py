@@ -24,7 +24,7 @@ class DelayReason:
 
 
 def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
-    """Return the time up to which all windows are complete and none is held; None without `bound_us`."""
+    """Return the start of the first window that is open or held; None without `bound_us`."""
     return None if bound_us is None else min([grain.floor(bound_us), *held])
 
 
@@ -52,7 +52,11 @@ def _delay_reason(feed: Feed) -> DelayReason:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window: complete, reopened, held, released, open or history. In a table without signals: written or empty."""
+    """One window.
+
+    `state` is complete, reopened, held, released, open or history. Without signals, it is written
+    or empty.
+    """
 
     key: str
     state: str
@@ -60,7 +64,7 @@ class Cell:
     late_rows: int = 0
     note: str | None = None
     files: int | None = None
-    """Number of files in the window's partition, which may be longer than the window."""
+    """Number of files in the window's partition. The partition may be longer than the window."""
     compacted: bool = False
     backfilled: bool = False
 

@@ -82,7 +82,7 @@ def _recent_snapshots(metadata: TableMetadata, since_ms: int) -> Iterator[Snapsh
 
 
 def _replay_message(summary: Mapping[str, str] | None) -> str:
-    """Describe a replay. `summary` is that of the snapshot with its rows, if the snapshot is known."""
+    """Describe a replay. `summary` is that of the snapshot with its rows, if it still exists."""
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
@@ -95,10 +95,10 @@ def _replay_message(summary: Mapping[str, str] | None) -> str:
 def count_rejected(
     main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int
 ) -> list[RejectedRecords]:
-    """Count the last day's rejected records, and how many still are dead letters, by error class, highest first.
+    """Count the last day's rejected records, and those that are still dead letters, by error class, highest first.
 
-    The count begins later if older snapshots have expired or the stream was reset. Replays and discards record their
-    changes per span of hours, so the remaining number may be off by the changes of the first span.
+    The count begins later if older snapshots have expired or the stream was reset. Replays and discards record changes
+    per span of hours. The number of remaining dead letters may be off by the changes of the first span.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -134,9 +134,9 @@ def _list_changes(
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """Sum changes by error class. Ignores changes before the hours of `first`.
+    """Sum the changes of each error class, without changes to records rejected before `first`.
 
-    In these hours, decreases count only up to `of_first`, from which they are subtracted.
+    For the hours in `first`, decreases are limited to the numbers in `of_first`, which they reduce.
     """
     found = Counter[str]()
     for (name, hour), change in counts.items():

@@ -193,7 +193,7 @@ def build_message(
 
 
 def _incident_of(alert: Mapping[str, Any]) -> str:
-    """Return the incident of an alert about a stream that does not write, or an empty text."""
+    """Return the incident of an alert that a stream does not write; otherwise an empty string."""
     subject, (rule, _, of) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
     kind, _, name = subject.rpartition(" ")
     stream = of or (name if kind == "stream" else "")
@@ -269,7 +269,7 @@ def _page_path(stream: str, subject: str) -> str:
 
 
 def _runbook_url(runbook: str, overview: str) -> str:
-    """Return a runbook's URL: for frazil's own runbook, its address on the operations page; a team's is unchanged."""
+    """Return a runbook's URL. frazil's own runbook is a file next to the operations page."""
     if not overview or not runbook.startswith(DEFAULT_RUNBOOK):
         return runbook
     return urljoin(overview, f"runbook.html{runbook.removeprefix(DEFAULT_RUNBOOK)}")

@@ -1,5 +1,5 @@
-"""Finds the actions that are possible on a stream, and why others are not. Prepares a reset of a stream, or the
-abandonment of its backfill, and carries out exactly the described effects.
+"""Finds the actions that are possible on a stream, and the reasons why others are not. Plans and carries out a reset of
+a stream, or the abandonment of its backfill.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ def check_available(offsets: Offsets, now: AvailableOffsets) -> None:
             raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {known}")
         if not now.first[tp] <= offset <= now.end[tp]:
             raise NotInKafka(
-                f"{topic}-{partition}: {offset} is outside of the offsets that Kafka has, {now.first[tp]} to "
-                f"{now.end[tp]}"
+                f"{topic}-{partition}: {offset} is not in the range that Kafka has, {now.first[tp]} to {now.end[tp]}"
             )
 
 
@@ -163,10 +162,10 @@ def describe_consequences(
     if repeated:
         merged = "by order" if spec.order_by else spec.sinks.mode.repeats
         sentences.append(
-            f"It reads {format_count(repeated, 'offset')} again that the table has: {_REPEATED_TEXTS[merged]}"
+            f"It reads {format_count(repeated, 'offset')} again, although the table has them: {_REPEATED_TEXTS[merged]}"
         )
     if not skipped and not repeated and not seen.unknown:
-        sentences.append("It skips no records, and reads no records again that the table has.")
+        sentences.append("It skips no records, and reads no records again.")
     return sentences
 
 
@@ -229,7 +228,10 @@ def _list_candidates(now: ActionState) -> Iterator[PageAction]:
 
 
 def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str | None:
-    """Return why a backfill or replay is not possible now; None if it is possible, and for other actions."""
+    """Return why a backfill or replay is not possible now; None if it is possible.
+
+    Returns None for all other actions.
+    """
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
         PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),

@@ -229,7 +229,10 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the messages about unreadable parts, except one about Kafka if the status already has it."""
+    """Return the messages about unreadable parts.
+
+    Omits one about Kafka if the status already reports such a problem.
+    """
     reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 

@@ -50,7 +50,10 @@ MARKER_OPERATIONS = {
     "align": ("open", "open windows", ""),
     "release": ("open", "rows moved to main", ""),
 }
-"""Operations that commit no batch, with kind, label and effect; without an effect, file counts are shown."""
+"""Kind, label and effect of each operation that commits no batch.
+
+If the effect is empty, the page shows the number of files instead.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,10 @@ class ActionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The files, snapshots and metadata of a table. `limit` is the maximum of manifest-list bytes per data file."""
+    """The files, snapshots and metadata of a table.
+
+    `limit` is the maximum number of bytes in manifest lists per data file.
+    """
 
     rows: int
     files: int
@@ -250,7 +256,7 @@ def table_health(
 
 
 def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
-    """Return a message for each stream that routes to a table and reports a problem of it."""
+    """Return a message for each stream whose route reports a problem with this table."""
     return tuple(
         f"The table differs from what the route of {status.name} expects ({status.amiss[identifier]}): "
         f"run `frazil route {status.name}` for the remedy"

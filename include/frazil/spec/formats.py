@@ -68,7 +68,7 @@ class Envelope(Model):
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
         default_factory=dict,
         description="Columns for fields of the envelope (`source.lsn`, `source.ts_ms`, `transaction.id`, "
-        "`ts_ms`, `op`) or for `position`, a string that grows along the source's log, for "
+        "`ts_ms`, `op`) or for `position`, a string that increases along the source's log, for "
         "`order-by`.",
     )
     times: Literal["numbers", "iso"] = Field(
@@ -386,9 +386,10 @@ class Key(Model):
         return self
 
     def fields_format(self, of_value: ValueFormat) -> ValueFormat:
-        """Return the format that decodes keys' fields or typed values. `of_value` is the format of the stream's values.
+        """Return the format that decodes the fields of keys, or a whole key of a primitive type.
 
-        If the key's declared format is `string`, `bytes` or `value`, fields are decoded in the format of the values.
+        `of_value` is the format of the values. Keys use it too if their declared format is
+        `string`, `bytes` or `value`.
         """
         if self.format in {"avro", "protobuf"}:
             declared = (

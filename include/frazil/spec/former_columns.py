@@ -1,5 +1,6 @@
-"""Former names of a table's columns, and the table property that stores them. Rows staged for the default table may
-have older names of a routed table's columns.
+"""Former names of a table's columns, and the table property that stores them.
+
+Rows that were staged for the default table may use former names of a routed table's columns.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def find_current_name(existing: Schema, field_id: int | None) -> str | None:
 def find_names_in_rows(
     own: Schema, own_former: FormerColumns, main: Schema, main_former: FormerColumns
 ) -> dict[str, set[str]]:
-    """Return, for each column of a routed table, the other names that it may have in rows written for the main table.
+    """Map each column of a routed table (`own`) to its other names in rows for the default table (`main`).
 
-    Columns without other names are omitted.
+    Omits columns without other names.
     """
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
     columns = {field.name for field in own.fields}

@@ -134,7 +134,7 @@ class Alerts(SwitchableAction):
 
 
 MIN_STALE_INTERVALS = 2
-"""Minimum commit intervals until a stream with unread records can be stale, even if `freshness` is shorter."""
+"""Commit intervals until a stream can become stale, even if `freshness` is shorter."""
 
 
 class Maintenance(Model):
@@ -150,9 +150,9 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """Return the age (ms) of the last commit at which a stream with unread records becomes stale.
+        """Return the age (ms) of the last commit at which a stream with unread records is stale.
 
-        It is at least two commit intervals, so that one missed commit does not keep an alert active once the next is on
+        It is at least two commit intervals: one missed commit must not keep an alert active when the next commit is on
         time.
         """
         return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)

@@ -16,7 +16,7 @@ LOCAL = "local[*]"
 YARN = "yarn"
 KUBERNETES = "k8s://"
 IMAGE_PROPERTIES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
-"""Spark properties with the executors' image on Kubernetes, which needs one of them."""
+"""Spark properties for the image of executors. On Kubernetes, one of them must be set."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _ALLOWED_MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"

@@ -41,7 +41,7 @@ def _is_affected(need: str, wrong: str) -> bool:
 
 
 def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
-    """Return problems that are errors only until the table exists, and choices that some engines cannot read."""
+    """Return settings that are errors for a new table, or that some engines cannot read."""
     found = [
         (place, name, reason)
         for column in spec.columns

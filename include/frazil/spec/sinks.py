@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 RepeatHandling = Literal["no", "by order", "by arrival", "dropped"]
-"""How records that are read again are merged: not at all, by `order-by`, in order of arrival, or by dropping them."""
+"""How records that are read again are treated.
+
+They become rows again, are merged by `order-by` or in order of arrival, or are dropped.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,10 @@ DEDUPLICATE = Mode("record", "dropped", drops_repeats=True)
 
 @dataclass(frozen=True)  # without slots, for the cached property
 class Sinks:
-    """The tables of a stream by role: the default table decides, dead letters are fenced, routed tables follow.
+    """The tables of a stream by role: default table, dead-letter table and routed tables. See ADR
+    26.
 
-    See ADR 26.
+    A batch counts as committed once the default table has it.
     """
 
     stream: str
@@ -50,7 +54,7 @@ class Sinks:
     """The dead-letter table. It is committed first; the default table's epoch fences it."""
     mode: Mode
     key: tuple[str, ...]
-    """The columns in which the mode compares rows."""
+    """The columns by which the mode compares rows."""
     route: Route | None
 
     @classmethod
@@ -67,7 +71,7 @@ class Sinks:
 
     @property
     def can_follow(self) -> bool:
-        """Whether the stream has a route, so tables may follow the default table."""
+        """Whether the stream has routed tables, which follow the default table."""
         return self.route is not None
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TOMBSTONES = "tombstones"
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
-"""First names of the paths that `Envelope.metadata` may use."""
+"""The first names that a path in `Envelope.metadata` can have."""
 UNKEYABLE_TYPES = ("float", "double")
 """Types that a key column cannot have: NaN equals nothing, and floats that look equal may differ."""
 ORDERABLE_TYPES = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
@@ -135,7 +135,7 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
 
 
 def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that fields of a tombstone's Kafka key must fill, because `source.key` does not.
+    """Return the key columns that a tombstone fills from fields of its Kafka key.
 
     Empty if tombstones do not delete rows.
     """
@@ -145,7 +145,7 @@ def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
 
 
 def _keys_have_fields(spec: StreamSpec) -> bool:
-    """Return whether records' keys have fields. Keys are assumed to have the format of the values."""
+    """Return whether the keys of records have fields, assuming the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -219,7 +219,7 @@ class Dedupe(Model):
         min_length=1, description="The columns that have the same values in a row and its repeats."
     )
     within: PositiveDuration = Field(
-        description="How far apart in event time rows with the same key may be and still count as repeats."
+        description="The maximum difference in event time between repeats with the same key."
     )
 
     @field_validator("key", mode="before")

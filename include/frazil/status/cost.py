@@ -47,7 +47,7 @@ class Prices(Model):
 
 @dataclass(frozen=True, slots=True)
 class StreamCost:
-    """What commits cost: of one stream on one day, or a sum."""
+    """The cost of a stream's commits on one day, or a sum of such costs."""
 
     commits: int = 0
     unmeasured: int = 0

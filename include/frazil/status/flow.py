@@ -62,9 +62,9 @@ class Flow:
     measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """Length of the period of `measured`: an hour, or up to a day until there are `MIN_RECORDS` records.
+    """Length of the period of `measured`: an hour.
 
-    It is shorter if older snapshots have expired.
+    With fewer than `MIN_RECORDS` records in an hour, it is up to a day. It is shorter if older snapshots have expired.
     """
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
@@ -73,7 +73,10 @@ class Flow:
 
     @property
     def recent_reasons(self) -> Reasons:
-        """The dead letters of the last `recent_minutes` by error class. A class of `measured` may have a count of 0."""
+        """The dead letters of the last `recent_minutes` by error class.
+
+        Includes each class of `measured`, even with a count of 0.
+        """
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
@@ -125,7 +128,10 @@ def _history_start_ms(metadata: TableMetadata) -> int | None:
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
-    """Return the stream's commits since `since_ms`, newest first, and the next older one, if it has a snapshot."""
+    """Return the stream's commits since `since_ms`, newest first.
+
+    Also returns the last commit before that time, if its snapshot still exists.
+    """
     found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary

@@ -34,7 +34,7 @@ LAG_UNKNOWN_PREFIX = "the lag is unknown"
 """The beginning of a problem that makes the lag unknown."""
 ROLLED_BACK = f"{LAG_UNKNOWN_PREFIX}: the table was rolled back to a snapshot before the marker's"
 MAX_WATCH_AGE_MS = 30_000
-"""Maximum age of a supervisor's last record for which it counts as watching the writer."""
+"""Age of a supervisor's last record after which the writer counts as unsupervised."""
 
 
 def read_stream_state(

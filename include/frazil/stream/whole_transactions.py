@@ -183,9 +183,9 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
-                "that the connector runs. The stream recognises no new log that began within an hour of the old log's "
-                "end, or with a clock that is behind: after such a restore, remove envelope.transactions until the "
-                "stream has caught up"
+                "that the connector runs. The stream cannot recognise a new log that began within an "
+                "hour of the old log's end, or whose clock is behind. After such a restore, remove "
+                "envelope.transactions until the stream has caught up"
             )
         return (
             f"topic {self.topic} does not have the end of the source's transaction {open_one}. Check that the "

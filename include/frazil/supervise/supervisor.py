@@ -33,7 +33,7 @@ from frazil.supervise.supervised import FetchConnections, SupervisedProgram
 log = logging.getLogger(__name__)
 
 MIN_GAP_MS = 30_000
-"""Time between two steps after which missing heartbeats are ignored: this process was suspended."""
+"""Minimum time between steps that counts as a gap. Heartbeats missing in a gap are ignored."""
 WATCH_INTERVAL_MS = 10_000
 """Interval at which this supervisor records that it is active."""
 MAX_LOG_BYTES = 64 * 1024
@@ -183,7 +183,7 @@ class Supervisor:
         return None
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
-        """Record the stop request, then send the signal. In this order, the writer's end counts as requested."""
+        """Record the stop request, then send the signal: the writer's end counts as requested."""
         self._update_notes(stop=StopRequest(launch.id, now_ms, cause, reason))
         self._launcher.stop(force=False)
 

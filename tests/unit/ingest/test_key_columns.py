@@ -207,7 +207,7 @@ def test_a_transform_reads_fields_of_the_key() -> None:
         ),
         ({"n": "int"}, {"key": {"format": "json"}}, {}, "source.key.column: is missing"),
         ({"n": "int"}, {"key": {"column": "n", "format": "avro"}}, {}, "which needs schema-file"),
-        (COLUMNS, {"key": {"column": "n", "format": "json"}}, {}, "stores the whole key, and user a field of it"),
+        (COLUMNS, {"key": {"column": "n", "format": "json"}}, {}, "whole key, and the column user stores a field"),
         ({"n": "list<int>"}, {"key": {"column": "n", "format": "json"}}, {}, "stores the whole key in a nested type"),
         (COLUMNS, {"format": {"type": "avro", "schema-text": '"long"'}}, {}, "needs the schema of keys"),
         (

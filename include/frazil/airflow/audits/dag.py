@@ -32,7 +32,7 @@ MAX_ACTIVE_RUNS = 6
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
-"""An alias for all audit assets, because a task knows the streams of its events only at run time."""
+"""An alias for all audit assets, because a task's streams are known only at run time."""
 
 
 def audit_asset(stream: str) -> Asset:

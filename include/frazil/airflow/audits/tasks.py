@@ -31,9 +31,9 @@ AUDIT_TIMEOUT = timedelta(minutes=20)
 AuditJson = dict[str, Any]
 """One audit as JSON.
 
-`from` and `to` are ISO 8601, UTC. `source` says whether the audit read Kafka, `complete` whether it compared
-everything, and `not-compared` what it skipped. `findings` is the number of findings; `sentences` are about the first of
-them.
+`from` and `to` are ISO 8601, UTC. `source` says whether the audit read Kafka, `complete` whether it
+compared everything, and `not-compared` what it skipped. `findings` is the number of findings;
+`sentences` describe the first findings.
 """
 
 
@@ -46,7 +46,11 @@ class AuditResults(NamedTuple):
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditResults:
-    """Audit the streams in parallel. Raises FrazilError if there are several and all fail: a common cause is likely."""
+    """Audit the streams in parallel.
+
+    Raises FrazilError if there are several streams and all audits fail, because a common cause is
+    likely.
+    """
 
     def audit_begun_stream(stream: str) -> AuditJson | None:
         try:

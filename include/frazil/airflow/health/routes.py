@@ -55,7 +55,10 @@ class RouteFindings:
 def measure_route_share(
     spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
-    """Measure the next share of the route's tables. Return the findings and readings of all of its tables."""
+    """Measure the next share of the route's tables.
+
+    Return the findings about all tables of the route, and a reading for each rule.
+    """
     catalog = open_existing_catalog(spec.table.catalog)
     tables = find_template_tables(catalog, spec, specs)
     share = select_share(before.after, [table.name for table in tables])

@@ -41,22 +41,22 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
-"""Counts a DAG's consecutive failed runs from the newest one back, up to the second argument."""
+"""Counts the newest consecutive failed runs of a DAG, up to a limit (the second argument)."""
 IsPaused = Callable[[str], bool]
 SHARED_DAGS = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream; only a pause or consecutive failed runs of them fire an alert."""
+"""DAGs that serve every stream. An alert fires if one is paused or keeps failing."""
 FirstDays = dict[str, date | None]
 """The first watched day of each aggregation; None if not set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """State that outlasts a run. Reading a subject may change `first_days` and `routes`."""
+    """State that outlives a run. Reading a subject may change `first_days` and `routes`."""
 
     first_days: FirstDays
     routes: dict[str, RouteFindings]
     audits: Mapping[str, str]
-    """Uncleared audit findings, as one sentence for each stream."""
+    """A sentence about the uncleared audit findings of each stream."""
     audited: Mapping[str, str]
     """The last audit of each stream, as a sentence."""
 
@@ -94,7 +94,7 @@ def read_subjects(
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
     """Yield readings that show whether a DAG fails, is paused, or cannot be read.
 
-    A pause is reported only for DAGs that all streams share: a paused DAG of one table causes late windows instead.
+    Only a pause of a shared DAG is reported. If the DAG of one table is paused, the alert about its late windows fires.
     """
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)

@@ -59,12 +59,12 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 ) -> dict[str, Any]:
     """Measure all declared tables, read every other subject, and update the alerts that `store` keeps.
 
-    `expectations` is the folder of the gates' suites. `again` has the stores of the assets `frazil.again.<name>`, by
-    aggregation; an aggregation without a store is not watched.
+    `expectations` is the folder of the gates' suites. `again` maps each aggregation to the store of
+    its asset `frazil.again.<name>`. Other aggregations are not watched.
 
-    Returns the lists of alerts `fired`, `resolved` and `active`; `due`, the due actions of each table; and `audited`,
-    the last audit of each stream. The alerts of undeclared tables resolve, unless a file that was never valid may
-    declare the table.
+    Returns the lists of alerts `fired`, `resolved` and `active`; `due`, the due actions of each
+    table; and `audited`, the last audit of each stream. If no file declares a table any longer, its
+    alerts resolve. They stay active while an invalid file might declare it.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -99,7 +99,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 def _due_actions(
     found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]
 ) -> dict[str, list[str]]:
-    """Return the due actions of each table, for the page. A table that could not be measured has `NOT_MEASURED`."""
+    """Return the due actions of each table; `NOT_MEASURED` if a table could not be measured."""
 
     def actions(name: str, health: TableHealth | str | None) -> list[str]:
         if isinstance(health, str):

@@ -95,8 +95,8 @@ class RewriteOperator(SubmitOperator):
 
     Skipped if no rewrite is due, and in a dry run. Retried if a table cannot be measured.
 
-    :param table: the first of the tables, whose dead-letter tables are rewritten too, or the name of a route. :param
-    streams: folder of the declared streams.
+    :param table: a table, whose dead-letter tables are rewritten too; or the name of a route.
+    :param streams: folder of the declared streams.
     """
 
     template_fields = (*SubmitOperator.template_fields, "table")
@@ -173,7 +173,7 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
-    """Delete orphan files, unless already done today. Return the reports by table."""
+    """Delete orphan files, unless that was already done today. Return the reports by table."""
     from frazil.airflow.maintenance import tasks as table_tasks
 
     context = get_current_context()

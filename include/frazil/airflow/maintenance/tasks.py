@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return a table with its dead-letter tables if an action is due, or a route's due tables. Empty in a dry run."""
+    """Return the tables to rewrite: the due tables of a route, or a table with its dead-letter tables.
+
+    Empty if no action is due, and in a dry run.
+    """
     if route := RouteTables.find(name, valid_specs(streams)):
         found = route.due(actions)
         return [] if dry_run else found
@@ -35,9 +38,10 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Delete the orphan files of a table and its dead letters, or of a route. Returns reports, or a route's numbers.
+    """Delete the orphan files of a table and its dead-letter tables, or of the tables of a route.
 
-    Raises the errors of `clean_tables`.
+    Returns the report of each table; for a route, only numbers. Raises the errors of
+    `clean_tables`.
     """
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
@@ -122,7 +126,8 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
     """Yield each table with its catalog.
 
-    Raises AirflowFailException at the end if a table is missing, but may be declared in a file that was never valid.
+    Raises AirflowFailException at the end if no valid declaration names a table, but a file that
+    was never valid may declare it.
     """
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]

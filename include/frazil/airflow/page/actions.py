@@ -81,7 +81,7 @@ class ActionSubject:
     method: str
     """The HTTP method that the user needs permission for: POST starts a run, PUT changes a stream or table."""
     route_name: str | None = None
-    """The maintenance DAG's name for all tables of a route; None if the action is not for all of them."""
+    """Name that stands for all tables of a route in the maintenance DAG; otherwise None."""
 
 
 def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
@@ -190,7 +190,10 @@ def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec)
 
 
 def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
-    """Carry out an action if its plan is still the confirmed one. Raises InvalidForm, OutcomeUnknown, FrazilError."""
+    """Carry out an action if the user confirmed exactly the current plan.
+
+    Raises InvalidForm, OutcomeUnknown and FrazilError.
+    """
     try:
         done = _check_and_carry_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land

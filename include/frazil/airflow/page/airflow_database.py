@@ -96,9 +96,10 @@ def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
 
 
 def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowRun]]:
-    """Return the runs that events of a table's windows have started, by the event's partition key, oldest first.
+    """Return the runs that the events of a table's windows started, by partition key, oldest first.
 
-    `signals` is the name under which the windows are signalled. A roll-up's run belongs to each of its windows.
+    `signals` is the name of the windows' asset. If events of several windows started a run, each
+    window lists the run.
     """
     started = (
         select(AssetEvent.partition_key, DagRun.dag_id, DagRun.run_id, DagRun.state)

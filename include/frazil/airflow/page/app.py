@@ -215,7 +215,7 @@ def _log_refusal(request: Request, user: Any, action: Any, name: str, error: HTT
 
 
 def _with_http_errors(work: Callable[[], Any]) -> Any:
-    """Return the result of `work`. Converts its errors to HTTPExceptions with the response's status and text."""
+    """Return the result of `work`. Converts errors to HTTPExceptions with status and message."""
     from frazil.airflow.page import forms
 
     try:
@@ -276,7 +276,7 @@ def _view_response(view: Any) -> Response:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return a value as JSON, in which all strings are safe to show."""
+    """Return a response with the value as JSON, in which all strings are safe to show."""
     shown = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
     return Response(shown, status, media_type="application/json", headers=HEADERS)
 

@@ -70,7 +70,7 @@ COSTS_CACHE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """The user's choices: a period or span of time, and a search for tables of the route."""
+    """The user's choices: the last hours or a period, and a search for routed tables."""
 
     hours: int = 6
     tables: str = ""
@@ -83,7 +83,7 @@ def build_stream_view(
 ) -> StreamView | None:
     """Return the view of a stream; None if no file declares it or the user may not see it.
 
-    `may_act` takes the id of the DAG of the stream's writer.
+    `may_act` returns whether the user may act on the stream, from the id of the writer's DAG.
     """
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or not sees({name: views.writer_dag_of(one)}):
@@ -184,9 +184,9 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
 def _routed_tables(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the route's tables that match `search`; None if there are no tables.
+    """Return the routed tables that match `search`; None if the stream has none.
 
-    The tables are those in `found`, and those with a problem in `status`.
+    Searches the tables in `found`, and those with a problem in `status`.
     """
     names, specs = found or {}, [one.spec for one in cached_declarations().value or () if one.spec]
     amiss = {

@@ -108,7 +108,7 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
 
 
 def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
-    """Read the runs that windows of a table have started since the calendar begins, by the window's key."""
+    """Read the runs that a table's windows started in the calendar's period, by window key."""
     signals, since = spec.signal_name, datetime.now(UTC) - SHOWN_PERIODS[Grain(spec.window or "")]
     found = read_window_runs(signals, since=since)
     if signals == spec.table.identifier:
@@ -124,7 +124,10 @@ def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], sees: SelectVisible) 
 
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:
-    """Return the alerts about a table and its windows. For a stream's own table, this includes its dead letters."""
+    """Return the alerts about a table and its windows.
+
+    Alerts about a stream's own table include those about its dead-letter table.
+    """
     subjects = {table.name, f"care of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}

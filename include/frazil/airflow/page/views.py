@@ -41,12 +41,12 @@ RESPONSE_TIMEOUT_S = 1.3
 FIRST_OVERVIEW_TIMEOUT_S, OVERVIEW_TIMEOUT_S = 0.4, 0.2
 SAVE_INTERVAL_S, FOREVER_S = 60.0, 1e9
 CACHE_S, DECLARED_CACHE_S, WINDOWS_CACHE_S = 8.0, 8.0, 30.0
-"""Seconds for which answers are cached: most answers, declarations, and windows."""
+"""Seconds for which answers are cached: most answers; declarations; windows."""
 MAX_FINGERPRINTS = 5_000
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
 """Maximum age of the last health measurement: while it is older, no alert can fire."""
 SHARED_DAGS = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
-"""DAGs that serve all streams, each with what is not done while it is paused."""
+"""DAGs that serve all streams, each with the consequence of a pause."""
 
 SelectVisible = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
@@ -138,16 +138,16 @@ def writer_dag_of(one: DeclaredStream) -> str:
 @dataclass(frozen=True, slots=True)
 class HealthByStream:
     active_alerts: Mapping[str, Sequence[ActiveAlert]]
-    """Active alerts by stream. The empty name has alerts that do not belong to one stream."""
+    """Active alerts by stream. Alerts that do not belong to one stream are under the empty name."""
     tables: Mapping[str, Collection[str]]
     due: Mapping[str, Sequence[str]] | None
     names: Mapping[str, Mapping[str, str]]
-    """The maintenance DAG's names of tables, by stream and table identifier."""
+    """Names of tables in the maintenance DAG, by stream and table identifier."""
 
     def __call__(
         self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
     ) -> RelatedState:
-        """Return the related state of a stream. `dags` maps DAGs to whether they are paused."""
+        """Return a stream's windows, alerts and health. `dags` says whether each DAG is paused."""
         windows = windows or Answer()
         problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
@@ -158,7 +158,7 @@ class HealthByStream:
 
 
 def arrange_health(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
-    """Arrange the last measurement by the streams that write to each table."""
+    """Arrange the results of the last measurement by stream."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
     names: dict[str, dict[str, str]] = {}
@@ -228,7 +228,7 @@ def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Win
 
 
 def group_of(spec: StreamSpec) -> str:
-    """Return the name of the group whose threads read the stream's catalog."""
+    """Return the group of cached reads that share the threads of the stream's catalog."""
     return f"catalog {spec.table.catalog or 'default'}"
 
 
@@ -256,7 +256,7 @@ def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dag
 
 
 def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tuple[OpenProblem, ...]:
-    """Return a problem if nothing has measured the streams recently; empty if the last measurement is unknown."""
+    """Return a problem if the last measurement is too old. Empty if its time is unknown."""
     if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
         return ()
     why = (

@@ -73,7 +73,7 @@ def _partition_dag(
     every: timedelta | None,
     on_failure: OnFailure | None,
 ) -> DAG:
-    """Return the DAG of a table. `every` is None if no stream feeds it: no new run starts."""
+    """Return the DAG of a table. Without `every`, no run starts: no stream feeds the table."""
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(

@@ -21,7 +21,7 @@ THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
 MIN_LOG_INTERVAL_S = 3_600.0
 """Minimum time between two log lines that differ only in their numbers: Airflow never rotates a deferred task's log."""
 MAX_SHAPES = 30
-"""Maximum number of shapes (lines without their numbers) that are logged within MIN_LOG_INTERVAL_S."""
+"""Maximum number of lines per MIN_LOG_INTERVAL_S. Lines that differ only in numbers count once."""
 
 FAILED_PREFIX = "the check failed and will be retried"
 
@@ -32,7 +32,7 @@ Payload = dict[str, Any]
 class PollingTrigger(BaseTrigger):
     """Calls `poll` in a thread every `poll_seconds`, and fires once.
 
-    Logs a changed reason at once, and a reason in which only numbers change once an hour.
+    Logs the reason for waiting when it changes. If only its numbers change, logs it once an hour.
     """
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:

@@ -73,10 +73,13 @@ def _removal_message(table: str) -> str:
 
 
 class CompletionTrigger(PollingTrigger):
-    """Fires when windows can be signalled, or when another process has added a signal with a number above `number`."""
+    """Fires when windows can be signalled, or when another process has added a later signal.
+
+    Later signals have a number above `number`.
+    """
 
     _searched_s: float | None = None
-    """Monotonic time of the last search for late rows; None before the first poll: the task has just searched."""
+    """Time (monotonic) of the last search for late rows; None before the first poll."""
 
     def poll(self) -> tuple[Payload | None, str]:
         from frazil.airflow.partitions import tasks as windows  # loads PyIceberg

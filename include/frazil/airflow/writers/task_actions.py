@@ -21,7 +21,7 @@ CHANGED_BY = "Airflow"
 
 
 class TaskAction(StrEnum):
-    """A user's action on a task, or another reason for which Airflow killed the task's trigger."""
+    """What a user did to a task, or why else Airflow killed the task's trigger."""
 
     MARKED = "marked"
     """A user marked the task as failed or as success: the writer stops, and stays stopped."""
@@ -30,7 +30,7 @@ class TaskAction(StrEnum):
     DELETED = "deleted with its run"
     """A user deleted the run: the writer stops, and the stream's desired state does not change."""
     TAKEN_OVER = "taken over by another triggerer"
-    """No user acted: Airflow also kills a trigger when it moves the trigger to another triggerer."""
+    """No user acted: Airflow moved the trigger to another triggerer."""
     UNKNOWN = "changed in an unknown way"
 
 
@@ -40,7 +40,7 @@ class DeferredTask:
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """The try that supervises now; None if no try of this run does."""
+    """The try that supervises the writer now; None if no try of this run does."""
 
 
 def find_task_action(task: DeferredTask) -> TaskAction:
@@ -55,7 +55,10 @@ def find_task_action(task: DeferredTask) -> TaskAction:
 
 
 async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
-    """Read the task's state from Airflow, and the supervising try from the run folder. Raises the task SDK's errors."""
+    """Read the task's state from Airflow, and the try that supervises now from the run folder.
+
+    Raises the errors of the task SDK.
+    """
     request = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
     answer = await task_runner.SUPERVISOR_COMMS.asend(request)

@@ -94,7 +94,7 @@ class UserActionTrigger(BaseTrigger):
 
 
 class WriterTrigger(UserActionTrigger):
-    """Runs a step of a writer's supervisor every few seconds. Has no state: the run folder leads to the writer."""
+    """Runs a step of a writer's supervisor every few seconds. All state is in the run folder."""
 
     def __init__(  # noqa: PLR0913 - what it is made again from
         self,
@@ -232,7 +232,10 @@ class WriterTrigger(UserActionTrigger):
         return Supervisor(program, connections=connections)
 
     def _log_step(self, step: SupervisionStep) -> None:
-        """Log the writer's selected lines, a changed stall, and the decision; an unchanged decision once an hour."""
+        """Log the selected lines of the writer's log, a change of its stall, and the decision.
+
+        An unchanged decision is logged once an hour.
+        """
         from frazil.host.writer_log import parse_levels
 
         for level, line in self._lines.lines_to_copy(parse_levels(step.writer_log), now_s=time.monotonic()):
