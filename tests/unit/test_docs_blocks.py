@@ -28,8 +28,8 @@ from click.testing import CliRunner
 
 from frazil.aggregate.spec import load_aggregation
 from frazil.cli.main import frazil
+from frazil.cluster.driver import ClusterDriver
 from frazil.cluster.kubernetes_pod import build_pod
-from frazil.cluster.submission import ClusterDriver
 from frazil.errors import FrazilError
 from frazil.ingest.transform_sql import check_transform
 from frazil.quality import gate

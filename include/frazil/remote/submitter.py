@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.cluster import standalone
-from frazil.cluster.driver import ApiUnavailable, Driver, DriverState
-from frazil.cluster.kubernetes import DriverPod, find_access
-from frazil.cluster.kubernetes_pod import build_pod, pod_name
-from frazil.cluster.submission import (
+from frazil.cluster.driver import (
     PACKAGE_FOLDER,
+    ApiUnavailable,
     ClusterDriver,
+    Driver,
+    DriverState,
     build_submit_command,
     build_submit_environment,
     build_submit_properties,
     format_properties,
     yarn_tag,
 )
+from frazil.cluster.kubernetes import DriverPod, find_access
+from frazil.cluster.kubernetes_pod import build_pod, pod_name
 from frazil.cluster.yarn import (
     HADOOP_FOLDER_VARIABLES,
     YarnDriver,

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from frazil import __version__
-from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus
-from frazil.cluster.submission import ClusterDriver
+from frazil.cluster.driver import ApiUnavailable, ClusterDriver, DriverState, DriverStatus
 from frazil.errors import EnvironmentUnusable, Fenced
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
