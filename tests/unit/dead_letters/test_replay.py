@@ -31,9 +31,8 @@ from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import DiscardMark, discard
-from frazil.dead_letters.left_out import LeftOutReason, count_left_out
 from frazil.dead_letters.replay import replay
-from frazil.dead_letters.selection import Selection, read_samples
+from frazil.dead_letters.selection import LeftOutReason, Selection, count_left_out, read_samples
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.ingest.sealing import OMITTED, SEALED, Sealer, place_of
