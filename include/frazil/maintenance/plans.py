@@ -21,6 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import PrimitiveType
 
+from frazil import signals as pins
 from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.commit.history import commit_records
 from frazil.commit.journal import JournalStore
@@ -32,7 +33,6 @@ from frazil.maintenance.health import PartitionKey
 from frazil.maintenance.measure import list_added_files, load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
-from frazil.signals import pins
 from frazil.signals.completion import find_feeds
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table

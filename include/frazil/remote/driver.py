@@ -26,7 +26,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order
-from frazil.signals.pins import read_pins
+from frazil.signals import read_pins
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
 from frazil.supervise.decision import DesiredMode
