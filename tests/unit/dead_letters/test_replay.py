@@ -45,7 +45,7 @@ from frazil.spec.sensitive import Sensitive
 from frazil.spec.upsert import Dedupe
 from frazil.status.flow import compute_flow
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_table
 
 END, LETTERS = 20, 10

@@ -28,7 +28,7 @@ from frazil.remote.submitter import create_submitter
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import Resources
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 DECLARED = """
 name: ticks
