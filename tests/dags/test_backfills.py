@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.backfills import dag as backfills
 from frazil.airflow.backfills.dag import StageOperator
-from frazil.airflow.task import run_name
+from frazil.airflow.dag_profile import run_name
 from frazil.audit.stream_audit import audit_stream
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request

@@ -1,4 +1,5 @@
-"""Builds the arguments that frazil's DAGs share: names, tags, owners, default arguments and notifiers.
+"""Builds what frazil's DAGs share: names, tags, owners, default arguments, notifiers, and `@task`. Airflow attaches a
+plugin's links (`frazil.airflow.task_links`) by operator class, so frazil's tasks have their own classes.
 
 Environment variables of the DAG processor configure all of these DAGs:
 
@@ -13,15 +14,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any
 
+from airflow.providers.standard.decorators.python import _PythonDecoratedOperator
+from airflow.providers.standard.decorators.short_circuit import _ShortCircuitDecoratedOperator
 from airflow.sdk import BaseNotifier
+from airflow.sdk.bases.decorator import task_decorator_factory
+from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.notifications import Call, with_message
-from frazil.errors import SpecError
+from frazil.errors import FrazilError, SpecError
 from frazil.operations.message import Message
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration, parse_duration
@@ -146,3 +152,39 @@ def _load_callback(path: str, variable: str) -> Any:
     if not callable(found):
         raise SpecError(f"{variable}: {path!r} is not a function or notifier; {how}")
     return found
+
+
+class FrazilTask(_PythonDecoratedOperator): ...
+
+
+class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
+    """Skips the downstream tasks if the function returns nothing."""
+
+
+def run_name(context: Any) -> str:
+    """Return the name that identifies a run outside Airflow, the same for all tries.
+
+    It includes the run's date, because ids may be used again.
+    """
+    return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
+
+
+@contextmanager
+def fail_on_user_errors() -> Iterator[None]:
+    """Fail the task without retries on errors that a user has to correct. Other errors are retried."""
+    try:
+        yield
+    except FrazilError as error:
+        if error.restartable:
+            raise
+        raise AirflowFailException(f"{type(error).__name__}: {error}") from error
+
+
+def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
+    """Turn a function into a task with frazil's links, as `airflow.sdk.task` does."""
+    return task_decorator_factory(function, decorated_operator_class=FrazilTask, **settings)
+
+
+def short_circuit_task(function: Callable[..., Any]) -> Any:
+    """Turn a function into a task that may skip its downstream tasks, as `airflow.sdk.task.short_circuit` does."""
+    return task_decorator_factory(function, decorated_operator_class=FrazilShortCircuit)
