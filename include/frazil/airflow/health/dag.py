@@ -18,13 +18,14 @@ from frazil.aggregate.spec import AGGREGATIONS
 from frazil.airflow.assets import HEALTH, again_asset
 from frazil.airflow.dag_profile import (
     OnFailure,
+    OnLate,
     dag_profile,
+    deadline,
     failure_notifiers,
     read_interval,
     resolved_notifiers,
     task,
 )
-from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.notifications import failure_message
 from frazil.airflow.page.address import page_url
 from frazil.airflow.untrusted_values import check_xcom
