@@ -250,7 +250,7 @@ def hold_http(block: Block, *_: Any) -> None:
     line, body = block.text.split("\n", 1)
     assert re.fullmatch(r"POST /api/v2/dags/frazil_backfill/dagRuns", line)
     conf = json.loads(body)["conf"]
-    form = Path("include/frazil/airflow/backfills/dag.py").read_text()
+    form = Path("include/frazil/airflow/backfills.py").read_text()
     assert [key for key in conf if f'"{key}": ' not in form] == []
     datetime.fromisoformat(conf["from-time"])
 

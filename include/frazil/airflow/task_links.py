@@ -27,7 +27,7 @@ class TaskLink(BaseOperatorLink):
     @property
     def operators(self) -> list[type[BaseOperator]]:  # type: ignore[override]
         """The operators that have the button, imported late because imports would slow each process."""
-        from frazil.airflow.backfills.dag import StageOperator
+        from frazil.airflow.backfills import StageOperator
         from frazil.airflow.dag_profile import FrazilShortCircuit, FrazilTask
         from frazil.airflow.maintenance.dag import RewriteOperator
         from frazil.airflow.partitions.wait import CompletionOperator
