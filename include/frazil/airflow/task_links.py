@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperatorLink
 
+from frazil.airflow import data_docs
 from frazil.airflow.dag_ids import TaskSubject, is_shared, task_subject
-from frazil.airflow.data_docs import address as data_docs
 from frazil.airflow.page import address as page
 from frazil.spec.routed_stream import partitions_dag_id
 
