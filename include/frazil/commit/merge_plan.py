@@ -31,7 +31,7 @@ from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
 from frazil.merge.table_files import PATH_ID
-from frazil.pyiceberg_fixes.version_3 import file_key, referenced_data_file
+from frazil.pyiceberg_fixes import file_key, referenced_data_file
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
