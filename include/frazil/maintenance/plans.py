@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import PrimitiveType
 
-from frazil import signals as pins
+from frazil import signals
 from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.commit.history import commit_records
 from frazil.commit.journal import JournalStore
@@ -52,7 +52,7 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
     since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
-    return pins.read_pins(catalog, maintained.identifier, since_ms=since_ms)
+    return signals.read_pins(catalog, maintained.identifier, since_ms=since_ms)
 
 
 def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
