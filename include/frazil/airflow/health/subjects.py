@@ -33,7 +33,6 @@ from frazil.maintenance.stream_rules import (
     runs_reading,
 )
 from frazil.maintenance.tables import routes_by_name
-from frazil.quality.gate import find_unused_suites
 from frazil.spec.last_valid import DeclaredFile, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
@@ -258,7 +257,7 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
-    unused = find_unused_suites(folder, tables)
+    unused = sorted(suite for suite in folder.glob("*.json") if suite.stem not in tables)
     sentence = (
         f"suites in {folder} that gate no window: {', '.join(suite.name for suite in unused)}. No stream declares a "
         "table of this name, or the table has no windows. Rename each suite to `<namespace.table>.json`, or remove it"
