@@ -31,7 +31,6 @@ from frazil.cluster.yarn import (
     HADOOP_FOLDER_VARIABLES,
     YarnDriver,
     find_application,
-    is_submitted,
     parse_application_id,
     read_resource_managers,
 )
@@ -149,7 +148,7 @@ class YarnSubmitter:
         try:
             application = application or self._find_by_tag(driver)
         except ApiUnavailable as error:
-            if is_submitted(failed.output):
+            if "Submitting application application_" in failed.output:
                 raise ApiUnavailable(
                     f"{failed}; it is unknown whether YARN accepted the application: {error}"
                 ) from failed
