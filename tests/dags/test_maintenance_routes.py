@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from frazil.airflow.health import routes as health_routes
+from frazil.airflow.health import subjects as health_routes
 from frazil.airflow.health import tasks as table_health
-from frazil.airflow.health.routes import RUNS_PER_ROUND, RouteFindings, select_share
+from frazil.airflow.health.subjects import RUNS_PER_ROUND, RouteFindings, select_share
 from frazil.airflow.maintenance import route as route_care
 from frazil.airflow.maintenance import tasks as table_care
 from frazil.airflow.maintenance.due import MaintenanceRun, due_tables

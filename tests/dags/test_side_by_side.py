@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from frazil.airflow.parallel_reads import read_in_parallel
+from frazil.table.parallel import read_in_parallel
 
 
 def test_every_name_gets_its_answer_or_what_was_raised() -> None:

@@ -43,7 +43,7 @@ from pathlib import Path
 from airflow.sdk import DAG, task
 
 from frazil.airflow import health_dag, maintenance_dag
-from frazil.airflow.deadlines import deadline
+from frazil.airflow.dag_profile import deadline
 
 STREAMS = Path(os.environ["FRAZIL_STREAMS"])
 

@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frazil.dev.airflow import EmbeddedAirflow
-from frazil.dev.airflow_client import AirflowClient, wait_for
+from frazil.dev.airflow import AirflowClient, EmbeddedAirflow, wait_for
 from frazil.dev.process import choose_free_port
 from tests.pages import CHECKOUT, Block, alike, blocks, says, section
 

@@ -38,7 +38,7 @@ from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.spec.model import StreamSpec
 from frazil.table.atomic_commit import TableChange
 from frazil.table.atomic_sql import commit_by_sql
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore

@@ -9,8 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
-from frazil.dev.airflow_client import AirflowClient, wait_for
+from frazil.dev.airflow import COMPONENTS, AirflowClient, EmbeddedAirflow, wait_for
 from frazil.doctor import host as doctor
 from frazil.doctor.finding import CheckState
 from frazil.errors import EnvironmentUnusable

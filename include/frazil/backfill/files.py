@@ -39,8 +39,7 @@ from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
 from frazil.table.file_bounds import COORDINATES
 from frazil.table.landed_offsets import split_by_partition
-from frazil.table.object_store import FileInfo
-from frazil.table.storage import open_store
+from frazil.table.storage import FileInfo, open_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,10 +128,6 @@ def _microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def can_backfill(spec: StreamSpec) -> bool:
-    return spec.coordinates
-
-
 def deletes_rows(spec: StreamSpec) -> bool:
     return spec.sinks.mode.replaces_rows and (spec.delete is not None or envelope_of(spec.source.format) is not None)
 

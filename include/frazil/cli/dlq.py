@@ -17,8 +17,15 @@ from frazil.cli.options import TimeParam, check_reason, current_user, stream_opt
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.open_streams import OpenStream, open_read_only
 from frazil.dead_letters.discard import DiscardMark, discard
-from frazil.dead_letters.left_out import LeftOutReason, count_left_out, left_out_messages
-from frazil.dead_letters.selection import ERROR_CLASS_PATTERN, Selection, count_by_day, read_samples
+from frazil.dead_letters.selection import (
+    ERROR_CLASS_PATTERN,
+    LeftOutReason,
+    Selection,
+    count_by_day,
+    count_left_out,
+    left_out_messages,
+    read_samples,
+)
 from frazil.errors import AdoptionRequired, SchemaIncompatible
 from frazil.fast_imports import allow_pandas
 from frazil.safe_text import escape_unsafe

@@ -37,7 +37,7 @@ from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import AGENT_KILLED, end_group, identify_process, is_agent
 from frazil.host.writer_log import LOG_FILE, redirect_output, rotate_log
 from frazil.safe_text import escape_unsafe
-from frazil.signals.pins import read_pins
+from frazil.signals import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_valid import find_and_remember

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from frazil.cluster.submission import PYTHON_OVERHEAD_MIB, ClusterDriver
+from frazil.cluster.driver import PYTHON_OVERHEAD_MIB, ClusterDriver
 from frazil.errors import SpecError
 
 CONTAINER = "spark-kubernetes-driver"

@@ -38,11 +38,6 @@ def parse_application_id(output: str) -> str | None:
     return found[1] if found else None
 
 
-def is_submitted(output: str) -> bool:
-    """Whether spark-submit has sent the application to YARN, according to its output."""
-    return "Submitting application application_" in output
-
-
 def read_resource_managers(configuration: Path) -> tuple[str, ...]:
     """Return the addresses in yarn-site.xml of the folder `configuration`. Raises EnvironmentUnusable."""
     file = configuration / "yarn-site.xml"

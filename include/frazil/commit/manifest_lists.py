@@ -23,7 +23,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import TableVersion
 
 from frazil.commit.manifest_writing import IN_MEMORY, AvroEncoding, PreparedAvroFile
-from frazil.pyiceberg_fixes.version_3 import FIRST_ROW_ID_POSITIONS, first_row_id
+from frazil.pyiceberg_fixes import FIRST_ROW_ID_POSITIONS, first_row_id
 from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 

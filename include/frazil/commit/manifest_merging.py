@@ -15,7 +15,7 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
 from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, recently_written, write_merged
-from frazil.pyiceberg_fixes.version_3 import first_row_id
+from frazil.pyiceberg_fixes import first_row_id
 
 FAN_IN = 32
 """Number of manifests of one size class that are merged into one."""

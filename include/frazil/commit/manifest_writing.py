@@ -42,7 +42,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
-from frazil.pyiceberg_fixes.version_3 import file_key, first_row_id
+from frazil.pyiceberg_fixes import file_key, first_row_id
 from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 

@@ -30,8 +30,8 @@ from frazil.commit.manifest_lists import live_manifests
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
-from frazil.merge.deletion_vectors import PATH_ID
-from frazil.pyiceberg_fixes.version_3 import file_key, referenced_data_file
+from frazil.merge.table_files import PATH_ID
+from frazil.pyiceberg_fixes import file_key, referenced_data_file
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 

@@ -29,7 +29,7 @@ from frazil.commit.merge_plan import (
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules, MergeTask, TableFile
-from frazil.pyiceberg_fixes.version_3 import referenced_data_file
+from frazil.pyiceberg_fixes import referenced_data_file
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 

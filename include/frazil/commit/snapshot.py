@@ -46,8 +46,8 @@ from frazil.commit.manifest_writing import (
     write_with_removals,
 )
 from frazil.ingest.contract import Content, StagedFile
-from frazil.merge.deletion_vectors import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, VECTOR_OFFSET
-from frazil.pyiceberg_fixes.version_3 import file_key, next_row_id
+from frazil.merge.table_files import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, VECTOR_OFFSET
+from frazil.pyiceberg_fixes import file_key, next_row_id
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 

@@ -30,8 +30,14 @@ from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.backfill_records import committed_chunks, targets_given_up
 from frazil.commit.history import merge_counts
 from frazil.commit.open_streams import OpenStream
-from frazil.dead_letters.left_out import find_former_ends, find_left_out_reasons, load_own_marker, may_omit_records
-from frazil.dead_letters.selection import Selection, read_dead_letters
+from frazil.dead_letters.selection import (
+    Selection,
+    find_former_ends,
+    find_left_out_reasons,
+    load_own_marker,
+    may_omit_records,
+    read_dead_letters,
+)
 from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS

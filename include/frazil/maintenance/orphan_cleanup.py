@@ -46,8 +46,7 @@ from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.lost import absent_table_error
-from frazil.table.object_store import ObjectStore
-from frazil.table.storage import open_store
+from frazil.table.storage import ObjectStore, open_store
 from frazil.table.tables import may_delete_files, state_location
 
 log = logging.getLogger(__name__)
@@ -173,7 +172,16 @@ class _Cleanup:
             self._check_clock(store, path)
         memory = OrphanMemory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
         table, references, found = self._evaluate()
-        report = _add_counts(report, found)
+        report = replace(
+            report,
+            listed=found.listed,
+            referenced=found.referenced,
+            registered=found.registered,
+            young=found.young,
+            candidates=len(found.candidates),
+            candidate_bytes=found.candidate_bytes,
+            examples=tuple(file.info.path for file in found.candidates[:MAX_EXAMPLES]),
+        )
         if found.refused:
             return replace(report, refused=found.refused)
         progress = Progress.of(table.metadata)
@@ -315,16 +323,3 @@ def _read_undecided(table: Table) -> UndecidedFiles:
         return UndecidedFiles.of(table.properties)
     except MarkerUnreadable as error:
         raise _CleanupRefused(f"cannot determine which files may still be committed: {error}") from error
-
-
-def _add_counts(report: OrphanReport, found: Evaluation) -> OrphanReport:
-    return replace(
-        report,
-        listed=found.listed,
-        referenced=found.referenced,
-        registered=found.registered,
-        young=found.young,
-        candidates=len(found.candidates),
-        candidate_bytes=found.candidate_bytes,
-        examples=tuple(file.info.path for file in found.candidates[:MAX_EXAMPLES]),
-    )

@@ -21,6 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import PrimitiveType
 
+from frazil import signals
 from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.commit.history import commit_records
 from frazil.commit.journal import JournalStore
@@ -32,7 +33,6 @@ from frazil.maintenance.health import PartitionKey
 from frazil.maintenance.measure import list_added_files, load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
-from frazil.signals import pins
 from frazil.signals.completion import find_feeds
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table
@@ -52,7 +52,7 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
     since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
-    return pins.read_pins(catalog, maintained.identifier, since_ms=since_ms)
+    return signals.read_pins(catalog, maintained.identifier, since_ms=since_ms)
 
 
 def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:

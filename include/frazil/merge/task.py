@@ -23,8 +23,7 @@ from frazil.merge.change_outcomes import (
 )
 from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newest_changes
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask, RowRemoval, TableFile
-from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
-from frazil.merge.repeats import RepeatsRun
+from frazil.merge.repeats import KeyIndex, LocatedRows, RepeatsRun, locate_rows
 from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frazil.cluster.driver import ClusterDriver
 from frazil.cluster.kubernetes_pod import PROPERTIES
-from frazil.cluster.submission import ClusterDriver
 from frazil.commit.own_table_check import check_own_table
 from frazil.errors import SpecError, TopicMissing
 from frazil.kafka.admin import KafkaAdmin

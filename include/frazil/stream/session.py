@@ -16,8 +16,8 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 
 from frazil import __version__
+from frazil.cluster.driver import PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
-from frazil.cluster.submission import PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.cluster.yarn import HADOOP_FOLDER_VARIABLES
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import lean_java_options

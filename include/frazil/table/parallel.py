@@ -1,9 +1,9 @@
-"""Runs the same step for several tables in parallel, because most wait for storage and catalogs."""
+"""Runs the same step for several streams or tables in parallel, because most wait for storage and catalogs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 A = TypeVar("A")
@@ -21,3 +21,25 @@ def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: 
         steps = [threads.submit(step, item) for item in others]
         done = step(last)
     return [*(one.result() for one in steps), done]
+
+
+def read_in_parallel(
+    names: Iterable[str], read: Callable[[str], A], *, within_s: float, max_threads: int = MAX_THREADS
+) -> dict[str, A | Exception]:
+    """Read all names in parallel. Return the result of `read` or its exception, by name.
+
+    A read that takes longer than `within_s` is abandoned, and its entry is a TimeoutError.
+    """
+    pool = ThreadPoolExecutor(max_threads)
+    futures = {name: pool.submit(read, name) for name in names}
+    wait(futures.values(), timeout=within_s)
+    found: dict[str, A | Exception] = {}
+    for name, future in futures.items():
+        if not future.done():
+            found[name] = TimeoutError(f"{name} could not be read within {within_s:.0f} s")
+        elif isinstance(error := future.exception(), Exception):
+            found[name] = error
+        else:
+            found[name] = future.result()
+    pool.shutdown(wait=False, cancel_futures=True)
+    return found

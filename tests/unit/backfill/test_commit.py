@@ -36,7 +36,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
 from frazil.table.branches import head_of
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 REQUEST = parse_request({"stream": "events"})
 BRANCH = branch_name("events")

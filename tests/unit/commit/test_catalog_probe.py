@@ -18,7 +18,7 @@ from frazil.commit.catalog_probe import ABANDONED_AFTER_MS, PREFIX, check_can_ho
 from frazil.errors import CommitRefused
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 NOW_MS = 1_700_000_000_000
 SPEC = StreamSpec.model_validate(

@@ -30,7 +30,7 @@ from frazil.history.recorder import (
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_table
 
 NOW = 1_800_000_000_000

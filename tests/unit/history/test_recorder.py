@@ -43,7 +43,7 @@ from frazil.history.recorder import (
 )
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from tests.polling import eventually
 
 NOW = 1_800_000_000_000

@@ -24,7 +24,7 @@ from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedF
 from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
 from frazil.merge.changes import find_newest_changes
 from frazil.merge.contract import DeleteFile, MergeCounts, MergeRules, RowRemoval, TableFile
-from frazil.merge.locate import KeyIndex, locate_rows
+from frazil.merge.repeats import KeyIndex, locate_rows
 from frazil.merge.table_files import TableFileReader
 from tests.unit.merge.made_table import MadeTable, Row, deleted
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from frazil.cli import validate as json_schema
 from frazil.errors import SpecError
-from frazil.spec import json_schema
 from frazil.spec.load import load_stream
 from tests import configuration_page
 
@@ -22,9 +22,7 @@ VALIDATOR = Draft202012Validator(json_schema.stream_schema())
 
 def test_the_exported_schema_is_current() -> None:
     exported = Path("include/streams/stream.schema.json").read_text()
-    assert exported == json_schema.render(), (
-        "run: python -m frazil.spec.json_schema > include/streams/stream.schema.json"
-    )
+    assert exported == json_schema.render(), "run: python -m frazil.cli.validate > include/streams/stream.schema.json"
 
 
 def test_the_configuration_reference_is_current() -> None:

@@ -23,10 +23,9 @@ from airflow.sdk.exceptions import AirflowSkipException
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
 from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval
+from frazil.airflow.dag_profile import OnFailure, dag_profile, fail_on_user_errors, read_interval, task
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
-from frazil.airflow.task import fail_on_user_errors, task
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain
 from frazil.spark_apps import AGGREGATE_DAILY

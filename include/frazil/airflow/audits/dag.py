@@ -15,9 +15,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.assets import GROUP, HEALTH
 from frazil.airflow.dag_ids import AUDITS_DAG
-from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval
+from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval, task
 from frazil.airflow.declared_streams import declared_streams
-from frazil.airflow.task import task
 from frazil.airflow.untrusted_values import check_xcom
 from frazil.errors import SpecError
 from frazil.spec.units import format_duration

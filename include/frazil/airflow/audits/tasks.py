@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.declared_streams import find_declared_stream
-from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.findings import Audit, FindingKind
 from frazil.commit.history import Period, complete_hours
 from frazil.commit.own_table_check import explain_lost_table
 from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
+from frazil.table.parallel import read_in_parallel
 from frazil.table.tables import load_stream_table
 
 log = logging.getLogger(__name__)

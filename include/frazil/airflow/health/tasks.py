@@ -16,8 +16,7 @@ from frazil.airflow.aggregations.reconcile import FIRST_DAY_KEY, read_first_day
 from frazil.airflow.audits.findings import read_findings, read_last_audits
 from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.gauges import export_health
-from frazil.airflow.health.routes import RouteFindings
-from frazil.airflow.health.subjects import FailedRuns, IsPaused, StoredState, read_subjects, subjects_of
+from frazil.airflow.health.subjects import FailedRuns, IsPaused, RouteFindings, StoredState, read_subjects, subjects_of
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import (

@@ -25,12 +25,10 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.assets import HEALTH
 from frazil.airflow.dag_ids import MAINTENANCE_DAG
-from frazil.airflow.dag_profile import OnFailure, dag_profile
-from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.dag_profile import OnFailure, OnLate, dag_profile, deadline, task
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.maintenance.check_schedule import dag_interval
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
-from frazil.airflow.task import task
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import group_by_session, maintained_tables, routes_by_name
 from frazil.spark_apps import MAINTAIN_TABLE

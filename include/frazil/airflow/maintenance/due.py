@@ -12,12 +12,12 @@ from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.maintenance.check_schedule import CheckState, TaskStates, tables_in_progress, tables_to_check
 from frazil.airflow.maintenance.route import RouteTables
 from frazil.airflow.maintenance.tasks import describe_due, due_actions, orphans_due
-from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.tables import MaintainedTable, group_by_session, routes_by_name
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import read_in_parallel
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil import clock
-from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
@@ -21,6 +20,7 @@ from frazil.maintenance.tables import routes_by_name
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import read_in_parallel
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from airflow.utils.types import DagRunTriggeredByType
 from sqlalchemy.exc import IntegrityError
 
 from frazil import clock
-from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
+from frazil.airflow.backfills import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG
-from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
+from frazil.airflow.dead_letters import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.airflow_database import find_unfinished_run, next_run_id, read_pauses
 from frazil.airflow.page.forms import (
     Form,

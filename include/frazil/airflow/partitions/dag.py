@@ -16,10 +16,9 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile
+from frazil.airflow.dag_profile import OnFailure, dag_profile, task
 from frazil.airflow.declared_streams import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
-from frazil.airflow.task import task
 from frazil.quality.gate import find_suite
 from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec
