@@ -167,10 +167,10 @@ class BatchRunner:
             )
         )
         if journal.future:
-            top_partition = max(journal.progress, key=lambda p: p.future).topic_partition
+            by_partition = {p.topic_partition: p.future for p in journal.progress if p.future}
             newest_ms = max((p.newest_future_us // 1000 for p in journal.progress if p.newest_future_us), default=None)
             limit = format_duration(self.spec.watermark.max_future)
-            self.emit(FutureEventTimes(key, journal.future, top_partition, limit, newest_ms))
+            self.emit(FutureEventTimes(key, by_partition, limit, newest_ms))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
         """Return the merge counts by outcome, summed over all tables that have committed the batch."""
