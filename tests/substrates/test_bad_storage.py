@@ -32,6 +32,7 @@ from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.kafka.admin import KafkaAdmin
 from frazil.stream import outage
 from frazil.stream.batch import BatchRunner
+from frazil.stream.notices import Notices
 from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
@@ -99,6 +100,7 @@ class Writer:
             progress=ProgressFolder(f"{tables.state}/progress", tables.main.io_properties),
             wait=self.waits.append,
             route=StreamRoute.begin(made.spec, tables, marker, None, self.events.emit),
+            notices=Notices(self.events.emit, tables.main.identifier),
         )
         return self
 

@@ -20,6 +20,7 @@ from frazil.audit.ranges import (
     find_accepted_loss,
     group_by_topic_id,
     merge_ranges,
+    offsets_claimed_again,
 )
 from frazil.offsets.spans import covered_offsets, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
@@ -28,6 +29,7 @@ from frazil.spec.units import format_count
 MAX_LISTED_SPANS = 5
 FORMER_TOPIC_PREDICATE = "of a former topic of this name and cannot be compared with Kafka"
 """The end of a finding about records of an earlier topic with the same name."""
+BY_COMMIT_RECORDS = ": they were checked against commit records only"
 
 
 def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
@@ -388,7 +390,7 @@ def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
     """Return whether commit records alone determine a dedupe stream's rows."""
     evidence = [_without_accepted(e) for e in evidence]
     replays = any(e.replayed_of(r) for e in evidence if not e.whole for r in e.ranges)  # of other periods
-    return repeats is not None and not replays and all(map(is_counted_once, evidence))
+    return repeats is not None and not replays and all(map(_is_counted_once_by_topic, evidence))
 
 
 def _without_accepted(e: Evidence) -> Evidence:
@@ -446,8 +448,8 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
     )  # fmt: skip
     if e.kafka is not None:
         former = sum(_max_records(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
-        sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}"
-        yield _make_finding(e, FindingKind.NOT_COMPARED, former, sentence)
+        sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
+        yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
         gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))
         yield _make_finding(e, FindingKind.UNCHECKED, gone, describe_deleted_offsets(gone, e.kafka.first))
 
@@ -464,8 +466,15 @@ def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> 
 
 def is_counted_once(e: Evidence) -> bool:
     """Return whether each audited offset was committed once, for a single record. Counting rows is then sufficient."""
-    once = all(group.is_single for group in e.groups)
-    return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
+    return all(group.is_single for group in e.groups) and _is_counted_once_by_topic(e)
+
+
+def _is_counted_once_by_topic(e: Evidence) -> bool:
+    """Return whether each topic of the name has each audited offset once, for a single record."""
+    if covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges):
+        return False
+    topics = (ranges for group in e.groups for ranges in group.ranges_by_topic_id.values())
+    return not any(group.others for group in e.groups) and not any(map(offsets_claimed_again, topics))
 
 
 def format_at_offsets(offsets: BitMap64) -> str:

@@ -380,11 +380,16 @@ def _report_foreign_changes(table: Table, *, where: str, window: Period | None, 
 
 def _describe_change(summary: Summary | None) -> str:
     """Return how many rows a commit removed, apart from rows that it only copied into other files."""
-    names = ("deleted-records", "added-position-deletes", "removed-position-deletes", "added-records")
-    in_files, marked, unmarked, added = (parse_number(summary.get(name) if summary else None) for name in names)
-    deleted = in_files + max(
-        marked - unmarked, 0
-    )  # a new deletion vector contains the marks of the one that it replaces
+
+    def count(name: str) -> int:
+        return parse_number(summary.get(name) if summary else None)
+
+    added, by_value = count("added-records"), count("added-equality-deletes")
+    # A new deletion vector contains the marks of the one that it replaces.
+    deleted = count("deleted-records") + max(count("added-position-deletes") - count("removed-position-deletes"), 0)
+    if by_value:
+        counted = f"deleted {format_count(deleted, 'row')}, added {added:,}, and " if deleted or added else ""
+        return f"{counted}wrote {format_count(by_value, 'equality delete')}, each of any number of rows"
     if deleted <= added:
         return f"replaced {format_count(deleted, 'row')} with {added:,}"
     rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""

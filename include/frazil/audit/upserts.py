@@ -16,7 +16,13 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, find_changed_keys
 from frazil.audit.claims import Claims, load_all_claims, load_claims
-from frazil.audit.compare import FORMER_TOPIC_PREDICATE, can_count_rows, describe_deleted_offsets, format_at_offsets
+from frazil.audit.compare import (
+    BY_COMMIT_RECORDS,
+    FORMER_TOPIC_PREDICATE,
+    can_count_rows,
+    describe_deleted_offsets,
+    format_at_offsets,
+)
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.audit.kafka_source import NO_LEADER, find_truncated_logs, report_not_committed, why_not_comparable
@@ -148,7 +154,10 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
     if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
         sentence = f"{format_count(former, 'offset', 'is|are')} {FORMER_TOPIC_PREDICATE}"
-        yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
+        if by_records:
+            yield Finding(FindingKind.UNCHECKED, former, f"{sentence}{BY_COMMIT_RECORDS}", spec.name)
+        else:
+            yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "

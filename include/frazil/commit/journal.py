@@ -15,6 +15,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from pyiceberg.table import Table
+
 from frazil.commit.cost import BatchCost
 from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flatten_topics, nest_by_topic
@@ -22,7 +24,8 @@ from frazil.commit.rejection_reasons import Reasons, reasons_from_json, reasons_
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.table.storage import ObjectStore
+from frazil.table.storage import ObjectStore, open_store
+from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +187,11 @@ class JournalStore:
         self.state = state_location
         self._folder = f"{state_location}/journal"
         self._folded = FoldedRecords(store, state_location)
+
+    @classmethod
+    def of_table(cls, table: Table, stream: str) -> JournalStore:
+        """Open the journals of a stream that writes to this table."""
+        return cls(open_store(table.location(), table.io.properties), state_location(table, stream))
 
     def path(self, key: BatchKey) -> str:
         return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"

@@ -70,6 +70,7 @@ class Connections:
                 self.good.append(f"{spec.name}: {check(spec)}")
             except FrazilError as error:
                 self.faults.append(Fault(f"{path}: {service}: {_message(error)}", suggest_fix(service, error)))
+        has_kafka = not any(fault.problem.startswith(f"{path}: {Service.SOURCE}: ") for fault in self.faults)
         before, namespaces = len(self.faults), _copy_per_namespace(spec)
         for number, copy in enumerate(namespaces):
             # A separate location may have other permissions.
@@ -80,6 +81,7 @@ class Connections:
             self.faults += [replace(fault, problem=where + fault.problem) for fault in self._checked[key]]
         if len(self.faults) == before:
             self._check_existing_tables(path, spec)
+            self._check_position(path, spec, in_kafka=has_kafka)
         if len(self.faults) == before:
             others = ", ".join(map(_namespace, namespaces[1:]))
             more = f", and tables in {others}" if others else ""
@@ -93,6 +95,27 @@ class Connections:
             self.warnings += [f"{path}: table: {warning}" for warning in check_existing_tables(spec)]
         except FrazilError as error:
             self.faults.append(Fault(f"{path}: table: {_message(error)}", suggest_fix(Service.TABLE, error)))
+
+    def _check_position(self, path: Path, spec: StreamSpec, *, in_kafka: bool) -> None:
+        """Check whether a writer can continue at the marker, in the table and, if it can be read, in Kafka."""
+        from frazil.commit.commit_checks import check_ancestry  # PyIceberg is slow to load
+        from frazil.commit.marker import read_marker
+        from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
+        from frazil.status.stream import count_lag
+        from frazil.table.tables import load_stream_table
+
+        service = Service.TABLE
+        try:
+            table = load_stream_table(spec)
+            marker = read_marker(table.properties, spec.name) if table else None
+            if table is None or marker is None:
+                return
+            check_ancestry(table.metadata, marker, table=spec.table.identifier)
+            service = Service.SOURCE
+            if in_kafka:
+                count_lag(spec, marker, timeout_s=INTERACTIVE_TIMEOUT_S)
+        except FrazilError as error:
+            self.faults.append(Fault(f"{path}: {service}: {_message(error)}", suggest_fix(service, error)))
 
     def _check_kafka(self, spec: StreamSpec) -> str:
         from frazil.kafka.admin import is_timeout  # librdkafka, only where it is asked

@@ -19,7 +19,7 @@ import requests
 from frazil import clock
 from frazil.doctor.connections import Connections, Service
 from frazil.doctor.finding import CheckState, Finding
-from frazil.errors import FrazilError, KafkaUnavailable
+from frazil.errors import FrazilError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import registry_of
 from frazil.spec.load import list_stream_files, load_stream
@@ -65,18 +65,13 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
     yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
-    from frazil.status.stream import LAG_UNKNOWN_PREFIX, read_stream_state  # PyIceberg is slow to load
+    from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
     for path, spec in streams.items():
         no_kafka = any(fault.problem.startswith(f"{path}: {Service.SOURCE}: ") for fault in checked.faults)
         state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=not no_kafka)
         if state.missing is not None or state.needs_operator:
             yield Finding("connections", CheckState.WRONG, f"{path}: {state.state}: {state.sentence}")
-            continue
-        # Such as a recreated topic, after which no writer can continue at the marker's offsets.
-        for problem in state.problems:
-            if problem.startswith(LAG_UNKNOWN_PREFIX) and KafkaUnavailable.__name__ not in problem:
-                yield Finding("connections", CheckState.WRONG, f"{path}: {problem}")
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:

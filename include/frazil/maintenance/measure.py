@@ -42,8 +42,6 @@ from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fen
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.made_tables import list_matching_names
-from frazil.table.storage import open_store
-from frazil.table.tables import state_location
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +219,7 @@ def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[lis
     if kind is TableKind.MAIN and spec.sinks.mode.replaces_rows:
         files = [list_added_files(snapshot, table, ManifestContent.DATA) for snapshot, _ in newest]
         return [[_AddedFile(f.file_size_in_bytes, (f.spec_id, str(f.partition))) for f in added] for added in files]
-    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
+    journals = JournalStore.of_table(table, spec.name)
     target: Target = "main" if kind is TableKind.MAIN else "dead-letters"
     records = [record for _, path in newest if (record := journals.read(path)) is not None]
     return [[_AddedFile(f.bytes, (f.spec_id, f.partition)) for f in record.staged_for(target)] for record in records]

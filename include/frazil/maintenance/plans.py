@@ -39,8 +39,6 @@ from frazil.spec.routed_stream import view_from_table
 from frazil.table.branches import head_of
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DEFAULT_PROPERTIES
-from frazil.table.storage import open_store
-from frazil.table.tables import state_location
 
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 """Properties that limit the versions of `metadata.json`."""
@@ -97,7 +95,7 @@ def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[
         for file in list_added_files(snapshot, table, *ManifestContent):
             yield file.spec_id, tuple(file.partition[i] for i in range(len(file.partition)))
     marker = read_marker(table.properties, spec.name)
-    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
+    journals = JournalStore.of_table(table, spec.name)
     settled = marker.settled if marker else None
     waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=spec.name)
     for journal in islice(waiting, MAX_BATCHES):

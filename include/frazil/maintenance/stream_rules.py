@@ -8,11 +8,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import islice
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
 
 from frazil.aggregate.due import WaitingDay
+from frazil.commit.journal import JournalStore
 from frazil.host.heartbeat import StallKind
 from frazil.maintenance.alerts import Reading
 from frazil.partitions.completeness import feeds_behind, waiting_text
@@ -21,7 +24,7 @@ from frazil.signals.completion import find_feeds
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_template_view
+from frazil.spec.routed_stream import RoutedStream, is_template_view
 from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
@@ -48,13 +51,13 @@ class IncompleteWindow:
 
     window: str
     due_ms: int
-    """The window's end plus the largest lateness of the table's streams. For a complete window of a table without
-    signals, at least the time of the table's oldest snapshot.
+    """The window's end plus the largest lateness of the table's streams. If no window has been signalled although it is
+    complete, not before the table's first commit.
     """
     waits_for: str
     """What the window waits for, as text; "" if the window is not due yet."""
     is_history: bool = False
-    """Whether the window ended before the table's oldest snapshot, as when a stream reads old records."""
+    """Whether the window ended before the table's first commit, as when a stream reads old records."""
 
 
 def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
@@ -362,8 +365,18 @@ def find_incomplete_window(
     except NoSuchTableError:
         return None
     feeds = find_feeds(table, specs)
-    oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
-    is_history = window.end_us < oldest_ms * 1_000
+    begin_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
+    if cursor is None or window.end_us < begin_ms * 1_000:
+        begin_ms = min([begin_ms, *_first_commits_ms(table, specs)])
+    is_history = window.end_us < begin_ms * 1_000
     if cursor is None and not feeds_behind(feeds, window):  # it has been late since the table exists, at most
-        due_ms, is_history = max(due_ms, oldest_ms), False
+        due_ms, is_history = max(due_ms, begin_ms), False
     return IncompleteWindow(str(window), due_ms, waiting_text(feeds, window), is_history=is_history)
+
+
+def _first_commits_ms(table: Table, specs: Sequence[StreamSpec]) -> Iterator[int]:
+    """Yield the time of each stream's first commit record. A writer expires snapshots, but keeps these records."""
+    for spec in specs:
+        if not isinstance(spec, RoutedStream):  # another table has its records, and its own snapshots expire later
+            records = JournalStore.of_table(table, spec.name).records(table_uuid=table.metadata.table_uuid)
+            yield from (first.created_at_ms for first in islice(records, 1))

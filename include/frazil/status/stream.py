@@ -192,19 +192,26 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
 
 def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
     """Return the number of records after the marker, or None and why it is unknown."""
+    try:
+        return count_lag(spec, marker), None
+    except FrazilError as error:
+        return None, f"{LAG_UNKNOWN_PREFIX}: {error_text(error)}"
+
+
+def count_lag(spec: StreamSpec, marker: Marker, *, timeout_s: float = KAFKA_TIMEOUT_S) -> int:
+    """Return the number of records after the marker. Raises the errors that keep a writer from continuing there, such
+    as TopicRecreated and OffsetGap, and KafkaUnavailable.
+    """
     from frazil.kafka.admin import KafkaAdmin  # librdkafka, which few calls need
     from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations
 
-    try:
-        properties = {**resolve_kafka_properties(spec, os.environ), "log_level": "0"}
-        with KafkaAdmin(properties, spec.source.reads, timeout_s=KAFKA_TIMEOUT_S) as kafka:
-            topics = kafka.describe()
-            check_same_source(marker.source, topics.identity, stream=spec.name)
-            ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
-            check_no_gap(marker.offsets, first, stream=spec.name)
-            read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
-            truncated = find_truncations(kafka, read, marker.leader_epochs, pause=lambda: None)
-            check_not_truncated(read, truncated, stream=spec.name)
-    except FrazilError as error:
-        return None, f"{LAG_UNKNOWN_PREFIX}: {error_text(error)}"
-    return count_unread(marker.offsets, first, ends), None
+    properties = {**resolve_kafka_properties(spec, os.environ), "log_level": "0"}
+    with KafkaAdmin(properties, spec.source.reads, timeout_s=timeout_s) as kafka:
+        topics = kafka.describe()
+        check_same_source(marker.source, topics.identity, stream=spec.name)
+        ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
+        check_no_gap(marker.offsets, first, stream=spec.name)
+        read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
+        truncated = find_truncations(kafka, read, marker.leader_epochs, pause=lambda: None)
+        check_not_truncated(read, truncated, stream=spec.name)
+    return count_unread(marker.offsets, first, ends)

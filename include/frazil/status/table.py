@@ -32,8 +32,7 @@ from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
-from frazil.table.storage import open_store
-from frazil.table.tables import check_declaration_fits, load_stream_table, state_location
+from frazil.table.tables import check_declaration_fits, load_stream_table
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +170,7 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
 def _count_waiting(table: Table, stream: str) -> int | None:
     try:
         marker = read_marker(table.properties, stream)
-        journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
+        journals = JournalStore.of_table(table, stream)
         settled = marker.settled if marker else None
         waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=stream)
         return sum(1 for _ in zip(range(1_000), waiting, strict=False))

@@ -24,8 +24,6 @@ from frazil.history.recorder import RecordingThreads
 from frazil.kafka.client import AdminClient
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.storage import open_store
-from frazil.table.tables import state_location
 from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -285,9 +283,8 @@ class RecordFolding:
         marker = marker_now()
         if marker is None:
             return 0
-        store = open_store(table.location(), table.io.properties)
         folded = 0
-        journals = JournalStore(store, state_location(table, self.spec.name))
+        journals = JournalStore.of_table(table, self.spec.name)
         for count in journals.fold(marker, forgotten=lambda: marker_now() is None):
             folded += count
             if self._over.wait(FOLD_PAUSE_S):

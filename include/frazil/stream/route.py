@@ -42,8 +42,8 @@ class StreamRoute:
     """The routed tables; None if the route is no longer declared, even if rows still wait for them."""
     tried_at_s: float = 0.0
     """Monotonic time of the last attempt to commit waiting rows."""
-    _reported: bool = False
-    """Whether the last report named tables."""
+    _reported: bool = True
+    """Whether the last report, which may be one of an earlier epoch, named tables."""
 
     @classmethod
     def begin(

@@ -220,7 +220,7 @@ def _find_silent_planner(
     ):
         return None
     largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
-    where = f", most of them in {_partition_name(largest)}" if largest else ""
+    where = f", {sample.unread[largest]:,} of them in {_partition_name(largest)}" if largest else ""
     seen = (
         f"{format_count(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered

@@ -59,6 +59,7 @@ from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting, RecordFolding
 from frazil.stream.merge_tasks import MergeRunner
+from frazil.stream.notices import Notices
 from frazil.stream.plan import PlannerReport
 from frazil.stream.planner import DESCRIBE_INTERVAL_S
 from frazil.stream.progress import ProgressFolder, cluster_period_s
@@ -151,7 +152,8 @@ class Writer:
                 tables, progress = self._open_tables(reporter, events.emit)
                 recording.start(tables)
             report = reporter.set_planner_report
-            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, exit_callbacks)
+            notices = Notices(events.emit, tables.main.identifier)
+            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, exit_callbacks, notices)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 try:
                     return self._run_epochs(parts)
@@ -273,6 +275,7 @@ class EpochParts:
     set_planner_report: Callable[[PlannerReport | None], None]
     exit_callbacks: ExitStack
     """Callbacks that run after the engine has ended."""
+    notices: Notices
 
     @property
     def spec(self) -> StreamSpec:
@@ -376,6 +379,7 @@ class Epoch:
             wait=partial(p.writer.wait_without_slot, p.emit),
             rejects_accepted=accepted_offsets(p.tables, marker.source),
             route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
+            notices=p.notices,
         )
         for journal in settled.committed:
             runner.report(journal)

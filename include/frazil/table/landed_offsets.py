@@ -21,6 +21,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, FileScanTask, Table
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
+from frazil.errors import SchemaIncompatible
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.coordinates import LINE_COLUMN
@@ -114,7 +115,14 @@ def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_PartitionOffs
 
 def _plan_files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileScanTask]:
     bounds = FileBounds(table.schema(), wanted.within) if wanted.within is not None else None
-    for task in scan.plan_files():
+    try:
+        tasks = scan.plan_files()
+    except ValueError as error:  # PyIceberg's error for equality deletes
+        raise SchemaIncompatible(
+            f"the offsets in table {'.'.join(table.name())} cannot be read: {error}. Compact the table with the engine "
+            "that wrote the deletes, then try again"
+        ) from error
+    for task in tasks:
         if bounds is None or bounds.may_hold(task.file):
             yield task
 

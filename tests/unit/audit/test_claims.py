@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyiceberg.table import DataScan
 from pyiceberg.table.snapshots import Operation, Summary
 
 from frazil.audit.claims import (
@@ -20,6 +21,7 @@ from frazil.audit.stream_audit import _describe_change, audit_stream
 from frazil.commit.history import Period
 from frazil.commit.marker import BatchKey, Fate
 from frazil.commit.marker_changes import adopt, forget
+from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import RangeProgress
 from frazil.spec.model import StreamSpec
 from tests.made_batches import MadeStream
@@ -74,9 +76,26 @@ def test_updates_and_merge_on_read_deletes_of_another_program_are_described() ->
         ({"added-position-deletes": "30"}, "removed 30 rows"),
         ({"added-position-deletes": "30", "added-records": "30"}, "replaced 30 rows with 30"),
         ({"added-position-deletes": "101", "removed-position-deletes": "100"}, "removed 1 row"),
+        ({"added-equality-deletes": "3"}, "wrote 3 equality deletes, each of any number of rows"),
+        (
+            {"added-equality-deletes": "3", "added-position-deletes": "1", "added-records": "4"},
+            "deleted 1 row, added 4, and wrote 3 equality deletes, each of any number of rows",
+        ),
         ({"deleted-records": "of another program", "added-position-deletes": "30"}, "removed 30 rows"),
     ]:
         assert _describe_change(Summary(Operation.OVERWRITE, **counts)) == expected
+
+
+def test_a_table_with_equality_deletes_is_refused_with_the_remedy(
+    made: MadeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: DataScan) -> None:
+        raise ValueError("PyIceberg does not yet support equality deletes")
+
+    made.land({0: (0, 10)})
+    monkeypatch.setattr(DataScan, "plan_files", refuse)
+    with pytest.raises(SchemaIncompatible, match=r"not yet support equality deletes[.] Compact the table"):
+        audit_stream(made.tables)
 
 
 def test_records_that_frazil_forget_deleted_are_not_missed(made: MadeStream) -> None:

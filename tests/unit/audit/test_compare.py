@@ -19,7 +19,7 @@ from frazil.audit.compare import (
     is_counted_once,
 )
 from frazil.audit.evidence import Evidence, RemainingOffsets
-from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, OverlappingRanges
 from frazil.audit.stream_audit import _count_partition
 from frazil.audit.upserts import _count_partitions
@@ -205,13 +205,31 @@ def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_sam
     )
 
 
-def test_rows_of_a_former_topic_of_the_name_are_not_compared_with_kafka():
+def test_rows_of_a_former_topic_of_the_name_are_compared_with_commit_records_alone():
     ranges = (CommittedRange(0, 43, 42, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(42), *range(7)]), OffsetTally())
     assert compare_partition(evidence) == (), "commit records alone say nothing of Kafka"
-    (note,) = compare_partition(replace(evidence, kafka=RemainingOffsets(0, offset_bitmap(0, 7))))
-    assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 42)
-    assert note.sentence == "42 rows are of a former topic of this name and cannot be compared with Kafka"
+    with_kafka = replace(evidence, kafka=RemainingOffsets(0, offset_bitmap(0, 7)))
+    (note,) = compare_partition(with_kafka)
+    assert (note.kind, note.count) == (FindingKind.UNCHECKED, 42)
+    assert note.sentence == (
+        "42 rows are of a former topic of this name and cannot be compared with Kafka: they were checked against "
+        "commit records only"
+    )
+    assert Audit("s", (), (note,), 1).clean
+    missing = compare_partition(replace(with_kafka, rows=OffsetTally([*range(41), *range(7)])))
+    assert wrong(missing) == [(FindingKind.MISCOUNTED, 1)]
+
+
+def test_rows_of_a_former_topic_whose_offsets_were_read_twice_are_not_compared():
+    ranges = (
+        CommittedRange(0, 43, 30, 0, "old"),
+        CommittedRange(0, 7, 5, 0, "old"),
+        CommittedRange(0, 7, 7, 0, TOPIC_ID),
+    )
+    evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(30), *range(7)]), OffsetTally())
+    found = compare_partition(replace(evidence, kafka=RemainingOffsets(0, offset_bitmap(0, 7))))
+    assert not Audit("s", (), found, 1).complete
 
 
 def test_offsets_that_kafka_gave_twice_are_not_named_as_surplus():

@@ -174,7 +174,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (TableEvolved(BatchKey(4, 1), ("added column gate string",)), EventKind.EVOLUTION, "added column gate string"),
         (NoticeIssued("reads in a slower way"), EventKind.NOTICE, "reads in a slower way"),
         (
-            FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m", 4_102_444_800_000),
+            FutureEventTimes(BatchKey(4, 1), {("t", 0): 7}, "10m", 4_102_444_800_000),
             EventKind.FUTURE,
             "7 rows of batch 4-1 had event times more than 10m in the future, the newest 2100-01-01 00:00:00Z",
         ),

@@ -579,4 +579,18 @@ def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> No
         made.route.tried_at_s = 0.0
         made.route.follow()
     reported = [what.names for what in made.said if isinstance(what, TablesBehind)]
-    assert reported == [{A}, {A}, frozenset()]
+    assert reported == [frozenset(), {A}, {A}, frozenset()]
+
+
+def test_a_new_epoch_withdraws_what_an_earlier_one_reported_of_a_table_that_has_all_rows_now(made: Shop) -> None:
+    made.land(a=1)
+    catalog = load_catalog(None)
+    made.batch({A: 1})
+    catalog.rename_table(A, "shop.elsewhere")
+    made.route.tried_at_s = 0.0
+    made.route.follow()
+    catalog.rename_table("shop.elsewhere", A)
+    earlier = made.said
+    made.start()
+    reported = [what.names for what in (*earlier, *made.said) if isinstance(what, TablesBehind)]
+    assert reported == [frozenset(), {A}, frozenset()]

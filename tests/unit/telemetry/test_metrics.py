@@ -143,7 +143,7 @@ def test_other_events_are_counted() -> None:
     bench.record(
         EpochBegan(4, MARKER, SettleResult()),
         TableEvolved(KEY, ("added column gate string",)),
-        FutureEventTimes(KEY, 7, ("t", 0), "10m"),
+        FutureEventTimes(KEY, {("t", 0): 7}, "10m"),
         RecordsSkipped("t-0: 1..9", MARKER),
         NoticeIssued("compiled"),
         NoticeIssued("slow"),
