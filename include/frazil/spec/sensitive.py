@@ -46,7 +46,7 @@ class Sensitive(Model):
     fields: Annotated[Mapping[str, Protection], YamlForm("mapping of fields")] = Field(
         min_length=1,
         description="Protection by column name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, "
-        "`stops.element.street: mask`. Fields that are not dropped must be of type `string`.",
+        "`stops.element.street: mask`. Fields that stay must be of type `string`.",
     )
     secret: str | None = Field(
         default=None,
@@ -55,7 +55,7 @@ class Sensitive(Model):
     )
     dead_letters: Literal["omit", "encrypt", "keep"] = Field(
         default="omit",
-        description="What a dead letter stores of its record: nothing, everything encrypted with AES-GCM, or "
+        description="What a dead letter keeps of its record: nothing, everything encrypted with AES-GCM, or "
         "everything.",
     )
 

@@ -216,11 +216,9 @@ class Dedupe(Model):
     """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
-        min_length=1, description="The columns that have the same values in a row and its repeats."
+        min_length=1, description="The columns in which a row and its repeats are equal."
     )
-    within: PositiveDuration = Field(
-        description="The maximum difference in event time between repeats with the same key."
-    )
+    within: PositiveDuration = Field(description="The maximum difference in event time between repeats.")
 
     @field_validator("key", mode="before")
     @classmethod

@@ -102,3 +102,10 @@ def test_the_guides_stream_is_valid(tmp_path: Path) -> None:
     (tmp_path / "_defaults.yaml").write_text(defaults)
     assert load_stream(tmp_path / "orders.yaml").partition_by == ("day(ordered_at)",)
     VALIDATOR.validate(yaml.safe_load(stream))
+
+
+def test_the_page_lists_the_values_of_a_choice_with_its_default_in_bold() -> None:
+    page = configuration_page.render()
+    assert "| `resources.deploy-mode` | **`client`**, `cluster` |" in page
+    assert "| `resources.master` | **`local[*]`**, `spark://host:port`, `yarn` or `k8s://https://host:port` |" in page
+    assert "| `dead-letters.circuit` | mapping, or `off` |" in page
