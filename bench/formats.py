@@ -97,7 +97,7 @@ def cost(decode: Decoder, chunk: Chunk) -> float:
     started = time.process_time()
     decoded = decode(chunk)
     spent = time.process_time() - started
-    if len(decoded.kept) != len(chunk):
+    if len(decoded.record_indexes) != len(chunk):
         raise RuntimeError(f"rejected: {decoded.rejections[:1]}")
     return spent / len(chunk) * 1e6
 

@@ -81,7 +81,7 @@ def rows_of(records: Records, count: int) -> pa.Table:
             BEGIN_MS + numbers // 200,
         )
         decoded = decode(chunk)
-        tables.append(coordinates.add_to(decoded.rows, chunk, decoded.kept))
+        tables.append(coordinates.add_to(decoded.rows, chunk, decoded.record_indexes))
     return pa.concat_tables(tables)
 
 

@@ -81,7 +81,7 @@ def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> Non
     assert [r.index for r in decoded.rejections] == [1, 6]
     assert {r.error_class for r in decoded.rejections} == {"DecoderCrashed"}
     assert f"exit code {-signal.SIGSEGV}" in decoded.rejections[0].error
-    assert decoded.kept.tolist() == [i for i in range(8) if i not in (1, 6)]
+    assert decoded.record_indexes.tolist() == [i for i in range(8) if i not in (1, 6)]
     assert decoded.rows["x"].to_pylist() == [v for v in values if v != b"deadly"]
 
 

@@ -251,7 +251,7 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     decoded.rows.validate(full=True)
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
     moments = find_out_of_range(decoded.rows)  # the shape that comes next rejects them
-    for i, place in enumerate(decoded.kept.tolist()):
+    for i, place in enumerate(decoded.record_indexes.tolist()):
         assert place not in found
         row = "OutOfRange" if i in moments else decoded.rows.slice(i, 1).to_pylist()[0]
         found[place] = row

@@ -313,7 +313,7 @@ def decoded_alone(form: str, what: str) -> None:
     size = sum(map(len, NASTY[what][:MAX_CHUNK_RECORDS]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     found = decode(chunk)
-    if len(found.kept) + len(found.rejections) != len(chunk):
+    if len(found.record_indexes) + len(found.rejections) != len(chunk):
         raise AssertionError("a record is neither row nor rejection")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before
     print(max(0, grown - RESERVE_BYTES) / max(size, 1))

@@ -199,7 +199,7 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Outcome]:
     decoded.rows.validate(full=True)
     schema = pa.schema([f.with_type(numbered(f.type)).with_nullable(True) for f in decoded.rows.schema])
     rows = decoded.rows.cast(schema).to_pylist()
-    found = {place: ("row", repr(row)) for place, row in zip(decoded.kept.tolist(), rows, strict=True)}
+    found = {place: ("row", repr(row)) for place, row in zip(decoded.record_indexes.tolist(), rows, strict=True)}
     found |= {r.index: (r.error_class, r.error) for r in decoded.rejections}
     assert len(found) == len(decoded.rejections) + decoded.rows.num_rows == count
     return [found[i] for i in range(count)]
@@ -207,7 +207,7 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Outcome]:
 
 def outcomes_of_each(chunks: list[DecodedChunk], count: int) -> list[list[Outcome]]:
     """The outcomes of chunks of `count` values, which costs little more than those of one chunk."""
-    places = [decoded.kept + count * i for i, decoded in enumerate(chunks)]
+    places = [decoded.record_indexes + count * i for i, decoded in enumerate(chunks)]
     rejections = [r._replace(index=r.index + count * i) for i, decoded in enumerate(chunks) for r in decoded.rejections]
     rows = pa.concat_tables([decoded.rows for decoded in chunks])
     found = outcomes(DecodedChunk(rows, np.concatenate(places), rejections), count * len(chunks))

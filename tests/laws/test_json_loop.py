@@ -130,7 +130,7 @@ def rows(decoded: DecodedChunk) -> dict[int, str]:
     """Values by place in the chunk; moments as numbers, because Python has no year 0 and none after 9999."""
     decoded.rows.validate(full=True)
     plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in decoded.rows.schema])
-    return dict(zip(decoded.kept.tolist(), map(repr, decoded.rows.cast(plain).to_pylist()), strict=True))
+    return dict(zip(decoded.record_indexes.tolist(), map(repr, decoded.rows.cast(plain).to_pylist()), strict=True))
 
 
 def numbered(kind: Any) -> pa.DataType:

@@ -220,7 +220,7 @@ def decoder(kind: Kind, text: str) -> ProtobufDecoder:
 def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     decoded.rows.validate(full=True)
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
-    for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
+    for place, row in zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True):
         assert place not in found
         found[place] = row
     return [found[i] for i in range(count)]

@@ -122,7 +122,7 @@ def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
         schema = _grown(schema, [c for c in changes.changes if isinstance(c, Addition)])
     rejected = {rejection.index for rejection in decoded.rejections}
     assert all(_has_empty(json.loads(values[number])) for number in rejected)
-    order = {int(place): row for place, row in zip(decoded.kept, decoded.rows.to_pylist(), strict=True)}
+    order = {int(place): row for place, row in zip(decoded.record_indexes, decoded.rows.to_pylist(), strict=True)}
     for number, value in enumerate(values):
         for path, leaf in () if number in rejected else _leaves(json.loads(value), ()):
             if not _empty(leaf) and not any(path[: len(r)] == r[: len(path)] for r in refused):

@@ -137,14 +137,14 @@ def test_rows_equal_those_of_duckdb_on_the_whole_input(sql: str, values: list[di
     whole = transform(chunk)
     rows = [row for part in parts for row in part.rows.to_pylist()]
     assert comparable(rows) == comparable(whole.rows.to_pylist())
-    kept = [i for part in parts for i in part.kept.tolist()]
+    kept = [i for part in parts for i in part.record_indexes.tolist()]
     failed = [r.index for part in parts for r in part.rejections]
     dropped = [i for part in parts for i in part.dropped.tolist()]
     assert sorted([*kept, *failed, *dropped]) == list(range(len(values)))
     decoded = {r.index for r in transform._decode(chunk).rejections}
-    sound = np.array([i not in failed for i in fields.kept.tolist()], bool)
+    sound = np.array([i not in failed for i in fields.record_indexes.tolist()], bool)
     assert comparable(reference(sql, fields.rows.filter(pa.array(sound)))) == comparable(rows)
-    for place, index in enumerate(fields.kept.tolist()):
+    for place, index in enumerate(fields.record_indexes.tolist()):
         if index in failed and index not in decoded:
             with pytest.raises(duckdb.Error):
                 reference(sql, fields.rows.slice(place, 1))

@@ -70,19 +70,19 @@ class ChangeReader:
         columns = [
             tombstones.rows.column(f.name)
             if f.name in tombstones.rows.column_names
-            else pa.nulls(len(tombstones.kept), f.type)
+            else pa.nulls(len(tombstones.record_indexes), f.type)
             for f in decoded.rows.schema
         ]
         rows = pa.concat_tables([decoded.rows, pa.Table.from_arrays(columns, schema=decoded.rows.schema)])
-        kept = np.concatenate([decoded.kept, tombstones.kept])
-        return DecodedChunk(rows, kept, [*rest, *tombstones.rejections], decoded.drift)
+        record_indexes = np.concatenate([decoded.record_indexes, tombstones.record_indexes])
+        return DecodedChunk(rows, record_indexes, [*rest, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
         """Return the rows with the columns in `CHANGE_COLUMNS`. Upserts without a required value are rejected."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
         if self._rules.tombstones:
-            deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]
+            deletes = deletes | (chunk.values.lengths == NULL)[decoded.record_indexes]
         wrong: dict[int, tuple[str, str]] = {}
         for name in self._rules.required:
             missing = decoded.rows.column(name).is_null().to_numpy() & ~deletes

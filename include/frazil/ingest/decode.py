@@ -25,12 +25,12 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """The result of decoding a chunk. Row i of `rows` comes from record `kept[i]`; a record may have several rows, in
-    order.
+    """The result of decoding a chunk. Row i of `rows` comes from record `record_indexes[i]`. A record may have several
+    rows, in order.
     """
 
     rows: pa.Table
-    kept: NDArray[np.int64]
+    record_indexes: NDArray[np.int64]
     rejections: list[Rejection] = field(default_factory=list)
     drift: SchemaDrift = NO_DRIFT
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -39,7 +39,7 @@ class DecodedChunk:
     def with_indexes(self, places: NDArray[np.int64]) -> DecodedChunk:
         """Renumber the result for a larger chunk: record i of this chunk is record `places[i]` there."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
-        return DecodedChunk(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
+        return DecodedChunk(self.rows, places[self.record_indexes], rejections, self.drift, places[self.dropped])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
         """Return a mask of the records that have no row and are neither rejected nor dropped.
@@ -47,7 +47,7 @@ class DecodedChunk:
         `records` is the chunk's size.
         """
         found = np.ones(records, np.bool_)
-        found[self.kept] = False
+        found[self.record_indexes] = False
         found[self.dropped] = False
         found[np.array([r.index for r in self.rejections], np.int64)] = False
         return found
@@ -56,21 +56,21 @@ class DecodedChunk:
         """Turn these rows into rejections. `wrong` maps a row to its error class and text."""
         if not wrong:
             return self
-        good = np.ones(len(self.kept), np.bool_)
+        good = np.ones(len(self.record_indexes), np.bool_)
         good[list(wrong)] = False
-        rejections = [Rejection(int(self.kept[row]), *wrong[row]) for row in sorted(wrong)]
+        rejections = [Rejection(int(self.record_indexes[row]), *wrong[row]) for row in sorted(wrong)]
         return dataclasses.replace(
             self,
             rows=self.rows.filter(pa.array(good)),
-            kept=self.kept[good],
+            record_indexes=self.record_indexes[good],
             rejections=[*self.rejections, *rejections],
         )
 
     def remove_records(self, mask: NDArray[np.bool_]) -> DecodedChunk:
-        stays = ~mask[self.kept]
+        stays = ~mask[self.record_indexes]
         rejections = [r for r in self.rejections if not mask[r.index]]
         dropped = self.dropped[~mask[self.dropped]]
-        return DecodedChunk(self.rows.filter(pa.array(stays)), self.kept[stays], rejections, dropped=dropped)
+        return DecodedChunk(self.rows.filter(pa.array(stays)), self.record_indexes[stays], rejections, dropped=dropped)
 
 
 class Decoder(Protocol):
@@ -134,7 +134,7 @@ def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:
     """Join the results for several parts of one chunk. The indexes in the parts must refer to the whole chunk."""
     return DecodedChunk(
         pa.concat_tables([part.rows for part in parts]),
-        np.concatenate([part.kept for part in parts]),
+        np.concatenate([part.record_indexes for part in parts]),
         [rejection for part in parts for rejection in part.rejections],
         join_drift(part.drift for part in parts),
         np.concatenate([part.dropped for part in parts]),
@@ -146,16 +146,18 @@ def drop_incomplete_records(decoded: DecodedChunk) -> DecodedChunk:
     if not decoded.rejections:
         return decoded
     first = {r.index: r for r in reversed(decoded.rejections)}
-    good = ~np.isin(decoded.kept, np.fromiter(first, np.int64, len(first)))
+    good = ~np.isin(decoded.record_indexes, np.fromiter(first, np.int64, len(first)))
     rows = decoded.rows if good.all() else decoded.rows.filter(good)
-    return DecodedChunk(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.drift, decoded.dropped)
+    return DecodedChunk(
+        rows, decoded.record_indexes[good], [first[i] for i in sorted(first)], decoded.drift, decoded.dropped
+    )
 
 
-def number_rows(kept: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the number of each row within its record, starting at 0. Row i comes from record `kept[i]`."""
-    order = np.argsort(kept, kind="stable")
-    numbers = np.empty(len(kept), np.int32)
-    numbers[order] = np.arange(len(kept)) - run_starts(kept[order])
+def number_rows(record_indexes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the number of each row within its record, starting at 0. Row i comes from record `record_indexes[i]`."""
+    order = np.argsort(record_indexes, kind="stable")
+    numbers = np.empty(len(record_indexes), np.int32)
+    numbers[order] = np.arange(len(record_indexes)) - run_starts(record_indexes[order])
     return numbers
 
 

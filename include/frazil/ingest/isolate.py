@@ -49,7 +49,7 @@ class IsolatedDecoder:
         if len(chunk) == 1:
             reason = f"decoding this record crashed the process (exit code {answer})"
             nothing = self._here(chunk.slice(0, 0))
-            return DecodedChunk(nothing.rows, nothing.kept, [Rejection(0, CRASHED, reason)])
+            return DecodedChunk(nothing.rows, nothing.record_indexes, [Rejection(0, CRASHED, reason)])
         middle = len(chunk) // 2
         return join_results(
             [

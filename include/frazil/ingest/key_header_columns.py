@@ -59,7 +59,7 @@ class KeyDecoder:
         there = np.flatnonzero(keys.lengths != NULL)
         decoded = self._decode(Chunk.of_column(keys.take(there))).with_indexes(there)
         rows = np.full(len(keys), -1)
-        rows[decoded.kept] = np.arange(len(decoded.kept))
+        rows[decoded.record_indexes] = np.arange(len(decoded.record_indexes))
         table = decoded.rows.take(pa.array(rows, mask=rows < 0))
         wrong = {r.index: (r.error_class, f"the record's key: {r.error}") for r in decoded.rejections}
         for name in self._required:
@@ -87,13 +87,13 @@ class KeyHeaderReader:
             return decoded
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
         wrong: dict[int, tuple[str, str]] = {}
-        kept, drift = decoded.kept, decoded.drift
+        record_indexes, drift = decoded.record_indexes, decoded.drift
         if self._keys:
-            arrays, wrong, of_keys = self._keys(chunk.keys.take(kept))
+            arrays, wrong, of_keys = self._keys(chunk.keys.take(record_indexes))
             drift = join_drift([drift, of_keys])
         for field, header in self._fields:
             values = chunk.keys if header is None else header_column(chunk.headers, header, len(chunk))
-            column = values.take(kept)
+            column = values.take(record_indexes)
             what = "key" if header is None else f"header {header}"
             wrong = {**find_failures(column, field, what=what), **wrong}
             arrays[field.name] = to_arrow_binary(column, self._arrow_schema.field(field.name).type)

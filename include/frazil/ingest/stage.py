@@ -335,13 +335,13 @@ class _Stage:
                 shaped = reject_unchanging(shaped, divided.unchanged)
             else:
                 self._other_events += len(divided.unchanged)
-        shape.add_drift(drift, chunk, kept=np.append(shaped.kept, np.array(failed, np.int64)))
+        shape.add_drift(drift, chunk, record_indexes=np.append(shaped.record_indexes, np.array(failed, np.int64)))
         self.progress.count_rows(
-            chunk.range_index[shaped.kept],
+            chunk.range_index[shaped.record_indexes],
             shape.event_times(shaped.rows),
-            timestamps_ms=chunk.timestamps_ms[shaped.kept],
+            timestamps_ms=chunk.timestamps_ms[shaped.record_indexes],
             now_ms=self._now_us() // 1000,
-            records=shape.first_row_mask(shaped.kept),
+            records=shape.first_row_mask(shaped.record_indexes),
             of_windows=divided.main_mask if divided else None,
         )
         if divided:
@@ -396,8 +396,10 @@ class _ShuffledStage(_Stage):
         self._parcels: list[Parcel] = []
 
     def _add(self, chunk: Chunk, shaped: DecodedChunk) -> None:
-        kept = shaped.kept
-        self._parcels += self.shuffler(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
+        indexes = shaped.record_indexes
+        self._parcels += self.shuffler(
+            shaped.rows, range_index=chunk.range_index[indexes], offsets=chunk.offsets[indexes]
+        )
 
     def parcels(self) -> list[Parcel]:
         parcels, self._parcels = self._parcels, []

@@ -86,12 +86,12 @@ class TransformedDecoder:
         made = None if self._wary else self._transform_all(numbered)
         if made is None:
             failed, made = self._transform_valid(numbered)
-        wrong = [Rejection(int(fields.kept[row]), TRANSFORM_FAILED, failed[row]) for row in sorted(failed)]
+        wrong = [Rejection(int(fields.record_indexes[row]), TRANSFORM_FAILED, failed[row]) for row in sorted(failed)]
         rows, missing = self._fit_rows(made)
-        kept = fields.kept[made.column(ROW).to_numpy()]
-        fitted = DecodedChunk(rows, kept, [*fields.rejections, *wrong], fields.drift).reject_rows(missing)
+        indexes = fields.record_indexes[made.column(ROW).to_numpy()]
+        fitted = DecodedChunk(rows, indexes, [*fields.rejections, *wrong], fields.drift).reject_rows(missing)
         dropped = np.zeros(len(chunk), np.bool_)
-        dropped[fields.kept] = True
+        dropped[fields.record_indexes] = True
         dropped &= fitted.no_result_mask(len(chunk))
         rows = pa.Table.from_arrays(fitted.rows.columns, schema=self._columns)
         return dataclasses.replace(fitted, rows=rows, dropped=np.flatnonzero(dropped))

@@ -93,7 +93,7 @@ def _preview_chunk(
     rows = defaultdict[int, list[dict[str, Any]]](list)
     own = [name for name in shaped.rows.column_names if not name.startswith(("kafka_", "_frazil"))]
     found: list[dict[str, Any]] = shaped.rows.select(own).to_pylist()
-    for index, row in zip(shaped.kept.tolist(), found, strict=True):
+    for index, row in zip(shaped.record_indexes.tolist(), found, strict=True):
         rows[index].append(row)
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])

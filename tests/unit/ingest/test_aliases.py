@@ -62,7 +62,7 @@ def test_a_required_column_needs_one_of_its_names_and_its_own_comes_first():
     schema = Schema(NestedField(1, "now", LongType(), required=True), NestedField(2, "s", StringType(), required=True))
     values = ('{"s":"","was":1}', '{"s":"","now":2,"was":3}', '{"s":""}', '{"s":"","now":null,"was":4}', '{"was":5}')
     found = decoded(schema, *values, was=1)
-    rows = dict(zip(found.kept.tolist(), found.rows["now"].to_pylist(), strict=True))
+    rows = dict(zip(found.record_indexes.tolist(), found.rows["now"].to_pylist(), strict=True))
     assert rows == {0: 1, 1: 2, 3: 4}
     assert sorted((r.index, r.error) for r in found.rejections) == [
         (2, "now: required, and missing or null"),

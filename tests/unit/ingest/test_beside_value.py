@@ -53,8 +53,8 @@ def test_each_record_is_a_row_with_its_own_key_and_headers_or_one_rejection(reco
     found = KeyHeaderReader(SCHEMA, BESIDE)(DECODE(chunk), chunk)
     rejected = {r.index: r.error_class for r in found.rejections}
     assert len(rejected) == len(found.rejections)
-    assert sorted([*rejected, *found.kept.tolist()]) == [*range(len(records))]
-    rows = dict(zip(found.kept.tolist(), found.rows.to_pylist(), strict=True))
+    assert sorted([*rejected, *found.record_indexes.tolist()]) == [*range(len(records))]
+    rows = dict(zip(found.record_indexes.tolist(), found.rows.to_pylist(), strict=True))
     for i, (value, key, sent) in enumerate(records):
         headers = dict(sent)
         valid = key is not None and is_text(key) and is_text(headers.get("trace-id"))

@@ -47,7 +47,7 @@ def test_what_was_cast_is_counted_by_column() -> None:
         {"a": "8"},
     ]  # fmt: skip
     decoded = decode([json.dumps(record).encode() for record in records], declared(columns, cast="lenient"))
-    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     assert {place: (row["a"], row["b"], row["c"], row["d"]) for place, row in rows.items()} == {
         0: (7, True, "1", [1]), 1: (7, False, "x", None), 4: (8, None, None, None),
     }  # fmt: skip
@@ -85,7 +85,7 @@ def test_the_loop_casts_what_texts_of_values_are_cast_to(
     chunk = Chunk.of_values([b'{"x":%s,"y":1}' % (f'"{v}"' if quoted else v).encode() for v, quoted in values])
     (rows, count, errors), by_texts = (
         (
-            {place: repr(x) for place, x in zip(found.kept.tolist(), plain(found.rows["x"]), strict=True)},
+            {place: repr(x) for place, x in zip(found.record_indexes.tolist(), plain(found.rows["x"]), strict=True)},
             dict(found.drift.cast),
             {r.index: r[1:] for r in found.rejections},
         )
@@ -111,7 +111,7 @@ def test_a_cast_is_counted_once_although_another_value_of_its_record_is_cast_by_
         {"a": "9", "d": "-", "l": [0, "1"]}, {"a": "9", "d": 1, "l": []}, {"a": 9, "l": [0, 1]},
     ]  # fmt: skip
     decoded = decode([json.dumps(record).encode() for record in records], declared(columns, cast="lenient"))
-    assert (sorted(decoded.kept.tolist()), decoded.drift.cast) == ([0, 1, 3, 5], {"a": 3, "d": 1, "n": 1})
+    assert (sorted(decoded.record_indexes.tolist()), decoded.drift.cast) == ([0, 1, 3, 5], {"a": 3, "d": 1, "n": 1})
 
 
 def test_a_new_field_is_found_although_a_record_of_its_chunk_is_no_object(tmp_path: Path) -> None:

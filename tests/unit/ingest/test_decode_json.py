@@ -60,7 +60,7 @@ DECODE = create_decoder("json", SCHEMA, {})
 def fates(values: Sequence[bytes | None], decode: Decoder = DECODE) -> list[Any]:
     """Per message its row, or the word "rejected"; each message has exactly one."""
     decoded = decode(Chunk.of_values(values))
-    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     rejected = {rejection.index for rejection in decoded.rejections}
     assert len(rejected) == len(decoded.rejections)
     assert sorted([*rows, *rejected]) == list(range(len(values)))
@@ -399,7 +399,7 @@ PRICES = Schema(
 def test_strings_that_resemble_numbers_cost_nothing(read_singly: list[bytes | None]) -> None:
     values = [b'{"id":"9c5b94b1-35ad-4%03d-b8e-4100-0000%08de-41","price":0.5}' % (i, i) for i in range(1_000)]
     decoded = create_decoder("json", PRICES, {})(Chunk.of_values(values))
-    assert decoded.kept.tolist() == list(range(1_000))
+    assert decoded.record_indexes.tolist() == list(range(1_000))
     assert not read_singly
 
 
@@ -438,7 +438,7 @@ def test_a_deep_record_is_a_row_however_deep_its_callers_stand(frames: int) -> N
         return called(times - 1) if times else decode(Chunk.of_values(values))
 
     decoded = called(max(0, frames - len(inspect.stack())))
-    assert (decoded.kept.tolist(), [r.error_class for r in decoded.rejections]) == ([0], ["TypeMismatch"])
+    assert (decoded.record_indexes.tolist(), [r.error_class for r in decoded.rejections]) == ([0], ["TypeMismatch"])
 
 
 MANY = 200_000

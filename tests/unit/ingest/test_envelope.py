@@ -98,7 +98,7 @@ def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str,
     ]
     decoded = decode([value and form(value) for value in events])
     assert decoded.rejections == []
-    assert decoded.kept.tolist() == [0, 1, 2, 3]
+    assert decoded.record_indexes.tolist() == [0, 1, 2, 3]
     first, created, updated, deleted = decoded.rows.to_pylist()
     assert [row[CHANGE] for row in decoded.rows.to_pylist()] == [UPSERT, UPSERT, UPSERT, DELETE]
     assert first == {
@@ -144,7 +144,7 @@ def test_an_update_that_changes_its_key_deletes_the_row_before(
     ]
     decoded = decode([form(value) for value in events], key=[*names], schema=columns)
     assert decoded.rejections == []
-    assert decoded.kept.tolist() == [0, 1, 2, 3, 4, 5, 1]
+    assert decoded.record_indexes.tolist() == [0, 1, 2, 3, 4, 5, 1]
     *upserts, gone = decoded.rows.to_pylist()
     assert {row[CHANGE] for row in upserts} == {UPSERT}
     of_event = {name: upserts[1][name] for name in METADATA}
@@ -214,7 +214,7 @@ def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
     tombstone = {"schema": None, "payload": None}
     decoded = decode([HEARTBEAT, BEGIN, END, SCHEMA_CHANGE, *older, *named, tombstone, event("c", after=ROW)])
     assert decoded.rejections == []
-    assert decoded.kept.tolist() == [11]
+    assert decoded.record_indexes.tolist() == [11]
 
 
 @pytest.mark.parametrize(

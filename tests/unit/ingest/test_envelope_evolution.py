@@ -45,7 +45,7 @@ def test_events_have_beyond_the_table_what_their_rows_have(rows: list[dict[str, 
     form = data.draw(st.sampled_from((lambda e: e, wrapped)))
     events = [event(data.draw(st.sampled_from("cur")), after=row, before={"old": 1}) for row in rows]
     found = enveloped(*map(form, events), evolution=evolution)
-    assert (found.drift, found.kept.tolist()) == (plain.drift, plain.kept.tolist())
+    assert (found.drift, found.record_indexes.tolist()) == (plain.drift, plain.record_indexes.tolist())
 
 
 @pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])

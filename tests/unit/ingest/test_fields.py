@@ -141,7 +141,7 @@ def test_the_loop_and_the_reader_of_single_records_agree(arrays: list[list[Any]]
         single = decode(records, declared(columns))
     finally:
         json_decoder.ChunkReader.__call__ = reader  # type: ignore[method-assign]
-    order = looped.kept.argsort(kind="stable")
+    order = looped.record_indexes.argsort(kind="stable")
     assert looped.rows.take(order).equals(single.rows)
     assert sorted(looped.rejections) == sorted(single.rejections)
 
@@ -245,7 +245,7 @@ def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
         '{"id" : 2, "q": {"s": 1, "s": 2}, "data": {"x": 3} }', '{"id": 1, "id": 2}',
     ]  # fmt: skip
     decoded = decode([f'{{"payload": {text}, "y": 1}}'.encode() for text in texts], declared(columns, rest="r"))
-    rows = zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True)
+    rows = zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True)
     assert {place: tuple(row.values())[:-1] for place, row in rows} == {
         0: (texts[0], 1, "k", 7, None, None, '{"y": 1}'), 1: (None, None, "none", None, None, None, '{"y": 1}'),
         4: (texts[4], 2, "none", None, '{"x": 3}', 3, '{"y": 1}'),

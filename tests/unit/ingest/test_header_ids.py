@@ -49,7 +49,7 @@ def test_an_id_or_guid_in_a_header_and_one_before_the_value_are_read_alike(regis
     value, by_id, by_guid = avro({"x": 5}, SCHEMA), b"\0\0\0\0\7", b"\1" + GUID.bytes
     records = [(value, by_id), (by_id + value, None), (value, by_guid), (None, by_id), (value, b"\2ab"), (value, None)]
     decoded = decode(records, {"x": "int"}, {"type": "avro", "registry": {"url": registry.url}})
-    assert (decoded.rows["x"].to_pylist(), decoded.kept.tolist()) == ([5, 5, 5], [0, 1, 2])
+    assert (decoded.rows["x"].to_pylist(), decoded.record_indexes.tolist()) == ([5, 5, 5], [0, 1, 2])
     found = {r.index: (r.error_class, r.error) for r in decoded.rejections}
     assert {place: error_class for place, (error_class, _) in found.items()} == {
         3: "Tombstone",

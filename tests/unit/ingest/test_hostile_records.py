@@ -159,7 +159,7 @@ def staged(form: str, values: list[bytes]) -> SchemaDrift:
     schema = record_schema(iceberg.table_schema(spec), coordinates=True)
     decode = create_decoder(dump_portable_format(spec.value_format), schema, {}, "off" if form == "csv" else "full")
     found = decode(Chunk.of_values(values))
-    assert len(found.kept) + len(found.rejections) == len(values)
+    assert len(found.record_indexes) + len(found.rejections) == len(values)
     requested, _ = requested_changes(SchemaDrift.from_json(json.loads(json.dumps(join_drift([found.drift]).to_json()))))
     plan_growth(schema, (schema,), requested, max_columns=500)
     return found.drift

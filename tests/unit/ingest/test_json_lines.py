@@ -34,7 +34,10 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     """The rows of each record with their numbers, or the class and the text of its one error."""
     found: list[Any] = [[] for _ in range(count)]
     for place, number, row in zip(
-        decoded.kept.tolist(), number_rows(decoded.kept).tolist(), decoded.rows.to_pylist(), strict=True
+        decoded.record_indexes.tolist(),
+        number_rows(decoded.record_indexes).tolist(),
+        decoded.rows.to_pylist(),
+        strict=True,
     ):
         assert len(found[place]) == number
         found[place].append((row["x"], row["s"]))

@@ -60,7 +60,7 @@ def test_a_json_column_keeps_the_text_of_any_value(drawn: list[tuple[Any, int | 
     records = [f'{{"x": {text} , "y": 1}}'.encode() for text in texts]
     decoded = decode(records, declared({"x": JSON, "y": "int"}))
     assert {r.error_class for r in decoded.rejections} <= {"InvalidJson"}  # half of a surrogate pair
-    found = dict(zip(decoded.kept.tolist(), decoded.rows["x"].to_pylist(), strict=True))
+    found = dict(zip(decoded.record_indexes.tolist(), decoded.rows["x"].to_pylist(), strict=True))
     for place, kept in found.items():
         assert kept == (None if texts[place] == "null" else texts[place])
 

@@ -60,7 +60,7 @@ def shaped(spec: StreamSpec, records: Sequence[tuple[Any, Any]]) -> DecodedChunk
 
 def rows(found: DecodedChunk) -> dict[int, dict[str, Any]]:
     made = ({k: v for k, v in row.items() if not k.startswith(("kafka_", "_"))} for row in found.rows.to_pylist())
-    return dict(zip(found.kept.tolist(), made, strict=True))
+    return dict(zip(found.record_indexes.tolist(), made, strict=True))
 
 
 def errors(found: DecodedChunk) -> dict[int, str]:

@@ -46,7 +46,7 @@ def csv_format(columns: int, **changes: Any) -> dict[str, Any]:
 def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     """The row of each record, or the class of its error; each record has exactly one."""
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
-    for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
+    for place, row in zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True):
         assert place not in found
         found[place] = tuple(row.values())
     return [found[i] for i in range(count)]

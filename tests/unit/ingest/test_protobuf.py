@@ -55,7 +55,7 @@ def framed(schema_id: int, indexes: bytes, content: bytes) -> bytes:
 
 
 def outcomes(decoded: DecodedChunk) -> dict[int, Any]:
-    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     return rows | {r.index: (r.error_class, r.error) for r in decoded.rejections}
 
 

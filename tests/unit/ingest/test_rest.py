@@ -119,7 +119,7 @@ def test_columns_and_the_rest_together_are_the_record(drawn: list[tuple[dict[str
     del spec["schema"]["at"]
     decoded = decode([text.encode() for text in texts], spec | {"event-time": "kafka_timestamp"})
     assert decoded.rejections == []
-    for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
+    for place, row in zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True):
         columns = {
             "x": exact(row["x"]),
             "s": None if row["s"] is None else {name: exact(text) for name, text in row["s"].items()},

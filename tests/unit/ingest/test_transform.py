@@ -224,7 +224,10 @@ def test_failing_and_dropped_records_leave_their_neighbours_as_they_are() -> Non
     spec = stream("SELECT CAST(txt AS BIGINT) // n AS a FROM records WHERE txt <> '' AND CAST(txt AS BIGINT) > 0")
     texts = ["6", "", "x", "4", "0", "8", None, "9" * 30]
     found = transformed(spec, [{"n": 0 if txt == "4" else 2, "txt": txt} for txt in texts] + [b"{"])
-    assert [(int(k), row["a"]) for k, row in zip(found.kept, found.rows.to_pylist(), strict=True)] == [(0, 3), (5, 4)]
+    assert [(int(k), row["a"]) for k, row in zip(found.record_indexes, found.rows.to_pylist(), strict=True)] == [
+        (0, 3),
+        (5, 4),
+    ]
     assert found.dropped.tolist() == [1, 4, 6]
     errors = {r.index: (r.error_class, r.error) for r in found.rejections}
     assert {index: kind for index, (kind, _) in errors.items() if index != 8} == dict.fromkeys(
@@ -240,7 +243,7 @@ def test_a_chunk_after_one_that_failed_and_one_of_failures_alone_are_as_in_any_o
     decode = open_decoder(context_of(spec), iceberg.table_schema(spec))
     for texts, kept in ((["x", "1"], [1]), (["x", "y"], []), (["1", "2"], [0, 1]), ([], []), (["3", "x"], [0])):
         found = decode(Chunk.of_values([json.dumps({"txt": txt}).encode() for txt in texts]))
-        assert found.kept.tolist() == kept
+        assert found.record_indexes.tolist() == kept
         assert len(found.rejections) == len(texts) - len(kept)
 
 
@@ -248,21 +251,21 @@ def test_an_element_that_fails_rejects_its_whole_record_and_an_empty_list_is_dro
     spec = stream("SELECT CAST(unnest(tags) AS BIGINT) * n AS a FROM records", schema={"a": "long"})
     values = [{"n": 2, "tags": ["1", "2"]}, {"n": 1, "tags": ["1", "x"]}, {"n": 1, "tags": []}, {"n": 1}]
     found = transformed(spec, values)
-    assert [row["a"] for k, row in zip(found.kept, found.rows.to_pylist(), strict=True) if k == 0] == [2, 4]
+    assert [row["a"] for k, row in zip(found.record_indexes, found.rows.to_pylist(), strict=True) if k == 0] == [2, 4]
     assert [r.index for r in found.rejections] == [1]
     assert found.dropped.tolist() == [2, 3]
 
 
 def test_a_value_that_is_required_and_null_is_a_dead_letter() -> None:
     found = transformed(stream("SELECT n AS a FROM records", schema={"a": "long not null"}), [{"n": 1}, {}])
-    assert found.kept.tolist() == [0]
+    assert found.record_indexes.tolist() == [0]
     assert found.rejections == [(1, "MissingRequired", "a: required, and missing or null")]
 
 
 def test_bytes_of_another_length_than_fixed_are_a_dead_letter() -> None:
     spec = stream("SELECT encode(txt) AS a FROM records", schema={"a": "fixed[2]"})
     found = transformed(spec, [{"txt": "ab"}, {"txt": "abc"}, {}])
-    assert (found.kept.tolist(), [r.index for r in found.rejections]) == ([0, 2], [1])
+    assert (found.record_indexes.tolist(), [r.index for r in found.rejections]) == ([0, 2], [1])
 
 
 @pytest.mark.parametrize(
@@ -464,7 +467,7 @@ def test_only_a_value_that_is_there_must_have_its_required_fields() -> None:
     found = transformed(stream("SELECT n, s FROM records", fields, schema={"n": "long", "s": kind}), values)
     whole = [None, {"a": 1, "l": None}, {"a": 5, "l": [{"b": 6}, None]}]
     assert [row["s"] for row in found.rows.to_pylist()] == whole
-    assert found.kept.tolist() == [0, 2, 4]
+    assert found.record_indexes.tolist() == [0, 2, 4]
     assert [tuple(rejection) for rejection in found.rejections] == [
         (1, "MissingRequired", "s: a: required, and missing or null"),
         (3, "MissingRequired", "s: b: required, and missing or null"),

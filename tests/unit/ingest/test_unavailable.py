@@ -147,7 +147,7 @@ def test_a_null_that_may_be_no_null_is_a_dead_letter(declared: str) -> None:
     (rejection,) = found.rejections
     assert (rejection.index, rejection.error_class) == (0, "UnavailableValue")
     assert rejection.error.startswith("after.x: null, but the connector also writes null for a large value")
-    assert found.kept.tolist() == [1, 2, 3]
+    assert found.record_indexes.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
@@ -188,7 +188,7 @@ def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
     (rejection,) = found.rejections
     assert (rejection.index, rejection.error_class) == (0, "UnavailableValue")
     assert rejection.error.startswith("after.name: the placeholder for a value that the event omits")
-    assert found.kept.tolist() == [1, 2]
+    assert found.record_indexes.tolist() == [1, 2]
 
 
 def test_what_a_snapshot_reads_is_reported() -> None:

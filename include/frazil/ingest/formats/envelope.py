@@ -164,7 +164,7 @@ class EnvelopeDecoder:
         skipped = to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))
         assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
         for row in np.flatnonzero(to_mask(op.is_null())).tolist():
-            if self._decode.changes_no_row(chunk.values[int(decoded.kept[row])] or b""):
+            if self._decode.changes_no_row(chunk.values[int(decoded.record_indexes[row])] or b""):
                 skipped[row] = True
                 del wrong[row]
         columns = self._column_values(parts, deletes)
@@ -188,14 +188,14 @@ class EnvelopeDecoder:
                 unavailable[name] = mask
             unplaced += int(np.count_nonzero(to_mask(columns[name].is_null()) & (states | deletes) & ~snapshot))
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
-        kept = self._unchanged_lists(unavailable, len(op))
+        omitted = self._unchanged_lists(unavailable, len(op))
         good = ~skipped
         good[list(wrong)] = False
-        rows, records = self._build_rows(columns, deletes, kept).filter(pa.array(good)), decoded.kept[good]
+        rows, records = self._build_rows(columns, deletes, omitted).filter(pa.array(good)), decoded.record_indexes[good]
         if (moved := moved & good).any():
             rows = pa.concat_tables([rows, self._delete_old_keys(parts, moved)])
-            records = np.concatenate([records, decoded.kept[moved]])
-        added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
+            records = np.concatenate([records, decoded.record_indexes[moved]])
+        added = [Rejection(int(decoded.record_indexes[row]), *wrong[row]) for row in sorted(wrong)]
         drift = self._unavailable.without_placeholder(decoded.drift)
         # A record without known fields is a rejection already, or an event that changes no row, such as a heartbeat.
         drift = dataclasses.replace(drift, unknown=0, names=(), unplaced=unplaced)
@@ -209,12 +209,12 @@ class EnvelopeDecoder:
             return rejection
         return rejection._replace(error=f"{layer[0]}{MONGODB_REMEDY}")
 
-    def _build_rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
+    def _build_rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], omitted: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
         schema = pa.schema([field.with_nullable(True) for field in self._schema])
         rows = pa.Table.from_arrays(arrays, schema=schema).append_column(CHANGE, change)
-        return rows.append_column(KEPT_COLUMNS, kept)
+        return rows.append_column(KEPT_COLUMNS, omitted)
 
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
         """Return a mask of the updates that change the key.
@@ -320,7 +320,7 @@ class EnvelopeDecoder:
         @cache
         def after_names(row: int) -> Collection[str]:
             layers = ("payload", "after") if parts.wrapped[row] else ("after",)
-            return names(chunk.values[int(decoded.kept[row])] or b"", layers)
+            return names(chunk.values[int(decoded.record_indexes[row])] or b"", layers)
 
         return after_names
 

@@ -339,10 +339,10 @@ class CastingDecoder:
         if self._reports_drift and self._strict.leaves_out_rows:
             return self._casting(chunk)  # `_strict` would decode rows twice, and samples a new field only once
         found = self._strict(chunk)
-        if len(found.kept) == len(chunk):
+        if len(found.record_indexes) == len(chunk):
             return found
         is_left = np.ones(len(chunk), np.bool_)
-        is_left[found.kept] = False
+        is_left[found.record_indexes] = False
         if self._strict.leaves_out_rows:  # it has counted the casts and new fields of these
             found = decode_some(self._strict, ~is_left)
         return join_results([found, decode_some(self._casting, is_left)])
@@ -397,24 +397,24 @@ class _TextColumns:
             ]
         records = pc.binary_join_element_wise(*parts, _text_scalar("}\n"), _text_scalar(""))
         found = self.decode(Chunk.of_column(_as_lines(records)))
-        counts = {name: pc.sum(mask.take(pa.array(found.kept))).as_py() or 0 for name, mask in cast.items()}
+        counts = {name: pc.sum(mask.take(pa.array(found.record_indexes))).as_py() or 0 for name, mask in cast.items()}
         drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
         return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self.columns])
 
 
 def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
     """Add the named columns and the rejections of `found` to `decoded`. Record i of `found` is row i of `decoded`."""
-    order = np.argsort(found.kept, kind="stable")
-    places = found.kept[order]
+    order = np.argsort(found.record_indexes, kind="stable")
+    places = found.record_indexes[order]
     rows = decoded.rows.take(pa.array(places))
     for name in names:
         column, at = found.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
         rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
-    rejections = [r._replace(index=int(decoded.kept[r.index])) for r in found.rejections]
+    rejections = [r._replace(index=int(decoded.record_indexes[r.index])) for r in found.rejections]
     return dataclasses.replace(
         decoded,
         rows=rows,
-        kept=decoded.kept[places],
+        record_indexes=decoded.record_indexes[places],
         rejections=[*decoded.rejections, *rejections],
         drift=join_drift([decoded.drift, found.drift]),
     )

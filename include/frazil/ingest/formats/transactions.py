@@ -106,7 +106,7 @@ class TransactionDecoder:
             (wrapped, pa.table({field.name: pc.struct_field(payload, field.name) for field in payload.type})),
         ):
             if pc.any(form).as_py():
-                yield pa.array(decoded.kept).filter(form).to_pylist(), rows.filter(form)
+                yield pa.array(decoded.record_indexes).filter(form).to_pylist(), rows.filter(form)
 
 
 def _nested_column(rows: pa.Table, struct: str, name: str) -> pa.Array:

@@ -27,7 +27,7 @@ from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_r
 from frazil.ingest.formats.avro.program import AvroProgram, Fault
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, field_names_at, parse_schema
 from frazil.ingest.formats.columns import ColumnMemory
-from frazil.ingest.formats.json.nodes import BASE, DOMAIN, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
+from frazil.ingest.formats.json.nodes import BASE, ENTRY_SET, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
 from frazil.ingest.formats.json.rest import rest_of
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.json.words import USED
@@ -155,7 +155,7 @@ class AvroDecoder:
             if read == len(values):
                 with self._json_texts_in_columns(data):
                     return columns.table(data)
-            if missing == len(columns.domains):
+            if missing == len(columns.entry_counts):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
             else:
                 columns.grow(missing)
@@ -167,11 +167,11 @@ class AvroDecoder:
         if not spans:
             yield
             return
-        kept, at = columns.text, int(columns.domains[-1, USED])
+        kept, at = columns.text, int(columns.entry_counts[-1, USED])
         texts: list[bytes] = []
         for k in np.flatnonzero(np.isin(columns.nodes[:, KIND], (JSON, JSON_TEXT, REST))):
             node = columns.nodes[k]
-            count = int(columns.domains[node[DOMAIN], USED])
+            count = int(columns.entry_counts[node[ENTRY_SET], USED])
             words = columns.words[node[BASE] :][: 2 * count].reshape(-1, 2)
             for i in np.flatnonzero(columns.valid[node[FLAG] :][:count]).tolist():
                 start, length = words[i].tolist()
@@ -184,7 +184,9 @@ class AvroDecoder:
                 texts.append(text)
                 words[i] = -1 - at, len(text)
                 at += len(text)
-        columns.text = np.concatenate([kept[: columns.domains[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)])
+        columns.text = np.concatenate(
+            [kept[: columns.entry_counts[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)]
+        )
         yield
         columns.text = kept
 

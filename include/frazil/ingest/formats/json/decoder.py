@@ -85,7 +85,7 @@ class JsonDecoder:
         if self._casts:
             cast = {name: count for name, count in self._columns.casts.items() if count}
             return dataclasses.replace(sure, drift=dataclasses.replace(sure.drift, cast=cast))
-        if len(sure.kept) == len(chunk):
+        if len(sure.record_indexes) == len(chunk):
             return sure
         places = np.flatnonzero(unsure)
         return join_results([sure, self._read_one_by_one([*chunk.values.take(places)], places.tolist())])
@@ -221,7 +221,7 @@ class ChunkReader:
                 columns.words,
                 columns.valid,
                 columns.text,
-                columns.domains,
+                columns.entry_counts,
                 self._frames,
                 self._scratch,
                 self._slots,

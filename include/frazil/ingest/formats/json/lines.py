@@ -44,7 +44,7 @@ class LinesDecoder(WrappingDecoder):
             Rejection(place, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
             for place in too_many.tolist()
         ]
-        return join_results([DecodedChunk(nothing.rows, nothing.kept, rejections), *parts])
+        return join_results([DecodedChunk(nothing.rows, nothing.record_indexes, rejections), *parts])
 
     def _decode_group(self, values: BinaryColumn) -> DecodedChunk:
         lines, record = _split_lines(values)
@@ -64,8 +64,8 @@ class LinesDecoder(WrappingDecoder):
                 )
             )
         )
-        order = np.argsort(decoded.kept, kind="stable")
-        kept, rows = decoded.kept[order], decoded.rows
+        order = np.argsort(decoded.record_indexes, kind="stable")
+        record_indexes, rows = decoded.record_indexes[order], decoded.rows
         if not (order == np.arange(len(order))).all():
             rows = rows.take(order)
         several = np.bincount(record, minlength=len(values)) > 1
@@ -74,7 +74,7 @@ class LinesDecoder(WrappingDecoder):
             place = int(record[rejection.index])
             where = f"line {number[rejection.index] + 1}: " if several[place] else ""
             first.setdefault(place, Rejection(place, rejection.error_class, f"{where}{rejection.error}"))
-        return drop_incomplete_records(DecodedChunk(rows, record[kept], [*first.values()], decoded.drift))
+        return drop_incomplete_records(DecodedChunk(rows, record[record_indexes], [*first.values()], decoded.drift))
 
 
 def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -97,15 +97,15 @@ def write_rest(
     words: Numbers,
     valid: Octets,
     text: Octets,
-    domains: Numbers,
+    entry_counts: Numbers,
     pieces: Numbers,
 ) -> bool:
     """Write the pieces as the JSON text of entry e of the node. Returns False if `text` is full."""
     size = 2
     for i in range(pieces[COUNT]):
         size += 1 + pieces[FIRST_PIECE + 3 * i + 1]
-    used = domains[len(domains) - 1, USED]
-    if used + size > domains[len(domains) - 1, ROOM]:
+    used = entry_counts[len(entry_counts) - 1, USED]
+    if used + size > entry_counts[len(entry_counts) - 1, ROOM]:
         return False
     at = used
     text[at] = 123
@@ -135,5 +135,5 @@ def write_rest(
     words[to] = -1 - used
     words[to + 1] = at - used
     valid[nodes[node, FLAG] + e] = 1
-    domains[len(domains) - 1, USED] = at
+    entry_counts[len(entry_counts) - 1, USED] = at
     return True

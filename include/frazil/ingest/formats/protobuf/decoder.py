@@ -109,11 +109,11 @@ class ProtobufDecoder(AvroDecoder):
 
     def __call__(self, chunk: Chunk) -> DecodedChunk:
         decoded = super().__call__(chunk)
-        if not self._texts_of_json or not len(decoded.kept):
+        if not self._texts_of_json or not len(decoded.record_indexes):
             return decoded
         roots, content = self._split_frames(chunk.values, {})
-        records = [content[i] or b"" for i in decoded.kept.tolist()]
-        kinds = [self._messages[root] for root in roots[decoded.kept].tolist()]
+        records = [content[i] or b"" for i in decoded.record_indexes.tolist()]
+        kinds = [self._messages[root] for root in roots[decoded.record_indexes].tolist()]
         rows = self._texts_of_json(decoded.rows, records, kinds)
         missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
         wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
