@@ -50,11 +50,18 @@ log = logging.getLogger(__name__)
 
 
 def reset(
-    tables: StreamTables, *, target: Offsets, source: SourceIdentity, seen: StateBeforeReset, cut: Offsets = NO_OFFSETS
+    tables: StreamTables,
+    *,
+    target: Offsets,
+    source: SourceIdentity,
+    seen: StateBeforeReset,
+    truncated_at: Offsets = NO_OFFSETS,
 ) -> Marker:
     """Move the stream to the offsets `target` and the next epoch. Raises `WriterBusy` if the marker has changed."""
     epoch = 1 + _highest_epoch_ever(tables)
-    marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
+    marker = marker_after_reset(
+        seen, stream=tables.stream, epoch=epoch, target=target, source=source, truncated_at=truncated_at
+    )
 
     def decide(table: Table) -> Marker:
         if table.metadata.properties.get(property_name(tables.stream)) != seen.marker_text:

@@ -66,8 +66,10 @@ def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffset
     if marker is None:
         return AvailableOffsets(topics.identity, first, end)
     same = keep_same_topics(keep_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
-    cut = find_truncations(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
-    return AvailableOffsets(topics.identity, first, end, cut)
+    truncated_at = find_truncations(
+        kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs
+    )
+    return AvailableOffsets(topics.identity, first, end, truncated_at)
 
 
 def find_target_offsets(
@@ -152,7 +154,7 @@ def describe_consequences(
     for m in plan:
         if m.rewritten:
             sentences.append(
-                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. From there on, Kafka has "
+                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.truncated_at:,}. From there on, Kafka has "
                 f"or will have new records at {m.rewritten:,} offsets whose old records are in the table. After the "
                 "reset, the table gets the new records and keeps the old ones."
             )
@@ -297,7 +299,7 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     by: str,
 ) -> Marker:
     """Move the position, record it, and return the marker. Raises the errors of `marker_changes.reset`."""
-    marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, cut=now.truncated_at)
+    marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, truncated_at=now.truncated_at)
     record_action(tables.main.current(), tables.stream, reset_message(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 

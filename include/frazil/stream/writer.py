@@ -391,18 +391,18 @@ class Epoch:
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)
         led = {tp: offset for tp, offset in read.items() if tp not in topics.leaderless}
-        cut = find_truncations(self.parts.kafka, led, marker.leader_epochs)
+        truncated_at = find_truncations(self.parts.kafka, led, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)
-            check_not_truncated(read, cut, stream=stream)
+            check_not_truncated(read, truncated_at, stream=stream)
             return marker
-        if cut:
+        if truncated_at:
             tables, seen = self.parts.tables, read_state_before_reset(self.parts.tables)
             check_fence(seen.marker, stream=stream, epoch=committer.epoch)
-            target = {**read, **cut}
-            moved = reset(tables, target=target, source=topics.identity, seen=seen, cut=cut)
+            target = {**read, **truncated_at}
+            moved = reset(tables, target=target, source=topics.identity, seen=seen, truncated_at=truncated_at)
             self.number = moved.at.epoch
-            check_not_truncated(read, cut, stream=stream)
+            check_not_truncated(read, truncated_at, stream=stream)
         lost = describe_lost_ranges(marker.offsets, available)
         if not lost:
             return marker
