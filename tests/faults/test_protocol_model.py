@@ -151,7 +151,7 @@ class Protocol(RuleBasedStateMachine):
     def record_lost(self) -> bool:
         """Whether a commit record is gone: that of a batch which was committed, be it after its journal was lost."""
         markers = {stream: self.world.marker(stream) for stream in STREAMS}
-        return any((m := markers[stream]) and m.fate(key) is Fate.COMMITTED for stream, key in self.lost)
+        return any((m := markers[stream]) and m.outcome_of(key) is Fate.COMMITTED for stream, key in self.lost)
 
     # Kafka
 

@@ -348,7 +348,12 @@ class Tables(RuleBasedStateMachine):
 
     def _waits(self, key: BatchKey, target: str, home: Marker) -> bool:
         """Whether the default table has a batch that a table does not have."""
-        if target in self.trouble or home.settled is None or key > home.settled or home.fate(key) is not Fate.COMMITTED:
+        if (
+            target in self.trouble
+            or home.settled is None
+            or key > home.settled
+            or home.outcome_of(key) is not Fate.COMMITTED
+        ):
             return False
         marker = self.world.marker(target) if self.world.there(target) else None
         return marker is not None and (marker.settled or BatchKey(0, 0)) < key

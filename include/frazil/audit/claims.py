@@ -90,7 +90,7 @@ def _missing_record_paths(
     for _, path in commit_records(metadata, marker.stream):
         if (key := parse_key(path)) is None or key in keys:
             continue
-        is_forgotten = marker.fate(key) is Fate.UNKNOWN and (first is None or key < first)
+        is_forgotten = marker.outcome_of(key) is Fate.UNKNOWN and (first is None or key < first)
         if not is_forgotten and journals.read(path) is None:
             yield path
 
@@ -178,7 +178,7 @@ def _history_begins_ms(metadata: TableMetadata) -> int:
 
 
 def _is_committed(key: BatchKey, marker: Marker) -> bool:
-    return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
+    return marker.settled is not None and key <= marker.settled and marker.outcome_of(key) is not Fate.NOT_COMMITTED
 
 
 def _backfill_chunks(

@@ -337,11 +337,13 @@ def _claimed_records(r: CommittedRange) -> int:
     return min(r.end - r.start, r.records + r.rejected)
 
 
-def _max_records(group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
+def _max_records(
+    group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, excluded_topic_id: str | None = None
+) -> int:
     """Return the maximum number of records in a group. Leaves out records of the topic with the id
-    `but`.
+    `excluded_topic_id`.
     """
-    return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
+    return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != excluded_topic_id)
 
 
 def _is_exact(e: Evidence, group: OverlappingRanges) -> bool:
@@ -389,7 +391,7 @@ def compare_repeats(
 def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
     """Return whether commit records alone determine a dedupe stream's rows."""
     evidence = [_without_accepted(e) for e in evidence]
-    replays = any(e.replayed_of(r) for e in evidence if not e.whole for r in e.ranges)  # of other periods
+    replays = any(e.replayed_of(r) for e in evidence if not e.covers_history for r in e.ranges)  # of other periods
     return repeats is not None and not replays and all(map(_is_counted_once_by_topic, evidence))
 
 
@@ -431,7 +433,7 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
 def _report_limits(e: Evidence) -> Iterable[Finding]:
     """Report offsets that could not be checked, or that were skipped on purpose."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
-    if e.whole:
+    if e.covers_history:
         # The marker is the last range: a reset may have moved it, and nothing was committed since.
         read = [*merge_ranges(current), (e.marker, e.marker)] if current else []
         seen = e.seen
@@ -447,7 +449,9 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         f"forgotten stream's topic was recreated. The table may have two rows at: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        former = sum(_max_records(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
+        former = sum(
+            _max_records(g, lambda r: r.records + e.replayed_of(r), excluded_topic_id=e.topic_id) for g in e.groups
+        )
         sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
         yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
         gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))

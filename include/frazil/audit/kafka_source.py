@@ -26,16 +26,16 @@ from frazil.spec.units import format_count
 NO_LEADER = "no leader: nothing is compared with Kafka. Start a broker that has a replica"
 
 
-def ask_kafka(
+def find_remaining_offsets(
     spec: StreamSpec,
     marker: Marker,
     claimed: Claims,
     *,
-    whole: bool = True,
+    report_uncommitted: bool = True,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
-    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared. If `whole`,
-    also report the records after the stream's position.
+    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared. With
+    `report_uncommitted`, also report the records after the stream's position.
     """
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
@@ -54,7 +54,7 @@ def ask_kafka(
             # A truncated log may end before the committed end. Waiting for records after its end would never succeed.
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
         truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
-    if whole:
+    if report_uncommitted:
         log_ends = {tp: end for tp, end in ends.items() if tp not in truncated}
         notes += report_not_committed(spec, marker, topics.identity, first, log_ends)
     tallies = read_offsets(resolve_kafka_properties(spec, os.environ), ranges)

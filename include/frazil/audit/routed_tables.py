@@ -103,9 +103,11 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     *,
     within: OffsetRanges | None,
     replays: PublishedReplays,
-    named: Collection[Target] = (),
+    candidate_names: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the rows of the routed tables that commit records name. `named` has names that a renamed table may have."""
+    """Read the rows of the routed tables that commit records name. A renamed table may have a name in
+    `candidate_names`.
+    """
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
     if not targets:
         return ()
@@ -115,7 +117,7 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
         within = {
             tp: ((0, max(ends.get(tp, 0), marker.offsets.get(tp, 0))),) for tp in ends.keys() | marker.offsets.keys()
         }
-    step = partial(_read_with_retries, _RowSearch(tables, waiting, within, replays, named))
+    step = partial(_read_with_retries, _RowSearch(tables, waiting, within, replays, candidate_names))
     found = run_in_parallel(step, targets)
     more = sorted({one.renamed for one in found if one.renamed} - {*targets})
     return (*found, *(run_in_parallel(step, more) if more else ()))
@@ -127,7 +129,7 @@ class _RowSearch:
     waiting: Mapping[Target, Sequence[Journal]]
     within: OffsetRanges
     replays: PublishedReplays
-    named: Collection[Target]
+    candidate_names: Collection[Target]
 
 
 def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
@@ -149,7 +151,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
         table = tables.handle(target).refresh()
     except NoSuchTableError:
         member = read_table_record(tables, target)
-        renamed_to = None if member is None else find_renamed_table(tables, member, search.named)
+        renamed_to = None if member is None else find_renamed_table(tables, member, search.candidate_names)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
         elif member or not waiting or not all_files_wait(tables, waiting, target):
@@ -187,7 +189,11 @@ def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target |
     if property_name(search.tables.stream) in table.properties:
         return None
     member = read_table_record(search.tables, target)
-    return find_renamed_table(search.tables, member, search.named) if member and member.is_another(table) else None
+    return (
+        find_renamed_table(search.tables, member, search.candidate_names)
+        if member and member.is_another(table)
+        else None
+    )
 
 
 def _missing_table_message(tables: StreamTables, target: Target, member: RoutedTableRecord | None) -> str:

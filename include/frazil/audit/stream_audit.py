@@ -55,7 +55,7 @@ from frazil.table.file_bounds import OffsetRanges
 from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
 from frazil.timetext import format_utc
 
-AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
+FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
 """Returns the claimed offsets that Kafka has, and findings about ranges that cannot be compared."""
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
 """Returns, for each table, the offsets in these spans that the declared route would write to it."""
@@ -69,9 +69,9 @@ class _Run:
     table: Table
     marker: Marker
     window: Period | None
-    ask_kafka: AskKafka | None
+    find_remaining_offsets: FindRemainingOffsets | None
     drops_repeats: bool
-    named: Collection[Target]
+    candidate_names: Collection[Target]
     """The tables that the declared route names."""
     place: PlaceRecords | None = None
     signals: bool = True
@@ -84,7 +84,7 @@ class _Run:
         all times; it is needed if a former topic may have had the same offsets as the period's commits.
         """
         topics, within = self._topics(claimed), self._within(claimed)
-        kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
+        kafka, notes = self.find_remaining_offsets(self.marker, claimed) if self.find_remaining_offsets else ({}, ())
         default = tally_rows(
             self.table,
             RowSelection(topics, within),
@@ -95,7 +95,12 @@ class _Run:
         )
         dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
         routed = read_routed_rows(
-            self.tables, self.marker, every or claimed, within=within, replays=replays, named=self.named
+            self.tables,
+            self.marker,
+            every or claimed,
+            within=within,
+            replays=replays,
+            candidate_names=self.candidate_names,
         )
         found = gather_evidence(
             self.marker,
@@ -104,7 +109,7 @@ class _Run:
             tables="the route" if routed else "the table",
             dead_letters=dead_letters,
             kafka=kafka,
-            whole=self.window is None,
+            covers_history=self.window is None,
             drops_repeats=self.drops_repeats,
             former_dead_letters=former_dead_letters,
         )
@@ -182,10 +187,10 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     *,
     coordinates: bool = True,
     window: Period | None = None,
-    ask_kafka: AskKafka | None = None,
+    find_remaining_offsets: FindRemainingOffsets | None = None,
     drops_repeats: bool = False,
     replayed_from_source: bool = False,
-    named: Collection[Target] = (),
+    candidate_names: Collection[Target] = (),
     place: PlaceRecords | None = None,
     signals: bool = True,
 ) -> Audit:
@@ -197,7 +202,9 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     for attempt in count(1):
         table = tables.main.refresh()
         marker = require_marker(tables, table)
-        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place, signals)
+        run = _Run(
+            tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, place, signals
+        )
         claimed = load_claims(tables.journals, marker, table.metadata, window)
         before = _metadata_findings(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
@@ -220,14 +227,14 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 
 
 def audit_changes(
-    tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
+    tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, candidate_names: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
     """Compare an upsert stream with its commit records. For a period, or for a table without coordinates, compare only
     its dead letters. Returns the findings and the number of rows, if counted. Returns None if a replay was published
     since `table` was loaded: the caller must then load the table again.
     """
     marker = require_marker(tables, table)
-    run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
+    run = _Run(tables, table, marker, window, None, drops_repeats=True, candidate_names=candidate_names)
     by_offset = window is None and has_coordinates(table.schema())
     if by_offset:
         compared: Callable[[Evidence], tuple[Finding, ...]] = compare_partition
@@ -235,7 +242,9 @@ def audit_changes(
     else:
         compared, notes = compare_dead_letters, ()
         dead_letters, _ = run.tally_dead_letters(claimed)
-        evidence = gather_evidence(marker, claimed, rows={}, dead_letters=dead_letters, kafka={}, whole=window is None)
+        evidence = gather_evidence(
+            marker, claimed, rows={}, dead_letters=dead_letters, kafka={}, covers_history=window is None
+        )
     if _has_new_replay(run):
         return None
     evidence = _add_other_claims(run, claimed, evidence, compared)
@@ -267,7 +276,7 @@ def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[F
     findings = []
     for path in claimed.missing_commit_records:
         key = parse_key(path)
-        is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
+        is_forgotten = key is None or marker.outcome_of(key) is Fate.UNKNOWN
         kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         findings.append(Finding(kind, 1, sentence, marker.stream))
@@ -331,12 +340,12 @@ def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], fin
 
 def _count_partition(e: Evidence) -> PartitionAudit:
     rows, surplus = count_rows(e), count_duplicates(e)
-    current = [r for r in e.ranges if r.topic_id == e.topic_id] or ([] if e.whole else e.ranges)
+    current = [r for r in e.ranges if r.topic_id == e.topic_id] or ([] if e.covers_history else e.ranges)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
         start=min((r.start for r in current), default=None),
-        end=e.marker if e.whole else max(r.end for r in current),
+        end=e.marker if e.covers_history else max(r.end for r in current),
         rows=rows,
         distinct=rows - surplus,
         duplicates=surplus,

@@ -67,7 +67,7 @@ def audit_upserts(
     named, result = spec.sinks.named, None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
-        result = audit_changes(tables, table, claimed, window=window, named=named)
+        result = audit_changes(tables, table, claimed, window=window, candidate_names=named)
     of_commits, rows = result
     partitions = tuple(_count_partitions(claimed, marker.source.topic_ids))
     changes = sum(partition.rows for partition in partitions)
@@ -97,7 +97,7 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
     """Yield findings about Kafka's records that a dedupe table does not have. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
-    evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
+    evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, covers_history=window is None)
     by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
     yield from _compare_with_kafka(spec, tables, table, marker, claimed, window=window, by_records=by_records)
 

@@ -273,7 +273,7 @@ class Backfill:
         tables, named = self.opened.tables, self.spec.sinks.named
         claimed = claimed or load_all_claims(tables.journals, marker, table.metadata)
         replays = PublishedReplays.load(tables, table)
-        routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
+        routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, candidate_names=named)
         if problems := [f"{one.target}: {one.problem}" for one in routed if one.problem]:
             raise RouteBehind(
                 f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "

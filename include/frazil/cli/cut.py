@@ -132,7 +132,7 @@ def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) ->
 def _load_streams(
     names: Sequence[str], folder: Path, *, complete: bool
 ) -> tuple[list[StreamTables], list[StreamTableNames], LoadedTables]:
-    """Return handles, the names of each stream's tables, and the tables. `complete` requires that no rows are missing."""
+    """Return handles, the names of the streams' tables, and the tables. With `complete`, no rows may be missing."""
     streams: list[StreamTables] = []
     histories: list[StreamTableNames] = []
     tables: LoadedTables = {}

@@ -16,7 +16,7 @@ from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
-from frazil.maintenance.measure import AskKafka, NotMadeByRoute, find_template_tables, measure
+from frazil.maintenance.measure import LagQuery, NotMadeByRoute, find_template_tables, measure
 from frazil.maintenance.stream_rules import evaluate_stream_rules, read_window_rules
 from frazil.maintenance.tables import (
     MaintainedTable,
@@ -88,7 +88,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
-        report = _measure_table(maintained, now_ms=now_ms, deep=deep, ask_kafka=AskKafka.ALWAYS)
+        report = _measure_table(maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
         measured = [(maintained, report)]
         reports, unknown = (
             ([report], {}) if report.health else _add_missing_tables(measured, maintained.streams, requests)
@@ -181,10 +181,10 @@ def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
 
 
 def _measure_table(
-    maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: AskKafka = AskKafka.NEVER
+    maintained: MaintainedTable, *, now_ms: int, deep: bool, lag_query: LagQuery = LagQuery.NEVER
 ) -> TableReport:
     catalog = open_existing_catalog(maintained.catalog)
-    found = measure(catalog, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
+    found = measure(catalog, maintained, now_ms=now_ms, deep=deep, lag_query=lag_query)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
     ratios = {

@@ -146,7 +146,7 @@ def classify_batch(marker: Marker, journal: Journal) -> Continuity:
 
 def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
     """Return whether a batch's dead letters can be committed. They are stale if others were added since staging."""
-    if marker.fate(journal.key) is Fate.COMMITTED:
+    if marker.outcome_of(journal.key) is Fate.COMMITTED:
         return Continuity.COMMITTED
     if journal.newest_dead_letters is not None:
         return (

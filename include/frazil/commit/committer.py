@@ -258,7 +258,7 @@ class Committer:
     def _batch_summary(self, journal: Journal) -> dict[str, str]:
         counts = {
             "frazil.dropped": journal.dropped,
-            "frazil.future": journal.future,
+            "frazil.future": journal.future_rows,
             "frazil.with-ignored-fields": journal.with_ignored,
             "frazil.without-columns": journal.without_columns,
             "frazil.cast": journal.cast,

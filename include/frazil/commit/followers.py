@@ -323,7 +323,7 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
             ours
             and marker.settled
             and journal.key <= marker.settled
-            and marker.fate(journal.key) is not Fate.NOT_COMMITTED
+            and marker.outcome_of(journal.key) is not Fate.NOT_COMMITTED
         ):
             yield journal
 

@@ -88,7 +88,7 @@ class Journal:
         return sum(p.dropped for p in self.progress)
 
     @property
-    def future(self) -> int:
+    def future_rows(self) -> int:
         """Rows whose event time is too far in the future to advance the watermark."""
         return sum(p.future for p in self.progress)
 
@@ -289,7 +289,7 @@ class JournalStore:
         settled = [
             key
             for key in self.keys()
-            if marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
+            if marker.settled is not None and key <= marker.settled and marker.outcome_of(key) is not Fate.NOT_COMMITTED
         ]
         old = self._delete_folded(settled[: max(len(settled) - keep, 0)])
         for group in split_records(old, lambda key: self._read_to_fold(key, marker.stream), limit=limit):

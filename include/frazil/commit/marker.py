@@ -129,7 +129,7 @@ class Marker:
             batches={**self.batches, journal.epoch: journal.batch},
         )
 
-    def fate(self, key: BatchKey) -> Fate:
+    def outcome_of(self, key: BatchKey) -> Fate:
         """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""
         if not self.batches or key.epoch < min(self.batches):
             return Fate.UNKNOWN

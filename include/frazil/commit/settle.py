@@ -75,7 +75,7 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
     """Yield the uncommitted journals of earlier epochs, except those older than a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
-        if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NOT_COMMITTED:
+        if journal.key.epoch < marker.at.epoch and marker.outcome_of(journal.key) is Fate.NOT_COMMITTED:
             yield journal
 
 

@@ -1,6 +1,6 @@
-"""Finds a consistent set of snapshots (a cut): one for each table of one or more streams. Within a stream, the cut ends before the
-first batch that is missing from a routed table, and never splits batches that one snapshot added. With several streams,
-the cut ends at the newest watermark that all of them had reached.
+"""Finds a consistent set of snapshots (a cut): one for each table of one or more streams. Within a stream, the cut ends
+before the first batch that is missing from a routed table, and never splits batches that one snapshot added. With
+several streams, the cut ends at the newest watermark that all of them had reached.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
         for key in view.keys
         if key.epoch < below_epoch
         and view.is_passed(key)
-        and view.marker.fate(key) is Fate.NOT_COMMITTED
+        and view.marker.outcome_of(key) is Fate.NOT_COMMITTED
         and view.entry(key) not in (UnusableJournal.FOREIGN, UnusableJournal.OTHER_TABLE)
     ]
     view.tables.journals.delete(dead)
@@ -171,13 +171,13 @@ def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
     """Return whether earlier sweeps covered a batch. Returns False for an epoch's last two batches, because files of
     these may appear after a sweep.
     """
-    fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
+    fate, last = view.marker.outcome_of(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
 
 def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
-    fate, record = view.marker.fate(key), view.entry(key)
+    fate, record = view.marker.outcome_of(key), view.entry(key)
     if record is UnusableJournal.OTHER_TABLE:
         return None
     if fate is Fate.NOT_COMMITTED:
@@ -218,7 +218,9 @@ def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
 
     Only the dead-letter table can reference such files, because dead letters are committed before their batch.
     """
-    if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
+    if swept.target != "dead-letters" or (
+        swept.marker is not None and swept.marker.outcome_of(key) is Fate.NOT_COMMITTED
+    ):
         return frozenset()
     return swept.referenced_paths
 
@@ -250,7 +252,7 @@ def discard_batch(tables: StreamTables, key: BatchKey) -> int:
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete a fenced writer's last batch, if it can no longer be committed. Returns the number of files."""
     marker = tables.marker()
-    if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
+    if marker is None or marker.at.epoch <= key.epoch or marker.outcome_of(key) is not Fate.NOT_COMMITTED:
         return 0
     view = _SweepState(tables, marker, just_settled=False, keys=(key,))
     if not view.is_passed(key) and view.entry(key) is not UnusableJournal.VOID:

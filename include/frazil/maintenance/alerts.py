@@ -39,7 +39,7 @@ class Reading:
     """What is wrong if the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
     """How long the value must stay beyond the threshold; None for `maintenance.alerts.hold`."""
-    unread: bool = False
+    is_unreadable: bool = False
     """Whether the value's source could not be read. Values of rules `<rule>:<subject>` are then unknown, too."""
 
     @property
@@ -305,7 +305,7 @@ def evaluate_readings(
 def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
     """Return an unknown reading for a rule `<name>:<subject>`, if the source of all such rules could not be read."""
     whole = found.get(rule.partition(":")[0])
-    if whole is None or not whole.unread:
+    if whole is None or not whole.is_unreadable:
         return None
     sentence = f"the alert {rule} was active when it was last measured, and its value is unknown now"
     return replace(whole, rule=rule, sentence=sentence)

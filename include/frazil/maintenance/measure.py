@@ -67,7 +67,7 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
     )
 
 
-class AskKafka(Enum):
+class LagQuery(Enum):
     NEVER = auto()
     FOR_ALERTS = auto()
     """Ask Kafka only if an alert needs the lag."""
@@ -80,11 +80,11 @@ def measure(
     *,
     now_ms: int,
     deep: bool = False,
-    ask_kafka: AskKafka = AskKafka.NEVER,
+    lag_query: LagQuery = LagQuery.NEVER,
 ) -> TableHealth | None:
     """Return the table's health; None if the table does not exist.
 
-    With `deep`, the health includes the files of each partition. `ask_kafka` says whether to ask Kafka for the lag of
+    With `deep`, the health includes the files of each partition. `lag_query` says whether to ask Kafka for the lag of
     streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and storage errors.
     """
     with translate_catalog_errors(catalog.name):
@@ -92,11 +92,11 @@ def measure(
             table = load_maintained(catalog, maintained)
         except NoSuchTableError:
             return None
-        return _measure_table(table, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
+        return _measure_table(table, maintained, now_ms=now_ms, deep=deep, lag_query=lag_query)
 
 
 def _measure_table(
-    table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: AskKafka
+    table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, lag_query: LagQuery
 ) -> TableHealth:
     metadata = table.metadata
     head = head_of(metadata)
@@ -127,7 +127,7 @@ def _measure_table(
         files_since_compaction=files_since,
         bytes_since_compaction=bytes_since,
         recent=_recent_files(table, maintained),
-        streams=tuple(_measure_stream(metadata, spec, now_ms=now_ms, ask_kafka=ask_kafka) for spec in watched),
+        streams=tuple(_measure_stream(metadata, spec, now_ms=now_ms, lag_query=lag_query) for spec in watched),
         partitions=read_partitions(table, manifests, maintained, target_bytes=target) if deep else None,
         main_snapshots=len(main_at_ms),
         main_oldest_at_ms=min(main_at_ms, default=None),
@@ -234,7 +234,7 @@ def list_added_files(snapshot: Snapshot, table: Table, *kinds: ManifestContent) 
             yield from (entry.data_file for entry in entries if entry.status is ManifestEntryStatus.ADDED)
 
 
-def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: AskKafka) -> StreamHealth:
+def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, lag_query: LagQuery) -> StreamHealth:
     marker, problem = None, None
     try:
         marker = read_marker(metadata.properties, spec.name)
@@ -256,8 +256,8 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
             caught_up_at_ms=heartbeat.caught_up_at_ms if heartbeat and not overtaken else None,
         )
     stale = (freshness_ms(found, now_ms=now_ms) or 0) > freshness_limit_ms(spec)
-    needed = ask_kafka is AskKafka.FOR_ALERTS and (stale or spec.maintenance.alerts.lag is not None)
-    if found.lag is None and marker and (needed or ask_kafka is AskKafka.ALWAYS):
+    needed = lag_query is LagQuery.FOR_ALERTS and (stale or spec.maintenance.alerts.lag is not None)
+    if found.lag is None and marker and (needed or lag_query is LagQuery.ALWAYS):
         answer = kafka_lag(spec, marker)
         return replace(found, lag_problem=answer) if isinstance(answer, str) else replace(found, lag=answer)
     return replace(found, lag_problem=problem if found.lag is None else None)

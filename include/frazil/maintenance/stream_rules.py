@@ -69,7 +69,9 @@ def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) ->
     seen = _stream_readings(state, alerts, now_ms)
     text = f"of stream {state.name} was active when it was last measured; its value is unknown now"
     return tuple(
-        replace(r, value=None, shown="unknown", sentence=f"{r.rule} {text}", unread=True) if r.rule in unknown else r
+        replace(r, value=None, shown="unknown", sentence=f"{r.rule} {text}", is_unreadable=True)
+        if r.rule in unknown
+        else r
         for r in seen
     )
 

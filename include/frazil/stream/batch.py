@@ -166,7 +166,7 @@ class BatchRunner:
                 cost=journal.cost or BatchCost(),
             )
         )
-        if journal.future:
+        if journal.future_rows:
             by_partition = {p.topic_partition: p.future for p in journal.progress if p.future}
             newest_ms = max((p.newest_future_us // 1000 for p in journal.progress if p.newest_future_us), default=None)
             limit = format_duration(self.spec.watermark.max_future)

@@ -358,7 +358,7 @@ def test_offsets_that_were_committed_twice_before_their_loss_was_accepted_are_gi
 
 
 def test_rows_of_a_period_whose_dead_letters_another_period_replayed_are_not_counted():
-    period = replace(of_dedupe(10), whole=False, replayed={TOPIC_ID: BitMap64([8])})
+    period = replace(of_dedupe(10), covers_history=False, replayed={TOPIC_ID: BitMap64([8])})
     assert compare_repeats([period], 2, stream="s") == ()
     assert wrong(compare_repeats([replace(period, replayed={})], 2, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
 
@@ -577,18 +577,22 @@ def test_rows_that_a_former_topic_may_have_lost_are_no_loss_of_a_later_period(
 ):
     new, old = CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(0, 90, 90, 0, "old")
     rows = OffsetTally([*own, *of_former])
-    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, ranges_outside_period=(old,))
+    period = Evidence(
+        "t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), covers_history=False, ranges_outside_period=(old,)
+    )
     found = compare_partition(period)
     assert wrong(found) == ([(FindingKind.MISCOUNTED, missing)] if missing else [])
     assert [f.count for f in found if "may be of a former topic" in f.sentence] == ([unknown] if unknown else [])
-    whole = replace(period, ranges=(old, new), ranges_outside_period=(), whole=True)
+    whole = replace(period, ranges=(old, new), ranges_outside_period=(), covers_history=True)
     assert sum(count for _, count in wrong(compare_partition(whole))) == missing + unknown
 
 
 def test_a_period_counts_its_own_rows_at_offsets_that_a_former_topic_had_too():
     new, old = CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(0, 400, 390, 10, "old")
     rows = OffsetTally([*range(100), *range(90)])
-    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, ranges_outside_period=(old,))
+    period = Evidence(
+        "t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), covers_history=False, ranges_outside_period=(old,)
+    )
     assert [(n.rows, n.distinct, n.of_former_topics) for n in [_count_partition(period)]] == [(100, 100, 0)]
     former = replace(period, ranges=(replace(old, end=100, records=90),), ranges_outside_period=(new,))
     assert [(n.rows, n.of_former_topics) for n in [_count_partition(former)]] == [(90, 90)]
@@ -597,7 +601,7 @@ def test_a_period_counts_its_own_rows_at_offsets_that_a_former_topic_had_too():
 def test_offsets_of_a_former_topic_are_no_part_of_the_committed_range():
     new, old = CommittedRange(5, 14, 9, 0, TOPIC_ID), CommittedRange(0, 58, 58, 0, "old")
     whole = Evidence("t", 0, 14, TOPIC_ID, (old, new), OffsetTally(range(58)), OffsetTally())
-    period = replace(whole, whole=False)
+    period = replace(whole, covers_history=False)
     for evidence, expected in [(whole, (5, 14)), (period, (5, 14)), (replace(period, ranges=(old,)), (0, 58))]:
         counted = _count_partition(evidence)
         assert (counted.start, counted.end) == expected

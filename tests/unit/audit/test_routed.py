@@ -347,5 +347,5 @@ def test_all_offsets_that_kafka_has_are_placed_if_some_were_committed_twice(made
     def ask(*_: object, **__: object) -> Any:
         return {("shop", 0): RemainingOffsets(1, BitMap64(range(1, 5)))}, ()
 
-    audit_stream(made.tables, ask_kafka=ask, place=place)
+    audit_stream(made.tables, find_remaining_offsets=ask, place=place)
     assert placed == [{("shop", 0): (1, 5)}]

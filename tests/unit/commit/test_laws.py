@@ -261,10 +261,10 @@ def test_a_marker_knows_the_fate_of_every_batch_of_the_epochs_it_remembers(walk)
     for epoch in range(1, marker.at.epoch + 1):
         for batch in range(1, 42):
             expected = Fate.COMMITTED if (epoch, batch) in committed else Fate.NOT_COMMITTED
-            assert marker.fate(BatchKey(epoch, batch)) is expected
-    assert marker.fate(BatchKey(0, 1)) is Fate.UNKNOWN
+            assert marker.outcome_of(BatchKey(epoch, batch)) is expected
+    assert marker.outcome_of(BatchKey(0, 1)) is Fate.UNKNOWN
     skipped = marker.owned_by(marker.at.epoch + 2)
-    assert skipped.fate(BatchKey(skipped.at.epoch - 1, 1)) is Fate.NOT_COMMITTED
+    assert skipped.outcome_of(BatchKey(skipped.at.epoch - 1, 1)) is Fate.NOT_COMMITTED
 
 
 def test_a_marker_remembers_a_bounded_number_of_epochs():
@@ -272,8 +272,8 @@ def test_a_marker_remembers_a_bounded_number_of_epochs():
     for epoch in range(1, MAX_EPOCHS + 50):
         marker = marker.owned_by(epoch)
     assert len(marker.batches) == MAX_EPOCHS
-    assert marker.fate(BatchKey(49, 1)) is Fate.UNKNOWN
-    assert marker.fate(BatchKey(50, 1)) is Fate.NOT_COMMITTED
+    assert marker.outcome_of(BatchKey(49, 1)) is Fate.UNKNOWN
+    assert marker.outcome_of(BatchKey(50, 1)) is Fate.NOT_COMMITTED
     assert len(json.dumps(marker.batches)) < 4096
 
 

@@ -478,7 +478,7 @@ def test_a_stream_that_was_forgotten_never_uses_an_epoch_again(world):
     again = world.begin()
 
     assert again.epoch == 4 == highest_epoch(world.tables)
-    assert world.marker().fate(BatchKey(2, 1)) is Fate.UNKNOWN
+    assert world.marker().outcome_of(BatchKey(2, 1)) is Fate.UNKNOWN
 
 
 def test_journals_of_before_a_forget_are_not_committed_again(world):

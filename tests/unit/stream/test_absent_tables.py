@@ -462,7 +462,7 @@ def test_the_audit_does_not_need_a_table_that_the_route_names_and_nobody_began_t
     made.land(a=2, b=1)
     load_catalog(None).drop_table(A)
     broken.refused = {("load_table", "shop.kept_a")}
-    (missing, *_) = audit_stream(made.tables, window=None, named=["shop.kept_a"]).findings
+    (missing, *_) = audit_stream(made.tables, window=None, candidate_names=["shop.kept_a"]).findings
     assert "it was dropped or renamed" in missing.sentence
 
 
@@ -474,7 +474,7 @@ def test_rows_of_a_table_that_was_renamed_count_once_though_another_has_its_name
     allowing(made, "b*", tables={"order": ORDERS, "a": "shop.kept_a"}).start()
     made.land(a=1)
     assert made.offsets("shop.kept_a") == [0, 1, 3]
-    assert audit_stream(made.tables, window=None, named=["shop.kept_a"]).findings == ()
+    assert audit_stream(made.tables, window=None, candidate_names=["shop.kept_a"]).findings == ()
 
 
 def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: Shop, broken: Broken) -> None:

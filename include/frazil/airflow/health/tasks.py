@@ -31,7 +31,7 @@ from frazil.maintenance.alerts import (
 )
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.measure import AskKafka, measure
+from frazil.maintenance.measure import LagQuery, measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
@@ -166,7 +166,7 @@ def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
     """Return the table's health, None if it does not exist, or why it cannot be measured."""
     try:
-        found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=AskKafka.FOR_ALERTS)
+        found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, lag_query=LagQuery.FOR_ALERTS)
     except Exception as error:  # whatever a catalog, storage or a network raises: the other tables are still measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
     log.info("%s: %s", table.name, _describe_measurement(found) if found else "the table does not exist yet")
