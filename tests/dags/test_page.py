@@ -232,7 +232,7 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
 
     found = eventually(lambda: next((body for body in [routed("one")] if body["routed"]), None), within_s=60)
     assert found["routed"] == {
-        "tables": [{"name": "demo.orders_one", "amiss": "", "level": 4}],
+        "tables": [{"name": "demo.orders_one", "problem": "", "level": 4}],
         "found": 1,
         "in_all": 1,
     }
@@ -345,7 +345,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["version_token"]
     assert "No writer starts until ticks is resumed." in plan["says"]
     paused = post("action", "pause", reason="an upgrade", version_token=plan["version_token"])
-    assert paused["body"]["said"].startswith("ticks is paused.")
+    assert paused["body"]["message"].startswith("ticks is paused.")
     for action in ("restart", "resume"):  # their dialogs were open in another tab before
         refused = post("action", action, version_token=stale)
         assert refused["status"] == 422
@@ -360,7 +360,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     assert line["notes"] == ["an upgrade"]
     assert post("plan", "pause")["body"]["refused"] == "ticks is already paused"
     resumed = post("action", "resume", version_token=post("plan", "resume")["body"]["version_token"])
-    assert resumed["body"]["said"].startswith("ticks is resumed.")
+    assert resumed["body"]["message"].startswith("ticks is resumed.")
     ((dag_id, extra),) = entries("frazil_pause")
     assert dag_id == "frazil_writer_ticks"
     reported = json.loads(extra)

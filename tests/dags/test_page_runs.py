@@ -71,7 +71,7 @@ def requested(post: Post, action: str, stream: str = "ticks", **form: Any) -> di
 def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what_to_do(
     post: Post, airflow: AirflowProcess, action: str
 ) -> None:
-    said = requested(post, action)["body"]["said"]
+    said = requested(post, action)["body"]["message"]
     run = said.split()[2]
     for state, does, end in (
         ("queued", "is queued", "mark that run as failed in Airflow"),

@@ -42,7 +42,7 @@ def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, 
     accepting = frazil("reset", stream.name, "--to", "marker")
     assert "It skips 601 offsets" in accepting.stdout
     assert frazil("reset", stream.name, "--to", "table", "--yes").returncode == 0
-    reported = read_history(find_stream(stream.streams, stream.name), since_ms=0).happened
+    reported = read_history(find_stream(stream.streams, stream.name), since_ms=0).events
     said = f"the stream was reset to table by {current_user()}: it skips no offsets and rereads none"
     assert [what.sentence for what in reported if what.kind is EventKind.USER_ACTION] == [said]
     stream.catch_up()

@@ -110,7 +110,7 @@ def test_a_history_is_put_beside_the_table_and_taken_over_by_the_next_epoch(made
     assert {found.epoch for found in objects.list_objects()} == {2}
     history = read_history(stream.spec, since_ms=0)
     assert history.problem is None
-    assert len(history.happened) == 2
+    assert len(history.events) == 2
 
 
 def test_a_take_over_fences_the_writer_before_it(made: Made) -> None:

@@ -105,8 +105,8 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each partition in the claims. With `covers_history`, also for partitions that are only in the
-    marker or have only rows.
+    """Return the evidence for each partition in the claims. With `covers_history`, also for partitions
+    that are only in the marker or have only rows.
     """
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if covers_history else set())
     return tuple(

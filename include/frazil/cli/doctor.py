@@ -76,7 +76,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
 
 def _print_finding(finding: Finding) -> None:
     sign, style = SIGNS[finding.state]
-    echo_line(f"{sign} {finding.subject:<14} {finding.said}", style=style, head=len(sign))
+    echo_line(f"{sign} {finding.subject:<14} {finding.message}", style=style, head=len(sign))
     if finding.fix:
         echo(f"  {'':<14} → {finding.fix}")
 

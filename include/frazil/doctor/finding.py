@@ -24,12 +24,12 @@ class CheckState(StrEnum):
 class Finding:
     """The finding of a check, in one sentence.
 
-    `fix` is empty if none is needed, or if `said` already contains it.
+    `fix` is empty if none is needed, or if `message` already contains it.
     """
 
     subject: str
     state: CheckState
-    said: str
+    message: str
     fix: str = ""
 
 

@@ -185,7 +185,7 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
         yield Finding("airflow", CheckState.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
         return
     for one in json.loads(ran.stdout.strip().splitlines()[-1]):
-        yield Finding(one["subject"], CheckState(one["state"]), one["said"], one["fix"])
+        yield Finding(one["subject"], CheckState(one["state"]), one["message"], one["fix"])
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:

@@ -107,7 +107,7 @@ class AnswerCache:
         self._swept_s = monotonic()
         self._changed = threading.Condition()
 
-    def ask(
+    def request(
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False
     ) -> PendingAnswer[T]:
         """Start a read unless the cached answer is younger than `keep_s`; `first` puts it first in its queue."""
@@ -156,7 +156,7 @@ class AnswerCache:
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float
     ) -> Answer[T]:
         """Request one answer, wait for it for at most `within_s` seconds, and return what is known."""
-        return self.gather([self.ask(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
+        return self.gather([self.request(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
 
     def forget(self, key: Hashable) -> None:
         """Drop the answer of a key, because its subject was changed."""

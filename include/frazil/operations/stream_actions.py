@@ -154,9 +154,9 @@ def describe_consequences(
     for m in plan:
         if m.rewritten:
             sentences.append(
-                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.truncated_at:,}. From there on, Kafka "
-                f"has or will have new records at {m.rewritten:,} offsets whose old records are in the table. After the "
-                "reset, the table gets the new records and keeps the old ones."
+                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.truncated_at:,}. From there on, "
+                f"Kafka has or will have new records at {m.rewritten:,} offsets whose old records are in the table. "
+                "After the reset, the table gets the new records and keeps the old ones."
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""

@@ -174,7 +174,7 @@ class StreamView:
     airflow: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     rates: tuple[Rate, ...] = ()
-    happened: tuple[HistoryEvent, ...] = ()
+    events: tuple[HistoryEvent, ...] = ()
     backfill: OpenBackfill | None = None
     log: str | None = None
     topics: tuple[Topic, ...] = ()
@@ -206,7 +206,7 @@ def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
     treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
     rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
-    past = replace(past, happened=merge_treatments(past.happened, shown))
+    past = replace(past, events=merge_treatments(past.events, shown))
     head = head_of(dead_letters) if dead_letters else None
     return TableHistory(
         any(True for _ in commit_records(metadata, spec.name)),

@@ -63,7 +63,7 @@ class SchemaText(NamedTuple):
 class SchemaSource(Protocol):
     """Provides schemas by id."""
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
         """Fetch these schemas concurrently into the cache of `get`. Raises RegistryUnavailable."""
 
     def get(self, schema_id: int) -> SchemaText:
@@ -103,7 +103,7 @@ class SchemaRegistry:
         """The references fetched so far, so that a retry after a timeout does not fetch them again."""
         self._lock = Lock()
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
         """Fetch the schemas that are not cached, concurrently. The cache has at most `MAX_CACHED_SCHEMAS` schemas."""
         with self._lock:
             missing = [one for one in schema_ids if self._find_cached(one) is None]

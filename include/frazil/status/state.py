@@ -174,7 +174,7 @@ class StreamState:
     replayed_at_ms: int | None = None
     backfill: str | None = None
     routed: bool = False
-    amiss: Mapping[str, str] = field(default_factory=dict)
+    table_problems: Mapping[str, str] = field(default_factory=dict)
     """A description of each routed table that is missing rows or was dropped; also in `problems`."""
 
     @property

@@ -88,7 +88,7 @@ def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamSta
 def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableReading:
     """Read an existing table. Each part that cannot be read becomes a problem."""
     problems: list[str] = []
-    marker, amiss, rolled_back = None, dict[str, str](), False
+    marker, table_problems, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
     try:
         check_declaration_fits(table, spec)
@@ -106,7 +106,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
     problems += [missing] if missing else []
     is_routed = marker is not None and marker.routed is not None
     if in_full and marker is not None and is_routed:
-        routed_problems, amiss = _read_routed_problems(spec, marker)
+        routed_problems, table_problems = _read_routed_problems(spec, marker)
         problems += routed_problems
     desired = None
     try:
@@ -136,7 +136,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
         replayed=merge_counts(replay.summary) if replay else {},
         replayed_at_ms=replay.timestamp_ms if replay else None,
         routed=is_routed,
-        amiss=amiss,
+        table_problems=table_problems,
     )
     if marker is not None:
         known = replace(
@@ -158,13 +158,13 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
         now_ms = tables.clock_ms()
         missing = [b for b in behind if not b.is_about_to_commit(now_ms)]
         found = [*map(str, missing), *map(str, dropped)]
-        amiss = {b.target: b.problem for b in missing} | {d.target: str(d.amiss) for d in dropped}
+        table_problems = {b.target: b.problem for b in missing} | {d.target: str(d.absence) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {error_text(error)}"], {}
     if (more := len(found) - MAX_NAMED_TABLES) > 0:
         found[MAX_NAMED_TABLES:] = [f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
-    return found, amiss
+    return found, table_problems
 
 
 def _count_waiting(table: Table, stream: str) -> int | None:

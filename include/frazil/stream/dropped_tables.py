@@ -47,7 +47,7 @@ class DroppedTable:
 
     target: Target
     reason: str
-    amiss: TableAbsence
+    absence: TableAbsence
 
     def __str__(self) -> str:
         return self.reason
@@ -129,7 +129,7 @@ def find_lagging_and_dropped_tables(
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
     sentences = [
-        dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
+        dataclasses.replace(b, reason=found.reason, gone=found.absence) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
     backfilled = [

@@ -46,7 +46,7 @@ class Registered:
         self._schemas = schemas
         self.requested: list[int] = []
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
         pass
 
     def get(self, schema_id: int) -> SchemaText:

@@ -41,7 +41,7 @@ class Registered:
     def __init__(self, schemas: Mapping[int, SchemaText]) -> None:
         self._schemas = schemas
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
         assert all(abs(one) < 2**31 for one in schema_ids)
 
     def get(self, schema_id: int) -> SchemaText:

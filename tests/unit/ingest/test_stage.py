@@ -687,7 +687,7 @@ layouts = st.sampled_from(TYPES).flatmap(
 )
 
 
-def outcome_of(main: dict[int, Any], dead: dict[int, Any], offset: int, at: int) -> Any:
+def fate(main: dict[int, Any], dead: dict[int, Any], offset: int, at: int) -> Any:
     """A record's row, as if it had been at another offset, or that it is a dead letter."""
     return repr({**main[offset], "kafka_offset": at}) if offset in main else sorted(dead[offset])
 

@@ -123,12 +123,12 @@ def test_what_another_process_knew_is_shown_and_searched_for_again_but_takes_no_
 
 def test_what_a_user_reads_is_not_behind_what_waits(gate: threading.Event):
     answers = AnswerCache(threads=1)
-    answers.ask("g", "busy", lambda: hangs(gate), keep_s=1)
+    answers.request("g", "busy", lambda: hangs(gate), keep_s=1)
     seen: list[str] = []
     one, other = (partial(seen.append, name) for name in ("one", "other"))
-    requested = [answers.ask("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
-    new = answers.ask("g", "new", partial(seen.append, "new"), keep_s=1e9, first=True)
-    answers.ask("g", "other", other, keep_s=1e9, first=True)
+    requested = [answers.request("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
+    new = answers.request("g", "new", partial(seen.append, "new"), keep_s=1e9, first=True)
+    answers.request("g", "other", other, keep_s=1e9, first=True)
     gate.set()
     answers.gather([*requested, new], within_s=60)
     assert seen == ["other", "new", "one"]
@@ -137,7 +137,7 @@ def test_what_a_user_reads_is_not_behind_what_waits(gate: threading.Event):
 def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
-    stuck = [answers.ask("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
+    stuck = [answers.request("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
     assert [a.pending for a in answers.gather(stuck, within_s=0)] == [True] * 5
     began_ms = clock.now_ms()
     clock.s += UNRESPONSIVE_AFTER_S
@@ -151,9 +151,9 @@ def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
 def test_what_only_waits_for_a_thread_of_checks_that_come_back_is_pending_and_not_silent(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
-    first = answers.ask("g", 1, lambda: hangs(gate), keep_s=1)
+    first = answers.request("g", 1, lambda: hangs(gate), keep_s=1)
     clock.s += UNRESPONSIVE_AFTER_S
-    others = [answers.ask("g", n, lambda: hangs(gate), keep_s=1) for n in (2, 3)]
+    others = [answers.request("g", n, lambda: hangs(gate), keep_s=1) for n in (2, 3)]
     one, *rest = answers.gather([first, *others], within_s=0)
     assert one.silent_since_ms is not None
     assert [a.pending for a in rest] == [True, True]
@@ -166,7 +166,7 @@ def test_a_key_is_checked_once_however_many_ask(answers: AnswerCache, gate: thre
         checks.append(1)
         return hangs(gate)
 
-    requested = [answers.ask("g", "k", check, keep_s=1) for _ in range(20)]
+    requested = [answers.request("g", "k", check, keep_s=1) for _ in range(20)]
     gate.set()
     assert {a.value for a in answers.gather(requested, within_s=60)} == {"late"}
     assert len(checks) == 1
@@ -202,7 +202,7 @@ def test_hundreds_are_checked_by_two_threads(answers: AnswerCache):
             now -= 1
         return True
 
-    requested = [answers.ask("g", n, check, keep_s=1e9) for n in range(300)]
+    requested = [answers.request("g", n, check, keep_s=1e9) for n in range(300)]
     assert len([a for a in answers.gather(requested, within_s=60) if a.value]) == 300
     assert limit <= 2
 
@@ -227,6 +227,6 @@ def test_each_thread_checks_within_what_is_around_all_of_its_checks(clock: Clock
         yield
 
     answers = AnswerCache(threads=1, around=around, monotonic=clock.monotonic, now_ms=clock.now_ms)
-    requested = [answers.ask("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
+    requested = [answers.request("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
     assert [answer.value for answer in answers.gather(requested, within_s=60)] == [True] * 5
     assert 1 <= len(entered) <= 5

@@ -119,7 +119,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
 
     def reported() -> list[str]:
         supervisor.step()
-        return [what.sentence for what in read_history(spec, since_ms=0).happened]
+        return [what.sentence for what in read_history(spec, since_ms=0).events]
 
     assert "the stream is paused by ana: Kafka upgrade" in bench.eventually(reported)
     first, second = [sentence for sentence in reported() if "the writer is started" in sentence]

@@ -69,7 +69,7 @@ T = TypeVar("T")
 class ActionResult:
     """The result of an action. `run` is the path, in Airflow's UI, of the DAG run that the action started."""
 
-    said: str
+    message: str
     run: str | None = None
 
 
@@ -84,12 +84,12 @@ class ActionSubject:
     """Name that stands for all tables of a route in the maintenance DAG; otherwise None."""
 
 
-def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
+def find_action_subject(action: PageAction, name: str, select_visible: SelectVisible) -> ActionSubject | None:
     """Return the subject of an action; None if no file declares it or the user may not see it."""
     if action not in STREAM_ACTIONS:
-        return _table_subject(action, name, sees)
+        return _table_subject(action, name, select_visible)
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
-    if one is None or one.spec is None or not sees({name: writer_dag_of(one)}):
+    if one is None or one.spec is None or not select_visible({name: writer_dag_of(one)}):
         return None
     dag, method = {
         PageAction.BACKFILL: (BACKFILL_DAG, "POST"),
@@ -99,11 +99,11 @@ def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> A
     return ActionSubject(name, one.spec, dag, method)
 
 
-def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
+def _table_subject(action: PageAction, name: str, select_visible: SelectVisible) -> ActionSubject | None:
     table = find_table(name)
     if (
         table is None
-        or not find_visible_streams(table, sees)
+        or not find_visible_streams(table, select_visible)
         or (action is PageAction.MAINTAIN and table.kind is TableKind.DEAD_LETTERS)
     ):
         return None
@@ -201,7 +201,7 @@ def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: s
             f"It is unknown whether the action was carried out: {error}. Check the state before you repeat it"
         ) from error
     else:
-        return replace(done, said=" ".join((done.said, *component_warnings(action, find_missing_components()))))
+        return replace(done, message=" ".join((done.message, *component_warnings(action, find_missing_components()))))
     finally:
         answer_cache().forget_all(subject.spec.fingerprint())
 

@@ -77,9 +77,9 @@ def operations_page() -> FastAPI:
     ) -> Response:
         from frazil.airflow.page import one_stream
 
-        wish = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
+        view_options = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
         found = one_stream.build_stream_view(
-            name, wish, partial(visible_streams, user), partial(is_permitted, user, "PUT")
+            name, view_options, partial(visible_streams, user), partial(is_permitted, user, "PUT")
         )
         if found is None:
             raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
@@ -119,7 +119,7 @@ def operations_page() -> FastAPI:
         except HTTPException as error:
             log_outcome(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
-        log_outcome(entry, f"done: {done.said}")
+        log_outcome(entry, f"done: {done.message}")
         return json_response(done)
 
     @app.get("/runbook.html")

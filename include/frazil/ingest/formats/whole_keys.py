@@ -58,8 +58,8 @@ def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | Sche
 class _RecordSchemas:
     inner: SchemaSource
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
-        self.inner.ask(schema_ids)
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
+        self.inner.prefetch(schema_ids)
 
     def get(self, schema_id: int) -> SchemaText:
         return _as_record(self.inner.get(schema_id))

@@ -116,7 +116,7 @@ function open(name, subject, page, given) {
       return;
     }
     draw();
-    document.getElementById("spoken").textContent = answer.said;
+    document.getElementById("spoken").textContent = answer.message;
     dialog.querySelector("button")?.focus();
     page.load();
   };
@@ -140,7 +140,7 @@ function open(name, subject, page, given) {
     const close = h("button", { type: "button", class: "plain", "data-key": "close", onclick: () => dialog.close() }, state.done ? "Close" : "Cancel");
     const title = h("h2", { id: "dialog-title" }, `${action.title || action.verb} ${subject}`);
     if (state.done) {
-      replace(place, title, h("p", { role: "status" }, words(state.done.said)), state.done.run && h("p", {}, h("a", { ...linkTo(state.done.run), "data-key": "run" }, "The run in Airflow")), h("footer", {}, close));
+      replace(place, title, h("p", { role: "status" }, words(state.done.message)), state.done.run && h("p", {}, h("a", { ...linkTo(state.done.run), "data-key": "run" }, "The run in Airflow")), h("footer", {}, close));
       return;
     }
     const go = h("button", { type: "submit", class: "go", "data-key": "go", disabled: !ready() }, state.busy ? "Working …" : action.verb);

@@ -34,6 +34,6 @@ export function routed(view, state, page) {
   );
 }
 
-function item({ name, amiss, level }) {
-  return h("li", {}, h("a", { href: `#/table/${encodeURIComponent(name)}`, "data-key": `routed-${name}` }, name), amiss && [" ", badge(level, amiss)]);
+function item({ name, problem, level }) {
+  return h("li", {}, h("a", { href: `#/table/${encodeURIComponent(name)}`, "data-key": `routed-${name}` }, name), problem && [" ", badge(level, problem)]);
 }

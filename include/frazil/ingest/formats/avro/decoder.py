@@ -250,7 +250,7 @@ class AvroDecoder:
 
     def _request(self, schema_ids: list[int]) -> None:
         assert not isinstance(self._schemas, SchemaText)
-        self._schemas.ask(schema_ids)
+        self._schemas.prefetch(schema_ids)
 
     def _assign(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
         """Set the first operation of these records, or reject them if their schema cannot be read."""
