@@ -102,7 +102,7 @@ def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirf
     client = AirflowApi.of(airflow)
     stream = land(tmp_path / "streams", batches=12)
     before = stream.tables.main.refresh().scan().to_arrow().sort_by("kafka_offset")
-    client.wait_for_dag(HEALTH, within_s=120)
+    client.wait_for_dag(HEALTH, timeout_s=120)
     slow = client.trigger("slow")["dag_run_id"]
     client.set_paused(HEALTH, False)
 

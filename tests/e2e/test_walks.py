@@ -131,7 +131,7 @@ def switch_on(airflow: AirflowClient, shown: str) -> None:
     def listed() -> dict[str, Any] | None:
         return next((dag for dag in airflow.dags() if dag["dag_display_name"] == shown), None)
 
-    airflow.set_paused(wait_for(listed, what=f"the DAG {shown}", within_s=120)["dag_id"], False)
+    airflow.set_paused(wait_for(listed, what=f"the DAG {shown}", timeout_s=120)["dag_id"], False)
 
 
 @pytest.mark.soak

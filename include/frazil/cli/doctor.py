@@ -45,16 +45,16 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     environment, default_ports, used_ports = _dev_environment()
     checks = {
         "python": Check(host.check_python),
-        "java": Check(host.check_java, within_s=65),
+        "java": Check(host.check_java, timeout_s=65),
         "jars": Check(host.check_jars),
         "folders": Check(host.check_folders),
-        "tasks' python": Check(host.check_task_python, within_s=65),
+        "tasks' python": Check(host.check_task_python, timeout_s=65),
         **({"ports": Check(partial(host.check_ports, default_ports, used_ports))} if default_ports else {}),
         "declarations": Check(lambda: declared),
-        "connections": Check(partial(check_connections, streams), within_s=180),
-        "clock": Check(partial(check_stream_clocks, streams), within_s=60),
+        "connections": Check(partial(check_connections, streams), timeout_s=180),
+        "clock": Check(partial(check_stream_clocks, streams), timeout_s=60),
         "api server": Check(host.check_api_servers),
-        "airflow": Check(partial(host.check_airflow, streams_folder, environment), within_s=host.AIRFLOW_TIMEOUT_S),
+        "airflow": Check(partial(host.check_airflow, streams_folder, environment), timeout_s=host.AIRFLOW_TIMEOUT_S),
     }
     found = []
     for finding in run_checks(checks):

@@ -130,8 +130,8 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
                 echo(
                     f"{format_count(len(plan.dangling), 'delete file')} whose data files are gone would be dropped too"
                 )
-        elif isinstance(plan, ExpiryPlan) and plan.kept:
-            kept = [(str(snapshot), why) for snapshot, why in plan.kept.items()]
+        elif isinstance(plan, ExpiryPlan) and plan.retained_reasons:
+            kept = [(str(snapshot), why) for snapshot, why in plan.retained_reasons.items()]
             echo_table(("kept snapshot", "why"), kept[:MAX_SHOWN_ROWS])
     for action in (action for action in plans if not is_enabled(settings, action)):
         echo(f"{action} is switched off: a run skips it")

@@ -52,7 +52,7 @@ class Pins:
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
     expire: tuple[int, ...]
-    kept: Mapping[int, str]
+    retained_reasons: Mapping[int, str]
     """Snapshots kept beyond the retention, with the reasons."""
     sentence: str
     refused: bool = False
@@ -205,16 +205,18 @@ def _branch_snapshots(
                 yield snapshot.snapshot_id, f"branch {name} contains it"
 
 
-def _describe_plan(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:
+def _describe_plan(
+    expire: Sequence[int], line: Sequence[Snapshot], retained_reasons: Mapping[int, str], lost: int
+) -> str:
     expired = (
         f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
         if expire
         else "no snapshot is old enough to expire"
     )
     sentence = f"{expired}, {len(line):,} of main are kept"
-    if kept:
-        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(kept.values()).most_common(3))
-        sentence += f"; {len(kept):,} are kept beyond the retention: {reasons}"
+    if retained_reasons:
+        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(retained_reasons.values()).most_common(3))
+        sentence += f"; {len(retained_reasons):,} are kept beyond the retention: {reasons}"
     if lost:
         sentence += (
             f". No signal will ever count the late rows and dead letters of {format_count(lost, 'commit')} older than "

@@ -76,14 +76,14 @@ class AirflowClient:
     def import_errors(self) -> list[Json]:
         return self._list("/api/v2/importErrors", "import_errors", {})
 
-    def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
+    def wait_for_dag(self, dag_id: str, *, timeout_s: float = 60) -> Json:
         """Wait until a DAG is parsed. At the timeout, raises EnvironmentUnusable with the import errors."""
 
         def find_dag() -> Json | None:
             return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
 
         try:
-            return wait_for(find_dag, what=f"the DAG {dag_id}", within_s=within_s)
+            return wait_for(find_dag, what=f"the DAG {dag_id}", timeout_s=timeout_s)
         except EnvironmentUnusable as error:
             reasons = "; ".join(f"{e['filename']}: {e['stack_trace'].splitlines()[-1]}" for e in self.import_errors())
             raise EnvironmentUnusable(f"{error} {reasons or 'Airflow has no import errors'}") from None
@@ -109,12 +109,12 @@ class AirflowClient:
             raise EnvironmentUnusable(f"Airflow at {self.url} does not answer {method} {path}: {error!r}") from error
 
 
-def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> Json:
-    """Call `find` twice a second until it returns a value. Raises EnvironmentUnusable after `within_s` seconds."""
-    deadline = time.monotonic() + within_s
+def wait_for(find: Callable[[], Json | None], *, what: str, timeout_s: float) -> Json:
+    """Call `find` twice a second until it returns a value. Raises EnvironmentUnusable after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
     while (found := find()) is None:
         if time.monotonic() > deadline:
-            raise EnvironmentUnusable(f"{what} did not appear within {within_s:.0f} s.")
+            raise EnvironmentUnusable(f"{what} did not appear within {timeout_s:.0f} s.")
         time.sleep(0.5)
     return found
 

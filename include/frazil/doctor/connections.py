@@ -160,7 +160,7 @@ def _check_kafka(spec: StreamSpec) -> str:
         kafka.earliest(partitions)
     properties = {"log_level": "2", **resolve_kafka_properties(spec, os.environ)}
     ends = _transaction_partitions(spec, properties)
-    check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, within_s=INTERACTIVE_TIMEOUT_S)
+    check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, timeout_s=INTERACTIVE_TIMEOUT_S)
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
         partition_count = format_count(len(partitions), "partition")

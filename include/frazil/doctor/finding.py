@@ -38,7 +38,7 @@ class Check:
     """A check, with its timeout. A timeout counts as a fault. A raised error becomes a finding."""
 
     run: Callable[[], Iterable[Finding]]
-    within_s: float = 20.0
+    timeout_s: float = 20.0
 
 
 def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
@@ -47,9 +47,9 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
     answers = {subject: threads.submit(partial(_run_check, subject, check)) for subject, check in checks.items()}
     for subject, check in checks.items():
         try:
-            yield from answers[subject].result(check.within_s)
+            yield from answers[subject].result(check.timeout_s)
         except TimeoutError:
-            silent = f"no answer within {check.within_s:.0f} s"
+            silent = f"no answer within {check.timeout_s:.0f} s"
             yield Finding(subject, CheckState.WRONG, silent, "check the services that this check contacts")
 
 

@@ -179,7 +179,7 @@ class _ActionRunner:
         seconds = time.monotonic() - began
         numbers = {
             "snapshots-expired": len(plan.expire),
-            "snapshots-kept-beyond": len(plan.kept),
+            "snapshots-kept-beyond": len(plan.retained_reasons),
             **{f"{kind}-removed": count for kind, count in gone.items()},
             "bytes-about": estimate_bytes(table.metadata, plan.expire, files=gone["data-files"] + gone["delete-files"]),
             "seconds": round(seconds, 3),

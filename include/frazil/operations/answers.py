@@ -140,11 +140,11 @@ class AnswerCache:
                 one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
                 self._entries[key] = one
 
-    def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
-        """Return the answers in order. Wait for missing and stale answers for at most `within_s` seconds."""
+    def gather(self, pending: Iterable[PendingAnswer[T]], *, timeout_s: float) -> list[Answer[T]]:
+        """Return the answers in order. Wait for missing and stale answers for at most `timeout_s` seconds."""
         entries = [one.entry for one in pending]
         with self._changed:
-            deadline_s = self._monotonic() + within_s
+            deadline_s = self._monotonic() + timeout_s
             while any(self._must_wait_for(one) for one in entries):
                 left_s = deadline_s - self._monotonic()
                 if left_s <= 0:
@@ -153,10 +153,10 @@ class AnswerCache:
             return [cast("Answer[T]", self._answer(one)) for one in entries]
 
     def fetch_one(
-        self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float
+        self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, timeout_s: float
     ) -> Answer[T]:
-        """Request one answer, wait for it for at most `within_s` seconds, and return what is known."""
-        return self.gather([self.request(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
+        """Request one answer, wait for it for at most `timeout_s` seconds, and return what is known."""
+        return self.gather([self.request(group, key, read, keep_s=keep_s)], timeout_s=timeout_s)[0]
 
     def forget(self, key: Hashable) -> None:
         """Drop the answer of a key, because its subject was changed."""

@@ -154,7 +154,7 @@ class Maintenance(Model):
         return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)
 
     @property
-    def kept(self) -> tuple[int | None, int | None, timedelta]:
+    def limits(self) -> tuple[int | None, int | None, timedelta]:
         """The maximum numbers of snapshots and of manifests (None: unlimited), and the interval of maintenance."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,

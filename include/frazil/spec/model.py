@@ -321,9 +321,9 @@ class StreamSpec(Model):
         settings, application, owner and description are not covered.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
-        kept = self.maintenance.kept
-        if self.commit.throttle != "off" and kept != Maintenance().kept:
-            digest.update(repr(kept).encode())
+        limits = self.maintenance.limits
+        if self.commit.throttle != "off" and limits != Maintenance().limits:
+            digest.update(repr(limits).encode())
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:

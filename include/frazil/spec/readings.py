@@ -148,7 +148,7 @@ _DROPPED = "is a sensitive field that is dropped; remove the column, or protect 
 
 
 def _is_dropped(spec: StreamSpec, column: Column) -> bool:
-    dropped = spec.sensitive.dropped if spec.sensitive else ()
+    dropped = spec.sensitive.dropped_fields if spec.sensitive else ()
     path = tuple(str(step).lower() for step in column.path)
     return any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped)
 

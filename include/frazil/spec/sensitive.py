@@ -67,12 +67,12 @@ class Sensitive(Model):
         return value
 
     @property
-    def kept(self) -> dict[str, Protection]:
+    def kept_fields(self) -> dict[str, Protection]:
         """The sensitive fields that become columns."""
         return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
 
     @property
-    def dropped(self) -> tuple[tuple[str, ...], ...]:
+    def dropped_fields(self) -> tuple[tuple[str, ...], ...]:
         """Paths of the fields that never become columns."""
         return tuple(tuple(name.split(".")) for name, how in self.fields.items() if how.as_ == "drop")
 

@@ -94,7 +94,7 @@ def find_key_problems(
             yield Problem(place, name, "may be null; declare the column `not null`")
         elif name in key[:index]:
             yield Problem(place, name, "is named twice")
-        elif spec.sensitive and (how := spec.sensitive.kept.get(name)) and how.as_ == "mask":
+        elif spec.sensitive and (how := spec.sensitive.kept_fields.get(name)) and how.as_ == "mask":
             yield Problem(place, name, "is masked, so it no longer identifies rows; hash or tokenize it")
 
 
@@ -105,7 +105,7 @@ def _check_order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Probl
         yield Problem("order-by", name, f"is not a column of the schema{suggest_names(name, columns)}")
     elif column.type and column.type.partition("(")[0] not in ORDERABLE_TYPES:
         yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERABLE_TYPES)}")
-    elif spec.sensitive and name in spec.sensitive.kept:
+    elif spec.sensitive and name in spec.sensitive.kept_fields:
         yield Problem(
             "order-by", name, "is a sensitive field, whose protected values have a different order; name another column"
         )

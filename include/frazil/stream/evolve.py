@@ -104,7 +104,7 @@ def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
     """Return the paths of sensitive fields, with former and current names of renamed columns."""
     if spec.sensitive is None:
         return []
-    hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
+    hidden = [*spec.sensitive.dropped_fields, *(tuple(name.split(".")) for name in spec.sensitive.kept_fields)]
     schema, former = table.schema(), parse_former_columns(table.properties)
     columns = {path[0] for path in hidden} | {find_current_name(schema, former.get(path[0])) for path in hidden}
     columns.discard(None)

@@ -131,11 +131,11 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
-    for name, how in declared.kept.items():
+    for name, how in declared.kept_fields.items():
         first, *rest = name.split(".")
         now = find_current_name(table, other_names.get(first)) or first
         fields[".".join([now, *rest])] = {"as": how.as_, "keep-last": how.keep_last}
-    dropped = [".".join(path) for path in declared.dropped]
+    dropped = [".".join(path) for path in declared.dropped_fields]
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
 

@@ -24,19 +24,19 @@ def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: 
 
 
 def read_in_parallel(
-    names: Iterable[str], read: Callable[[str], A], *, within_s: float, max_threads: int = MAX_THREADS
+    names: Iterable[str], read: Callable[[str], A], *, timeout_s: float, max_threads: int = MAX_THREADS
 ) -> dict[str, A | Exception]:
     """Read all names in parallel. Return the result of `read` or its exception, by name.
 
-    A read that takes longer than `within_s` is abandoned, and its entry is a TimeoutError.
+    A read that takes longer than `timeout_s` is abandoned, and its entry is a TimeoutError.
     """
     pool = ThreadPoolExecutor(max_threads)
     futures = {name: pool.submit(read, name) for name in names}
-    wait(futures.values(), timeout=within_s)
+    wait(futures.values(), timeout=timeout_s)
     found: dict[str, A | Exception] = {}
     for name, future in futures.items():
         if not future.done():
-            found[name] = TimeoutError(f"{name} could not be read within {within_s:.0f} s")
+            found[name] = TimeoutError(f"{name} could not be read within {timeout_s:.0f} s")
         elif isinstance(error := future.exception(), Exception):
             found[name] = error
         else:

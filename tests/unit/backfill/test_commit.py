@@ -161,7 +161,7 @@ def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_onl
     there = head_of(live.load().metadata)
     live.run(live.committer, {0: (110, 111)})
     live.run(live.committer, {0: (111, 112)})
-    assert expire(live).kept.keys() == {there.snapshot_id}
+    assert expire(live).retained_reasons.keys() == {there.snapshot_id}
     hour = Period(there.timestamp_ms, there.timestamp_ms + 1)
     found = published_records(live.tables.journals, live.load().metadata, "events", window=hour)
     assert [record.backfill.id for record in found] == [committer.backfill.id]

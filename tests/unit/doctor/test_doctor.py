@@ -57,7 +57,7 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
 
     checks = {
         "fine": Check(lambda: [Finding("fine", CheckState.OK, "all well")]),
-        "hangs": Check(hangs, within_s=0.05),
+        "hangs": Check(hangs, timeout_s=0.05),
         "unusable": Check(unusable),
         "fails": Check(fails),
         "nothing": Check(list),

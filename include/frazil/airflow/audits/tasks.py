@@ -59,7 +59,7 @@ def audit_all(
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = read_in_parallel(streams, audit_begun_stream, within_s=AUDIT_TIMEOUT.total_seconds())
+    found = read_in_parallel(streams, audit_begun_stream, timeout_s=AUDIT_TIMEOUT.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
     for stream, error in failed.items():
         log.error("%s: the audit failed: %r", stream, error)

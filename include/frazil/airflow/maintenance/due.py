@@ -129,7 +129,7 @@ def _find_due_tables(
             needs = needs or (table.name in orphaned and catalog.table_exists(table.identifier))
         return needs
 
-    found = read_in_parallel(chosen, check, within_s=MEASURE_TIMEOUT.total_seconds())
+    found = read_in_parallel(chosen, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
     failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
     for name, error in failed.items():
         log.error("cannot measure %s: %r", name, error)

@@ -58,7 +58,7 @@ class RouteTables:
         def check(name: str) -> DueTable | None:
             return measure_due_table(catalog, tables[name], actions=actions, now_ms=now_ms)
 
-        found = read_in_parallel(tables, check, within_s=MEASURE_TIMEOUT.total_seconds())
+        found = read_in_parallel(tables, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
         errors = {name: error for name, error in found.items() if isinstance(error, Exception)}
         broken = self._log_broken(errors, len(tables))
         due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]

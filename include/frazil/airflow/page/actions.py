@@ -146,7 +146,7 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
     """Return the state that the action depends on. Raises InvalidForm if Airflow's database does not respond."""
     spec = subject.spec
     read = partial(read_pauses, [subject.dag])
-    paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, within_s=2)
+    paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, timeout_s=2)
     runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
     if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)

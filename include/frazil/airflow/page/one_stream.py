@@ -198,8 +198,8 @@ def _routed_tables(
     return search_routed(tuple(names.values()), search, problems=problems, level=level)
 
 
-def _gather(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
-    return answer_cache().gather([pending], within_s=within_s)[0]
+def _gather(pending: PendingAnswer[T], timeout_s: float = 0.1) -> Answer[T]:
+    return answer_cache().gather([pending], timeout_s=timeout_s)[0]
 
 
 def _dag_ids(spec: StreamSpec) -> tuple[str, ...]:
@@ -215,7 +215,7 @@ def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
 
 
 def _last_measurement() -> Measurement | None:
-    return answer_cache().fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, within_s=0.2).value
+    return answer_cache().fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, timeout_s=0.2).value
 
 
 def _last_audit(name: str) -> str | None:
@@ -230,5 +230,5 @@ def _related_state(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Rela
     specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
         return health_of_stream(one, None, dags)
-    (windows,) = answer_cache().gather([views.request_windows(specs, CACHE_S)], within_s=0.3)
+    (windows,) = answer_cache().gather([views.request_windows(specs, CACHE_S)], timeout_s=0.3)
     return health_of_stream(one, windows, dags)

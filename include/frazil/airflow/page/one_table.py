@@ -80,14 +80,14 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
     dags = answers.request("Airflow", ("dags", name), known, keep_s=CACHE_S)
     started_by = partial(_fetch_runs, specs[0]) if calendar else None
     runs = answers.request("Airflow", ("runs", name, key), started_by, keep_s=CACHE_S) if started_by else None
-    (answer,) = answers.gather([shape], within_s=RESPONSE_TIMEOUT_S)
-    complete: Answer[Calendar | None] = answers.gather([windows], within_s=0.3)[0] if windows else Answer()
-    (alerts,) = answers.gather([measured], within_s=0.2)
-    (paused,) = answers.gather([dags], within_s=0.2)
-    started = answers.gather([runs], within_s=0.2)[0].value if runs else None
+    (answer,) = answers.gather([shape], timeout_s=RESPONSE_TIMEOUT_S)
+    complete: Answer[Calendar | None] = answers.gather([windows], timeout_s=0.3)[0] if windows else Answer()
+    (alerts,) = answers.gather([measured], timeout_s=0.2)
+    (paused,) = answers.gather([dags], timeout_s=0.2)
+    started = answers.gather([runs], timeout_s=0.2)[0].value if runs else None
     standing = _alerts_about(found, alerts.value.alerts if alerts.value else ())
     differences = route_problems(
-        found.identifier, (one.value for one in answers.gather(routes, within_s=0.2) if one.value)
+        found.identifier, (one.value for one in answers.gather(routes, timeout_s=0.2) if one.value)
     )
     files, partitions = answer.value or (None, None)
     shown_windows = merge_calendars(complete.value, partitions)

@@ -60,7 +60,7 @@ def answer_cache() -> AnswerCache:
 def cached_declarations() -> Answer[list[DeclaredStream]]:
     fetch = partial(declared_streams, streams_folder())
     return answer_cache().fetch_one(
-        "declarations", "declarations", fetch, keep_s=DECLARED_CACHE_S, within_s=RESPONSE_TIMEOUT_S
+        "declarations", "declarations", fetch, keep_s=DECLARED_CACHE_S, timeout_s=RESPONSE_TIMEOUT_S
     )
 
 
@@ -79,12 +79,12 @@ def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = 
     statuses = {one.name: request_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
     feeds = streams_by_table(everything)
     windows = {table: request_windows(specs, keep_s) for table, specs in feeds.items() if specs[0].window}
-    known_now = any(answer.at_ms for answer in answers.gather(statuses.values(), within_s=0))
-    within_s = OVERVIEW_TIMEOUT_S if known_now else FIRST_OVERVIEW_TIMEOUT_S
-    answered = dict(zip(statuses, answers.gather(statuses.values(), within_s=within_s), strict=True))
+    known_now = any(answer.at_ms for answer in answers.gather(statuses.values(), timeout_s=0))
+    timeout_s = OVERVIEW_TIMEOUT_S if known_now else FIRST_OVERVIEW_TIMEOUT_S
+    answered = dict(zip(statuses, answers.gather(statuses.values(), timeout_s=timeout_s), strict=True))
     _save_overview(shown, answered)
-    known = dict(zip(windows, answers.gather(windows.values(), within_s=0), strict=True))
-    (alerts,), (paused,) = answers.gather([measured], within_s=0.2), answers.gather([dags], within_s=0.1)
+    known = dict(zip(windows, answers.gather(windows.values(), timeout_s=0), strict=True))
+    (alerts,), (paused,) = answers.gather([measured], timeout_s=0.2), answers.gather([dags], timeout_s=0.1)
     health_of_stream = arrange_health(alerts.value, everything)
     now_ms = clock.now_ms()
     lines = []
@@ -105,7 +105,7 @@ def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = 
 def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
     answers, file = answer_cache(), _overview_file()
     fetch = partial(load_statuses, file, now_ms=clock.now_ms())
-    found = answers.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=OVERVIEW_TIMEOUT_S)
+    found = answers.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, timeout_s=OVERVIEW_TIMEOUT_S)
     if not found.value:
         return
     specs = {(one.spec.name, fingerprint_of(one.spec)): one.spec for one in streams if one.spec}
