@@ -149,7 +149,7 @@ def test_the_quick_start_can_be_followed_to_its_end(shell: Shell) -> None:
     assert len(shown) == 3
     walk(shell, [steady, *page, *wrong])
     seen = airflow.call("GET", "/frazil/ops/api/stream/rides")
-    assert [run["how"] for run in seen["runs"]][:2] == ["runs, supervised by Airflow", "was ended by signal 9"]
+    assert [run["outcome"] for run in seen["runs"]][:2] == ["runs, supervised by Airflow", "was ended by signal 9"]
     assert "TypeMismatch" in {rejected["reason"] for rejected in seen["rejected"]}
     walk(shell, clean_up)
     assert writers(shell.folder / ".frazil") == []

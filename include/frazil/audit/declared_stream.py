@@ -35,7 +35,7 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
 
         ask = partial(ask, dropped=partial(dropped_offsets, spec, tables))
     place = None
-    if with_source and sinks.can_follow:
+    if with_source and sinks.has_routed_tables:
         from frazil.audit.source_records import records_by_table
 
         place = partial(records_by_table, spec, tables)
@@ -44,7 +44,7 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         coordinates=spec.coordinates,
         window=window,
         find_remaining_offsets=ask,
-        candidate_names=sinks.named,
+        candidate_names=sinks.named_tables,
         place=place,
         signals=signals,
     )

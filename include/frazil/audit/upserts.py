@@ -64,7 +64,7 @@ def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
     """Audit the table and its dead letters. With `with_source`, also compares the rows' values with Kafka's records."""
-    named, result = spec.sinks.named, None
+    named, result = spec.sinks.named_tables, None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
         result = audit_changes(tables, table, claimed, window=window, candidate_names=named)
@@ -143,7 +143,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     by_records: bool = False,
 ) -> Iterator[Finding]:
     """Report how merging Kafka's records of the claimed ranges would change the tables. Commits nothing."""
-    if marker.routed is not None and not spec.sinks.can_follow:
+    if marker.routed is not None and not spec.sinks.has_routed_tables:
         sentence = (
             f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
             "records may belong to other tables. To compare them with Kafka's records, declare the route again"

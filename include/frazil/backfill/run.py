@@ -270,7 +270,7 @@ class Backfill:
         """Return the offsets of each routed table's rows, including waiting rows. Raises RouteBehind on errors."""
         if marker.routed is None:
             return {}
-        tables, named = self.opened.tables, self.spec.sinks.named
+        tables, named = self.opened.tables, self.spec.sinks.named_tables
         claimed = claimed or load_all_claims(tables.journals, marker, table.metadata)
         replays = PublishedReplays.load(tables, table)
         routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, candidate_names=named)
@@ -295,7 +295,7 @@ class Backfill:
     @property
     def _skips_records(self) -> bool:
         """Whether some records may change no row, such as deletes whose routing value has no table."""
-        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.can_follow and not self.request.files
+        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.has_routed_tables and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:

@@ -146,7 +146,7 @@ def _load_streams(
                 raise FrazilError(f"table {handle.identifier} is in two catalogs: cut the streams one by one")
         default_marker, since = read_marker(opened.main.current().properties, name), None
         routed = {}
-        if spec.sinks.can_follow and default_marker is not None:
+        if spec.sinks.has_routed_tables and default_marker is not None:
             with translate_catalog_errors(opened.main.catalog_name):
                 since = first_batch_missing_anywhere(opened, default_marker)
                 routed = load_route_tables(opened.main.current().catalog, spec.sinks)
@@ -163,7 +163,7 @@ def _load_streams(
 def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[str, Table]) -> None:
     """Raise TableLost if a table of the route is missing, and RouteBehind if a backfill's rows wait for a table."""
     dropped = find_dropped_tables(spec, tables, existing)
-    unknown = sorted({*spec.sinks.named} - {*existing, *(table.target for table in dropped)})
+    unknown = sorted({*spec.sinks.named_tables} - {*existing, *(table.target for table in dropped)})
     with translate_catalog_errors(tables.main.catalog_name):
         lost = [*shorten_dropped_tables(dropped), *(describe_unknown_table(spec, tables, target) for target in unknown)]
     missing = [*lost, *map(str, find_tables_missing_backfill(tables, existing))]

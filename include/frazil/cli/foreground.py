@@ -243,9 +243,9 @@ class RunTotals:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
         sinks = spec.sinks
         self._merges, self._drops_repeats = sinks.mode.replaces_rows, sinks.mode.drops_repeats
-        self._dropped: int | None = 0 if self._drops_repeats and not sinks.can_follow else None
+        self._dropped: int | None = 0 if self._drops_repeats and not sinks.has_routed_tables else None
         self._stream = spec.name
-        self._tables = f"the tables of the route of {spec.name}" if sinks.can_follow else self._table
+        self._tables = f"the tables of the route of {spec.name}" if sinks.has_routed_tables else self._table
         self.records = self.rejected = self.filtered = 0
 
     def add(self, batch: BatchCommitted) -> str:

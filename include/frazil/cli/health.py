@@ -138,7 +138,9 @@ def _add_missing_tables(
             return error
 
     absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
-    checked = [spec for spec in specs if spec.sinks.can_follow or (spec.table.catalog, spec.table.identifier) in absent]
+    checked = [
+        spec for spec in specs if spec.sinks.has_routed_tables or (spec.table.catalog, spec.table.identifier) in absent
+    ]
     answers = [*zip(checked, run_in_parallel(find_missing, checked), strict=True)]
     gone = {
         (spec.table.catalog, name): (spec, problem)

@@ -61,10 +61,10 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     output = CommandOutput(as_json)
     opened = (open_stream if given_up else open_read_only)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
-    if marker is None or (marker.routed is None and not opened.spec.sinks.can_follow):
+    if marker is None or (marker.routed is None and not opened.spec.sinks.has_routed_tables):
         what = (
             "has no route"
-            if not opened.spec.sinks.can_follow
+            if not opened.spec.sinks.has_routed_tables
             else "has never started: its first start creates its tables"
         )
         raise SpecError(f"stream {stream!r} {what}")
@@ -237,7 +237,7 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
     if table in found.tables() or _were_rows_discarded(opened, table):
         return
     is_own = table in {spec.sinks.default_table, spec.sinks.dead_letter_table}
-    is_listed = table in spec.sinks.named
+    is_listed = table in spec.sinks.named_tables
     is_written = _table_exists(opened, table) and marker in opened.tables.handle(table).current().properties
     if is_own or not (is_written or is_listed):
         others = ", ".join(sorted(found.tables()))

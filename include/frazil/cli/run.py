@@ -286,7 +286,9 @@ def _count_waiting(spec: StreamSpec) -> tuple[int, int | None]:
         tables = open_read_only(spec).tables
         if marker := tables.marker():
             lag, _ = fetch_lag(spec, marker)
-            waiting = sum(each.rows for each in find_lagging_tables(tables, marker)) if spec.sinks.can_follow else 0
+            waiting = (
+                sum(each.rows for each in find_lagging_tables(tables, marker)) if spec.sinks.has_routed_tables else 0
+            )
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
         log.info("cannot determine what waits for the next writer: %r", error)
     return waiting, lag

@@ -45,7 +45,7 @@ class Pins:
 
     cursor: Cursor | None = None
     """How far the signals have counted late rows and dead letters."""
-    signalled: frozenset[int] = frozenset()
+    signalled_snapshots: frozenset[int] = frozenset()
     """The snapshots of recent signals, which downstream jobs read."""
 
 
@@ -179,7 +179,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
     kept = [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
     reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
-    reasons |= dict.fromkeys(pins.signalled, "a signal refers to it")
+    reasons |= dict.fromkeys(pins.signalled_snapshots, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):

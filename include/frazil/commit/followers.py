@@ -112,7 +112,7 @@ class Followers:
     """The routed tables of one stream, as known to one process. Commits batches to them."""
 
     tables: StreamTables
-    through: BatchKey
+    last_added: BatchKey
     """The last batch that was added. All routed tables have all batches up to this one, except those in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """Journals of each routed table, in order. They are committed to the default table, but perhaps not yet to the
@@ -146,7 +146,7 @@ class Followers:
         followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
             return followers
-        followers.through = marker.routed
+        followers.last_added = marker.routed
         for journal in reversed([*decided_journals(tables, marker)]):
             followers.add(journal)
         notes = {note.target: note for note in load_missing_table_notes(tables)} if followers.waiting else {}
@@ -158,14 +158,14 @@ class Followers:
     def last_complete_batch(self) -> BatchKey:
         """The last batch that is in all tables, as are all batches before it."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
-        return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
+        return self.last_added if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 
     def add(self, journal: Journal) -> None:
-        if journal.key <= self.through:
+        if journal.key <= self.last_added:
             return
         for target in journal.routed:
             self.waiting.setdefault(target, []).append(journal)
-        self.through = journal.key
+        self.last_added = journal.key
 
     def commit(self) -> None:
         """Commit the waiting batches to their tables, in parallel. Files of a failed commit wait for the next call."""

@@ -111,7 +111,7 @@ class MarkedUpdate:
     ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
         """Return the id of the open branch's head (None if the branch ends), and the updates after main's snapshot."""
         name = open_branch_name(self.stream)
-        if change.ends:
+        if change.removes_branch:
 
             def of_the_branch(snapshot: Snapshot) -> bool:
                 own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
@@ -122,7 +122,9 @@ class MarkedUpdate:
             return None, lambda _: end.updates(table)
         if not (change.joining_files or change.leaving_files) and change.base == found:
             return found.snapshot_id if found else None, lambda _: ()
-        base = BaseManifests(change.stays, change.leaving_files, change.base.summary if change.base else None)
+        base = BaseManifests(
+            change.remaining_manifests, change.leaving_files, change.base.summary if change.base else None
+        )
         head_id = table.metadata.new_snapshot_id()
         writer = SnapshotWriter(
             change.joining_files, branch=name, base=base, manifest_key=change.manifest_key, snapshot_id=head_id

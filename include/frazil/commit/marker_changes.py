@@ -230,11 +230,11 @@ def plan_open_branch_reset(
             )
         base = head
     if base is None:
-        return None if expected is None else BranchChange(None, ends=True)
+        return None if expected is None else BranchChange(None, removes_branch=True)
     manifests = base.manifests(table.io)
     again = [m for m in manifests if _are_read_again(_commit_records(m, table, tables), target, source)]
     stays = tuple(m for m in manifests if m not in again)
-    return BranchChange(base, stays, read_files(again, table.io), drops=True, ends=not stays)
+    return BranchChange(base, stays, read_files(again, table.io), drops=True, removes_branch=not stays)
 
 
 def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted: bool) -> int | None:

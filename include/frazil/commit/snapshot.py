@@ -73,7 +73,7 @@ class BaseManifests:
     files.
     """
 
-    stays: Sequence[ManifestFile]
+    remaining_manifests: Sequence[ManifestFile]
     removed_files: Sequence[DataFile]
     summary: Summary | None
     """Summary of the previous snapshot, which still counts `removed_files`; None before the first snapshot."""
@@ -136,7 +136,7 @@ class SnapshotWriter:
             avro_codec(metadata),
             next_row_id=first_row_id,
         ) as writer:
-            add_manifests(writer, [*self.manifests, *base.stays], path=path, parent=parent)
+            add_manifests(writer, [*self.manifests, *base.remaining_manifests], path=path, parent=parent)
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
@@ -246,7 +246,7 @@ def base_without_files(
     snapshot_id: int,
 ) -> BaseManifests:
     """Return the manifests that a snapshot of main keeps, rewritten if they list files with the keys `removed`."""
-    stays: list[ManifestFile] = []
+    remaining_manifests: list[ManifestFile] = []
     written: list[ManifestFile] = []
     leaves: list[DataFile] = []
     for manifest in manifests:
@@ -258,12 +258,12 @@ def base_without_files(
                 removed, manifest, entries, path=path, table=table, snapshot_id=snapshot_id
             )
             written.append(manifest)
-        stays.append(manifest)
+        remaining_manifests.append(manifest)
         leaves += leaving
     if missing := set(removed) - set(map(file_key, leaves)):
         raise ValueError(f"no manifest lists the files to remove: {sorted(missing)}")
     head = head_of(table.metadata)
-    return BaseManifests(stays, leaves, head.summary if head else None, written)
+    return BaseManifests(remaining_manifests, leaves, head.summary if head else None, written)
 
 
 def _cannot_land(attempt: PreparedSnapshot, metadata: TableMetadata, branch: str) -> bool:

@@ -142,7 +142,7 @@ def _namespace(spec: StreamSpec) -> str:
 def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
     """Return the stream, and a copy for each other namespace of its dead-letter table and routed tables."""
     sinks, found = spec.sinks, {_namespace(spec): spec}
-    for identifier in filter(None, (sinks.dead_letter_table, *sinks.named, sinks.template)):
+    for identifier in filter(None, (sinks.dead_letter_table, *sinks.named_tables, sinks.template)):
         # Only the stream's own table has the declared location.
         table = spec.table.model_copy(update={"identifier": identifier, "location": None})
         found.setdefault(identifier.rpartition(".")[0], spec.model_copy(update={"table": table}))

@@ -22,7 +22,7 @@ EFFECTS = {
 @dataclass(frozen=True, slots=True)
 class ComponentHeartbeat:
     at_ms: int
-    runs: bool = True
+    should_run: bool = True
     """Whether the component should be running: False after an orderly shutdown."""
 
 
@@ -55,14 +55,14 @@ def find_missing(
             "frazil dev up --airflow" if dev else f"airflow {component}",
         )
         for component in EFFECTS
-        if not ((last := heartbeats.get(component)) and last.runs and now_ms - last.at_ms <= MAX_HEARTBEAT_AGE_MS)
+        if not ((last := heartbeats.get(component)) and last.should_run and now_ms - last.at_ms <= MAX_HEARTBEAT_AGE_MS)
     )
 
 
 def _last_seen(heartbeat: ComponentHeartbeat | None, now_ms: int) -> str:
     if heartbeat is None:
         return "has never run"
-    if not heartbeat.runs:
+    if not heartbeat.should_run:
         return f"was stopped {format_elapsed(now_ms - heartbeat.at_ms)} ago"
     return f"has sent no heartbeat for {format_elapsed(now_ms - heartbeat.at_ms)}"
 
@@ -158,7 +158,7 @@ class Plan:
     """The description of an action's effects. If `refused` is set, the action is not possible now."""
 
     action: PageAction
-    says: tuple[str, ...]
+    effects: tuple[str, ...]
     refused: str | None = None
     missing: str | None = None
     version_token: str = ""
@@ -171,7 +171,7 @@ class Plan:
 class PreparedAction:
     """The effects of an action on a table. `carry_out` has exactly these effects, or fails if the table has changed."""
 
-    says: tuple[str, ...]
+    effects: tuple[str, ...]
     version_token: str
     carry_out: Callable[[], object]
     refused: str | None = None

@@ -276,7 +276,7 @@ def compute_moves(
 ) -> tuple[OffsetMove, ...]:
     """Return the move of each topic-partition. Raises SpecError if rows of a route would be duplicated."""
     marker = seen.marker
-    if marker and marker.routed is not None and not (spec.sinks.can_follow and spec.sinks.mode.merges):
+    if marker and marker.routed is not None and not (spec.sinks.has_routed_tables and spec.sinks.mode.merges):
         held = keep_same_topics(marker.offsets, marker.source, now.source)
         if again := sum(move.repeated for move in list_moves(target, held=held, available=now)):
             raise SpecError(

@@ -139,12 +139,12 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class WriterRun:
-    """One run of a writer. `how` describes its end; `well` is False if that needs attention."""
+    """One run of a writer. `outcome` describes its end; `is_ok` is False if that needs attention."""
 
     started_at_ms: int
     ended_at_ms: int | None
-    how: str
-    well: bool
+    outcome: str
+    is_ok: bool
     error: str | None = None
 
 
@@ -280,27 +280,27 @@ def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
     launch = observation.launch
     if launch is None or not observation.process.is_alive:
         return tuple(ended[:MAX_SHOWN_RUNS])
-    how = {
+    outcome = {
         LaunchKind.SUPERVISED: "runs, supervised by Airflow",
         LaunchKind.FOREGROUND: "runs in a user's terminal; nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
-    return (WriterRun(launch.launched_at_ms, None, how, well=True), *ended[: MAX_SHOWN_RUNS - 1])
+    return (WriterRun(launch.launched_at_ms, None, outcome, is_ok=True), *ended[: MAX_SHOWN_RUNS - 1])
 
 
 def _ended_run(end: ExitRecord) -> WriterRun:
     if end.stopped_for:
-        how = f"stopped: {end.stopped_for}"
+        outcome = f"stopped: {end.stopped_for}"
     elif end.code == 0:
-        how = "ended normally"
+        outcome = "ended normally"
     elif end.code is None:
-        how = "was killed, or its host went down"
+        outcome = "was killed, or its host went down"
     elif end.code > 128:
-        how = f"was ended by signal {end.code - 128}"
+        outcome = f"was ended by signal {end.code - 128}"
     else:
-        how = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
-    well = end.code == 0 or bool(end.stopped_for)
-    return WriterRun(end.started_at_ms, end.ended_at_ms, how, well=well, error=None if well else end.error)
+        outcome = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
+    is_ok = end.code == 0 or bool(end.stopped_for)
+    return WriterRun(end.started_at_ms, end.ended_at_ms, outcome, is_ok=is_ok, error=None if is_ok else end.error)
 
 
 def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
@@ -309,7 +309,9 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
     return {
         "Topics": spec.source.topics_text,
         **({"Route": " ".join(filter(None, ("by", spec.route.by, spec.route.name)))} if spec.route else {}),
-        "Default table" if spec.sinks.can_follow else "Table": names.get(spec.table.identifier, spec.table.identifier),
+        "Default table" if spec.sinks.has_routed_tables else "Table": names.get(
+            spec.table.identifier, spec.table.identifier
+        ),
         "Mode": spec.mode,
         "Event time": spec.event_time.column,
         "Partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",

@@ -283,7 +283,7 @@ class RoutedTables:
 
     tables: tuple[RoutedTable, ...]
     found: int
-    in_all: int
+    total: int
 
 
 def search_routed(

@@ -169,7 +169,12 @@ def assess_group(
     with translate_catalog_errors(catalog.name):
         decided = {spec.name: DefaultTableProgress.load(catalog, spec)}  # first, as in `assess_table`
         bound_us = decided[spec.name].feed(spec).complete_until_us
-        own = {*(spec.route.complete if spec.route else ()), *sinks.named, sinks.default_table, sinks.dead_letter_table}
+        own = {
+            *(spec.route.complete if spec.route else ()),
+            *sinks.named_tables,
+            sinks.default_table,
+            sinks.dead_letter_table,
+        }
         found = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in own}
         names = [name for name, its in found.items() if reopened or _may_signal(its.cursor, bound_us, spec)]
         has_begun = any(its.cursor is not None for its in found.values())

@@ -155,7 +155,7 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
 def _find_atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
     if isinstance(spec.commit.atomic, bool):
         return
-    named = dict.fromkeys(spec.sinks.named)
+    named = dict.fromkeys(spec.sinks.named_tables)
     if not spec.commit.atomic or not named:
         what = "lists tables, but route.tables has none; write true or false"
         yield Problem("commit.atomic", ", ".join(spec.commit.atomic), what)

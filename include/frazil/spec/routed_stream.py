@@ -27,7 +27,7 @@ class RoutedStream(StreamSpec):
 
         The table's properties show whether it did.
         """
-        return self.table.identifier not in self.sinks.named
+        return self.table.identifier not in self.sinks.named_tables
 
     @property
     def sinks(self) -> Sinks:
@@ -63,7 +63,7 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
     route = spec.route
     if route is None:
         return None
-    is_named = table in spec.sinks.named
+    is_named = table in spec.sinks.named_tables
     has_windows = table in route.complete or (not is_named and route.template in route.complete)
     if not is_named and not (has_windows and (table == route.template or spec.sinks.matches_template(table))):
         return None

@@ -57,7 +57,7 @@ def find_dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
     """Return the route's tables that were dropped or renamed, sorted by name; with `loaded`, also replaced tables."""
-    if not (sinks := spec.sinks).can_follow:
+    if not (sinks := spec.sinks).has_routed_tables:
         return []
     names = set(filter(sinks.may_include, list_recorded_tables(tables)))
     if not names:
@@ -254,7 +254,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     """Return the route value for which a table was created; None for a named table. Raises SpecError if unknown."""
-    if identifier in spec.sinks.named:
+    if identifier in spec.sinks.named_tables:
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value

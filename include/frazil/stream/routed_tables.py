@@ -99,7 +99,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
     """Return whether another stream or user created a table with a name of the route's template."""
     properties = tables.handle(target).current().properties
-    if target in spec.sinks.named or property_name(spec.name) in properties:
+    if target in spec.sinks.named_tables or property_name(spec.name) in properties:
         return False
     member = read_table_record(tables, target)
     value = member.value if member else _route_value_in_note(spec, tables, target)
@@ -109,7 +109,7 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
     """Return the route value in a missing table's note; None for a table that the route names."""
-    note = None if target in spec.sinks.named else load_missing_table_note(tables, target)
+    note = None if target in spec.sinks.named_tables else load_missing_table_note(tables, target)
     return None if note is None else note.value
 
 
@@ -179,7 +179,7 @@ class RoutedTables:
         """
         self._members |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
-            declared = sorted(self.sinks.named)
+            declared = sorted(self.sinks.named_tables)
             self.targets.update(self.sinks.by_value)
             _run_many(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._load_made_tables(default_marker)

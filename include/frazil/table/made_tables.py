@@ -49,6 +49,6 @@ def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | 
             raise AccessDenied(f"table {identifier}: {explain_table_error(error)}") from error
         return table if sinks.owns(identifier, table.properties) else None
 
-    names = sorted({*sinks.named, *list_matching_names(catalog, sinks)} if names is None else names)
+    names = sorted({*sinks.named_tables, *list_matching_names(catalog, sinks)} if names is None else names)
     loaded = run_in_parallel(load, names) if names else []
     return {name: table for name, table in zip(names, loaded, strict=True) if table is not None}

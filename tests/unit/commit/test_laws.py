@@ -129,7 +129,7 @@ def test_a_marker_of_a_newer_frazil_is_refused():
         Marker.from_property("events", json.dumps({"format": 2}))
 
 
-# Continuity
+# Decisions
 
 PARTITIONS = [("t", p) for p in range(3)]
 

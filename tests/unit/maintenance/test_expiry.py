@@ -194,7 +194,7 @@ def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_
 
 
 def test_snapshots_that_recent_signals_name_are_kept():
-    made = plan(metadata(line(20)), signalled=frozenset({1_007, 1_018, 4711}))
+    made = plan(metadata(line(20)), signalled_snapshots=frozenset({1_007, 1_018, 4711}))
     assert gone(made) == [n for n in range(1, 13) if n != 7]
     assert made.retained_reasons == {1_007: "a signal refers to it"}
 

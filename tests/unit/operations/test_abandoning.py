@@ -65,7 +65,7 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     assert shown == OpenBackfill(backfill.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
     assert PageAction.ABANDON in possible_actions(made.spec, fetch_action_state(made.spec))
     plan = plan_abandon(made.spec, by="ana, Airflow")
-    assert plan.says == (f"Backfill {backfill.id} has staged nothing yet.",)
+    assert plan.effects == (f"Backfill {backfill.id} has staged nothing yet.",)
     assert plan.refused is None
     plan.carry_out()
     ended = read_backfill(made.tables.main.refresh().metadata.properties, "ticks")

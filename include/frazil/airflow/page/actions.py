@@ -138,8 +138,8 @@ def _plan_and_prepare(
         prepared = run_with_timeout(lambda: plan_reset(spec, parse_reset_target(form), by=by))
     else:
         prepared = run_with_timeout(lambda: plan_abandon(spec, by=by))
-    says, version_token = (*plan.says, *prepared.says), f"{plan.version_token}/{prepared.version_token}"
-    return replace(plan, says=says, version_token=version_token, refused=prepared.refused), prepared
+    effects, version_token = (*plan.effects, *prepared.effects), f"{plan.version_token}/{prepared.version_token}"
+    return replace(plan, effects=effects, version_token=version_token, refused=prepared.refused), prepared
 
 
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:

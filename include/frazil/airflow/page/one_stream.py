@@ -121,7 +121,7 @@ class PendingReads:
             writers=request("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
             dags=request("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
             run=request("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
-            routed=request(group, ("routed", *key), tables, keep_s=15.0) if spec.sinks.can_follow else None,
+            routed=request(group, ("routed", *key), tables, keep_s=15.0) if spec.sinks.has_routed_tables else None,
             costs=request(group, ("costs", *key), partial(fetch_daily_costs, spec), keep_s=COSTS_CACHE_S),
         )
 
@@ -164,7 +164,7 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
         audited=_last_audit(name=spec.name),
         log=_log_path(spec, _gather(requests.run).value),
         topics=list_topics(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
-        routes=spec.sinks.can_follow or (answer.value is not None and answer.value.routed),
+        routes=spec.sinks.has_routed_tables or (answer.value is not None and answer.value.routed),
         routed=(
             _routed_tables(spec, _gather(requests.routed).value, answer.value, view_options.tables, line.level)
             if requests.routed

@@ -73,7 +73,7 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
     )
     calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
     windows = answers.request(group, ("calendar", name, key), calendar, keep_s=WINDOWS_CACHE_S) if calendar else None
-    routes = [request_status(spec) for spec in found.streams if spec.sinks.can_follow]
+    routes = [request_status(spec) for spec in found.streams if spec.sinks.has_routed_tables]
     measured = answers.request("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(found.identifier)
     known = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))

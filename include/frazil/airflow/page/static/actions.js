@@ -153,7 +153,7 @@ function open(name, subject, page, given) {
         action.fields.filter((field) => !field.only || field.only(form)).map((field) => input(field, form, change)),
         h("h3", {}, "What will happen"),
         state.plan
-          ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
+          ? h("ul", { class: "says" }, state.plan.effects.map((said) => h("li", {}, words(said))))
           : !state.problem && h("p", { class: "soft" }, "Loading …"),
         (state.plan?.refused || state.plan?.missing) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.missing)),
         // A refusal has the same text as the new plan.

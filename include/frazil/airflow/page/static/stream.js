@@ -128,8 +128,8 @@ function runs(view) {
       ? h("ol", { class: "runs" }, view.runs.map((run) => h(
           "li",
           {},
-          shape(run.ended_at_ms === null ? 4 : run.well ? 3 : 0),
-          h("div", {}, h("b", {}, moment(run.started_at_ms, view.at_ms)), ` ${run.how}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
+          shape(run.ended_at_ms === null ? 4 : run.is_ok ? 3 : 0),
+          h("div", {}, h("b", {}, moment(run.started_at_ms, view.at_ms)), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
         )))
       : h("p", { class: "soft" }, "No writer has run on this host. A writer on another host is visible through its commits."),
   );
