@@ -58,7 +58,7 @@ def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEn
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Merge the `mergeable` manifests into a new one. Returns None if there are fewer than two, or merging is off."""
+    """Merge small manifests into a new one. Returns None if there are fewer than two, or merging is off."""
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
     found = mergeable(manifests)

@@ -101,7 +101,7 @@ class RestDecoder(Protocol):
     """A decoder that can fill a `rest` column with the fields that have no other column."""
 
     def withhold(self, hidden: Collection[Path]) -> None:
-        """Omit the fields at these lower-case paths from the `rest` column. Call this before `report_drift`."""
+        """Omit the fields at these lower-case paths from `rest`. Call this before `report_drift`."""
 
 
 @runtime_checkable

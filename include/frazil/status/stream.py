@@ -43,7 +43,9 @@ def read_stream_state(
     """Read the state of one stream. Parts that cannot be read become problems.
 
     `problem` is the error in its declaration. Without `in_full`, waiting batches are counted instead of Kafka and
-    routed tables. With `out_of_reach`, the catalog is not read. Raises only errors that an upgrade of frazil caused.
+    routed tables. With `out_of_reach`, the catalog is not read.
+
+    Raises only errors that an upgrade of frazil caused.
     """
     folder = run_folder(spec.name)
     try:
