@@ -75,7 +75,7 @@ def reset(
 
     def open_windows(table: Table) -> BranchChange | None:
         change = plan_open_branch_reset(table, tables, seen, target=target, source=source)
-        dropped[:] = [f.file_path for f in change.leaving_files] if change and change.ends else []
+        dropped[:] = [f.file_path for f in change.leaving_files] if change and change.removes_branch else []
         return change
 
     change_marker(tables, tables.main, decide, operation="reset", branch_change=open_windows)

@@ -98,7 +98,7 @@ class BatchLoop:
             source=r.marker.source,
             position=Position.from_marker(r.marker),
             report=self.set_planner_report,
-            whole=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
+            whole_transactions=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
         )
 
     def _planner_settings(self) -> PlannerSettings:

@@ -102,7 +102,7 @@ class BatchPlanner:
     """The first offset of each partition that appeared while the writer ran."""
     leaderless: frozenset[TopicPartition] = frozenset()
     """Topic-partitions without a leader, as Kafka last described them. They are not read, and are never idle."""
-    whole: WholeTransactions | None = None
+    whole_transactions: WholeTransactions | None = None
     """Finds boundaries of source transactions, if batches must have whole ones."""
 
     @property
@@ -139,7 +139,12 @@ class BatchPlanner:
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether records from this offset on wait for their source transaction to end."""
-        return self.whole is not None and self.whole.is_stuck and tp in self._read_offsets() and offset >= self.whole.at
+        return (
+            self.whole_transactions is not None
+            and self.whole_transactions.is_stuck
+            and tp in self._read_offsets()
+            and offset >= self.whole_transactions.at
+        )
 
     def is_gone(self, topic: str) -> bool:
         """Return whether a topic of the stream's pattern counts as deleted."""
@@ -175,8 +180,8 @@ class BatchPlanner:
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read_offsets()
         led = {tp: offset for tp, offset in read.items() if tp not in self.leaderless}
-        if self.whole:
-            self.whole.read_transaction_ends()
+        if self.whole_transactions:
+            self.whole_transactions.read_transaction_ends()
         try:
             truncated = self.watch.poll(self.kafka, led, self.position.leader_epochs)
         except KafkaUnavailable:
@@ -185,8 +190,8 @@ class BatchPlanner:
         if truncated and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
             self._update_topics(ends)
         check_not_truncated(read, truncated, stream=self.settings.stream)
-        if self.whole and led:
-            self._limit_to_whole_transactions(self.whole, read)
+        if self.whole_transactions and led:
+            self._limit_to_whole_transactions(self.whole_transactions, read)
         ends = dict(self.ends)
         for tp, start in read.items():
             if ends.get(tp, start) > start:
@@ -200,7 +205,7 @@ class BatchPlanner:
         if self.silent_since is not None and self.warned_at >= self.silent_since:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
-        waits_for = self.whole.waits_for if self.whole else ""
+        waits_for = self.whole_transactions.waits_for if self.whole_transactions else ""
         waiting = self.watch.count_in_transactions()
         known, leaderless = dict(self.watch.stable), self.leaderless & read.keys()
         self.reported = PlannerReport(
@@ -302,14 +307,17 @@ class BatchPlanner:
         idle = self._idle_partitions(now)
         if due.now:
             end = limit_ends(offsets, ends, max_records=policy.max_records)
-            if self.whole:
-                end = {tp: max(offsets[tp], self.whole.at) if tp in self._read_offsets() else offsets[tp] for tp in end}
+            if self.whole_transactions:
+                end = {
+                    tp: max(offsets[tp], self.whole_transactions.at) if tp in self._read_offsets() else offsets[tp]
+                    for tp in end
+                }
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # Records that a bounded batch leaves unread keep their waiting time.
                 if end[tp] >= ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
-            last = self.whole.last if self.whole else NO_TRANSACTION
+            last = self.whole_transactions.last if self.whole_transactions else NO_TRANSACTION
             epochs = {**self.position.leader_epochs}
             for tp, epoch in self.watch.leader_epochs.items():  # another partition's log may have been truncated
                 if tp not in epochs or end[tp] > self.position.offsets[tp]:

@@ -718,7 +718,7 @@ class StandInWhole:
 def of_one_partition(world: World, whole: StandInWhole) -> World:
     del world.kafka.end[TP1], world.kafka.begin[TP1]
     world.planner.position = Position({TP0: 0})
-    world.planner.whole = whole  # type: ignore[assignment]
+    world.planner.whole_transactions = whole  # type: ignore[assignment]
     return world
 
 
@@ -757,7 +757,7 @@ def test_brokers_that_fall_silent_within_a_check_let_no_batch_cut_a_transaction(
 
 
 def test_whole_transactions_of_several_partitions_are_refused(world: World):
-    world.planner.whole = StandInWhole()  # type: ignore[assignment]
+    world.planner.whole_transactions = StandInWhole()  # type: ignore[assignment]
     with pytest.raises(SpecError, match="needs a topic with one partition"):
         world.after(1)
 
