@@ -84,7 +84,7 @@ def test_an_error_is_a_sentence_and_its_traceback_is_in_the_log(
     tmp_path: Path,
     frazil_home: Path,
 ):
-    """In a process of its own, because pytest has handlers for the log."""
+    """The command runs in its own process, because pytest has handlers for the log."""
     stream = MadeStream(load_stream(tmp_path / "ticks.yaml"), now_ms=0, partitions=1)
     for batch in range(3):
         stream.land({0: (batch, batch + 1)})
