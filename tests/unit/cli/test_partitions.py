@@ -105,7 +105,7 @@ def test_health_reports_windows_that_no_check_signals(
 def test_health_reports_a_window_that_is_never_signalled_while_the_writer_expires_snapshots(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a short commit interval, a writer keeps the snapshots of a few minutes."""
+    """A writer with a short commit interval keeps the snapshots of a few minutes."""
     made.now_ms += 3 * HOUR // 1_000
     made.land({0: (25, 26)}, times=EventTimes({0: DAY + 24 * HOUR}))
     table = made.tables.main.refresh()
