@@ -97,7 +97,7 @@ def test_an_error_is_a_sentence_and_its_traceback_is_in_the_log(
     )  # fmt: skip
     log = frazil_home / "maintain" / "demo.ticks.log"
     assert done.returncode == 1, done.stderr
-    assert "compaction of demo.ticks" in done.stdout
+    assert "demo.ticks: compaction failed: FileNotFoundError" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr.splitlines() == [f"The log has the details: {log}"]
     assert "Traceback" in log.read_text()
