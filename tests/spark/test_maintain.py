@@ -516,9 +516,9 @@ def texts(table: Table) -> list[str]:
 
 @pytest.mark.rotates(3)
 def test_a_failure_in_the_jvm_is_a_sentence_with_its_first_cause_and_its_trace_is_in_the_log(
-    tmp_path: Path, name: str
+    tmp_path: Path,
 ) -> None:
-    made = Made(None, tmp_path, name, "day(at)")
+    made = Made(None, tmp_path, "damaged_file", "day(at)")
     made.land(4)
     (file, *_) = made.table.scan().plan_files()
     Path(file.file.file_path.removeprefix("file://")).write_bytes(b"PAR1 damaged PAR1")
