@@ -40,6 +40,19 @@ def log_to_stderr(*, with_threads: bool = False) -> None:
 
 
 @contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Log to a file instead of standard error, until the `with` block ends. Replaces an earlier file."""
+    handler, root = logging.FileHandler(path, mode="w"), logging.getLogger()
+    handler.setFormatter(SafeFormatter(LOG_FORMAT))
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
 def exit_on_error() -> Iterator[None]:
     """If the `with` block raises a FrazilError, print it without a traceback, and exit with its exit code."""
     try:

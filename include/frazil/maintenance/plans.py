@@ -45,12 +45,13 @@ METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.meta
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read which snapshots the table's signals need. Raises MarkerUnreadable, and any error of the catalog."""
+    """Read which snapshots the table's signals need; none if no stream declares windows, which a writer of one stream
+    cannot know. Raises MarkerUnreadable, and any error of the catalog.
+    """
     seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
-    since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
-    return signals.read_pins(catalog, maintained.identifier, since_ms=since_ms)
+    return signals.read_pins(catalog, maintained.identifier, maintained.settings.expiry, now_ms=now_ms)
 
 
 def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -252,10 +253,16 @@ def convert_java_errors() -> Iterator[None]:
         yield
     except (Py4JJavaError, PySparkException) as error:
         text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-        first = text.split("\n", 1)[0]
+        first = _describe_with_cause(text.split("\n", 1)[0], str(error))
         if any(sign in text for sign in _CONFLICT_TEXTS):
             raise LostRace(first) from error
         raise SparkFailed(first) from error
+
+
+def _describe_with_cause(first: str, trace: str) -> str:
+    """Return an error's first line, with the first line of its root cause, if a stack trace names one."""
+    *_, cause = "", *re.findall(r"^Caused by: (.+)$", trace, re.MULTILINE)
+    return first if not cause or cause in first else f"{first}: caused by {cause}"
 
 
 def _jvm(spark: SparkSession) -> Any:

@@ -124,7 +124,7 @@ class Alerts(SwitchableAction):
     dead_letters_per_minute: Count | None = Field(
         default=None,
         description="Dead letters of one error class per minute, averaged over five minutes or the longest commit "
-        "interval.",
+        "interval, but not over the time before the first commit.",
     )
     failed_runs: Count = Field(default=1, description="Failed runs of the table's partition DAG in a row.")
 

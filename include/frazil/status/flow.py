@@ -20,7 +20,10 @@ LAST_HOUR_BUCKETS = 30
 """Number of parts of the last hour, two minutes each."""
 RATE_PERIOD_MS = HOUR_MS // 6
 RECENT_PERIOD_MS = HOUR_MS // 12
-"""Minimum period over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
+"""Period over which alerts count recent records. A longer commit interval replaces it, up to an hour. A shorter one,
+since the oldest known commit, replaces it for a young stream.
+"""
+MIN_RECENT_PERIOD_MS = HOUR_MS // 60
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
 MIN_RATE_INTERVALS = 3
@@ -85,6 +88,8 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
     commits = list_commits(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
     recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
+    if commits:  # the records of the oldest one arrived within an interval before it
+        recent_ms = min(recent_ms, max(now_ms - commits[-1].at_ms + longest_ms, MIN_RECENT_PERIOD_MS))
     lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, ancestors(metadata))]
     measured_since_ms = max(_measured_since(lately, spec.name, now_ms=now_ms), _history_start_ms(metadata) or 0)
     found = replace(

@@ -22,6 +22,7 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, StreamEvent
 from frazil.history.recorder import RecordingThreads
 from frazil.kafka.client import AdminClient
+from frazil.spec.maintenance import Expiry
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
 from frazil.telemetry.telemetry import Telemetry
@@ -200,7 +201,7 @@ class FoldingThread:
 
 
 class ReadPins(Protocol):
-    def __call__(self, catalog: Catalog, table: str, *, since_ms: int) -> Pins:
+    def __call__(self, catalog: Catalog, table: str, expiry: Expiry, *, now_ms: int) -> Pins:
         """Return what expiry of a table must keep for its signals. Raises catalog errors."""
 
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -241,16 +240,16 @@ class Writer:
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_own_folder(catalog, tables.main.current())
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
-        if self.hosting.read_pins is not None and self.spec.maintenance.expiry.enabled:
-            tables.main.expiry = WriterExpiry(self.spec.maintenance.expiry, self._read_pins, clock.now_ms)
+        expiry = self.spec.maintenance.expiry
+        if (read_pins := self.hosting.read_pins) is not None and expiry.enabled:
+
+            def pins() -> Pins:  # with a client of the expiry's own thread
+                own = open_existing_catalog(self.spec.table.catalog)
+                return read_pins(own, self.spec.table.identifier, expiry, now_ms=clock.now_ms())
+
+            tables.main.expiry = WriterExpiry(expiry, pins, clock.now_ms)
         reporter.set_table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
-
-    def _read_pins(self) -> Pins:
-        """Read which snapshots the table's signals need, with a client of its own thread."""
-        catalog, table = open_existing_catalog(self.spec.table.catalog), self.spec.table.identifier
-        since_ms = clock.now_ms() - self.spec.maintenance.expiry.keep // timedelta(milliseconds=1)
-        return self.hosting.read_pins(catalog, table, since_ms=since_ms) if self.hosting.read_pins else Pins()
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, lending this writer's slot. Returns whether the writer must end."""

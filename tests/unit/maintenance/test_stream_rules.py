@@ -260,7 +260,7 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
         states = step.states
         reported.append(([a.sentence for a in step.fired], len(step.active), [a.sentence for a in step.resolved]))
     fired = (
-        "stream made produces 12 TypeMismatch dead letters a minute, more than 10: 60 in 5 minutes, 60.0 % of the "
+        "stream made produces 30 TypeMismatch dead letters a minute, more than 10: 60 in 2 minutes, 60.0 % of the "
         "records that it committed. Examples: made[0]@7, made[0]@8, made[0]@9. `frazil dlq show made --reason "
         "TypeMismatch` shows them"
     )
