@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
-from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
+from frazil.airflow.dag_ids import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, fail_on_user_errors, read_interval, task
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
