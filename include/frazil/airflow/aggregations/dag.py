@@ -212,8 +212,7 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
 
 def _check_needed(day: _SignalledDay) -> None:
     """Raise AirflowSkipException if an event started the run, but the day is incomplete or already aggregated."""
-    from frazil.aggregate.day_input import is_complete
-    from frazil.aggregate.due import is_aggregated
+    from frazil.aggregate.day_input import is_aggregated, is_complete
 
     run = get_current_context()["dag_run"]
     # A user who clears a run wants to repeat it, perhaps because the SQL changed.
