@@ -29,8 +29,8 @@ from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
+from frazil.table.declared import list_matching_names
 from frazil.table.lost import open_stream_catalog
-from frazil.table.made_tables import list_matching_names
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
