@@ -232,11 +232,6 @@ def _down_time_s(state: StreamState, now_ms: int) -> float | None:
     return math.inf if ended_at_ms is None else max(now_ms - ended_at_ms, 0) / 1000
 
 
-def release_command(table: str, key: str) -> str:
-    """Return the command that signals a held window without a correction of its data."""
-    return f"frazil partitions {table} --release {key} --reason 'why'"
-
-
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
     """Return the reading of the rule `held`, for windows that quality gates hold back, unless alerts are off."""
     if not alerts.enabled:
@@ -248,7 +243,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
             bool(held),
             f"{table}: quality gates hold back {format_count(len(held), 'window')}. {windows}. Correct the "
             "data: windows with late rows are checked again. Or release the windows with the DAG frazil_release, or "
-            f"`{release_command(table, held[0][0] if held else 'KEY')}`",
+            f"`frazil partitions {table} --release {held[0][0] if held else 'KEY'} --reason 'why'`",
             f"{format_count(len(held), 'window')} held",
         ),
     )
