@@ -186,11 +186,11 @@ class World:
             producer.poll(0)
 
     def _supervise(self, fault: Fault) -> None:
-        from frazil.supervise.supervised import WriterProgram
+        from frazil.supervise.supervised import Program, SupervisedStream
         from frazil.supervise.supervisor import Supervisor
 
         main = CHECKOUT / "tests" / "writer_without_jvm.py"
-        supervisor = Supervisor(WriterProgram(fault.name, self.streams, main))
+        supervisor = Supervisor(SupervisedStream(Program(fault.name, self.streams, main)))
         while not self.ended.wait(1):
             supervisor.step()
         supervisor.stop("the bench has ended")

@@ -9,6 +9,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from frazil.errors import error_text
+
 FOLDER = Path(__file__).parent
 CODE_ERRORS = (ImportError, AttributeError, NameError, TypeError)
 """Errors that occur if one process mixes modules of two versions."""
@@ -37,8 +39,7 @@ def explain_outdated(error: BaseException) -> str | None:
     process = _starts[0].process
     return (
         f"frazil's files were replaced after this {process} started, so it runs a mixture of old and new code. Restart "
-        "it. If the error persists, it has another cause: "
-        f"{type(error).__name__}: {' '.join(str(error).split())}"
+        f"it. If the error persists, it has another cause: {error_text(error)}"
     )
 
 

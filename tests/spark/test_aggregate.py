@@ -17,8 +17,7 @@ from pyiceberg.table import Table
 from demo import aggregates
 from demo.flights import read_flights
 from frazil.aggregate import run as aggregate
-from frazil.aggregate.day_input import choose_input
-from frazil.aggregate.due import find_aggregated_days
+from frazil.aggregate.day_input import choose_input, find_aggregated_days
 from frazil.aggregate.run import DayOutcome, DayRun, aggregate_day
 from frazil.aggregate.spec import AggregationSpec, load_aggregation
 from frazil.errors import SchemaIncompatible, SpecError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.host.writer_log import SafeFormatter
+from frazil.host.process_log import SafeFormatter
 from frazil.operations.message import ReportedProblem
 from frazil.safe_text import escape_unsafe, reason_problem
 

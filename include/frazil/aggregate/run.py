@@ -37,7 +37,7 @@ from frazil.aggregate.day_input import (
 from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec, find_aggregation, parse_day
 from frazil.commit.history import ancestors
 from frazil.errors import CommitUnavailable, FrazilError, SchemaIncompatible, SpecError
-from frazil.host.writer_log import log_to_stderr
+from frazil.host.process_log import log_to_stderr
 from frazil.lineage.facts import RunFacts, Totals, table_dataset
 from frazil.lineage.jobs import JobReporter, openlineage_jobs
 from frazil.spark.application import start_session

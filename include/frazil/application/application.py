@@ -34,7 +34,7 @@ from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Hosting
 from frazil.stream.writer import Writer
 from frazil.supervise.decision import RemovedDeclaration, UnreadableState, ValidDeclaration, WriterAction
-from frazil.supervise.supervised import FetchConnections, SupervisedProgram, SupervisedStream, WriterProgram
+from frazil.supervise.supervised import FetchConnections, Program, SupervisedStream
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
 log = logging.getLogger(__name__)
@@ -69,18 +69,6 @@ class HostedStream(SupervisedStream):
     def build_launch_request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:  # noqa: ARG002
         spec = self._valid_spec()
         return LaunchRequest((), {}, spec.fingerprint(), generation, (self.name,))
-
-
-@dataclass(frozen=True, slots=True)
-class HostedProgram:
-    """Lets a supervisor supervise one stream of this application."""
-
-    stream: str
-    streams: DeclaredStreams
-
-    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
-        program = WriterProgram(self.stream, self.streams.folder, Path())
-        return HostedStream(program, HostedDeclaration(self.stream, self.streams), clock=clock)
 
 
 @dataclass(slots=True)
@@ -173,7 +161,8 @@ class WriterApplication:
                 self.hosted[name].last_commit_at_ms = event.at_ms
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
-        one = HostedState(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
+        stream = HostedStream(Program(name, self.folder, Path()), HostedDeclaration(name, self._streams))
+        one = HostedState(launcher, Supervisor(stream, launcher=launcher))
         self.hosted[name] = one
         return one
 

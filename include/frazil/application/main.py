@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError, SpecError
 from frazil.fast_imports import fast_imports
-from frazil.host.writer_log import log_to_stderr
+from frazil.host.process_log import log_to_stderr
 from frazil.signals import read_pins
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.application import Application, find_application

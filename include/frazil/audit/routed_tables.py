@@ -37,8 +37,7 @@ from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 from frazil.offsets.tally import OffsetTally, Tallies, get_offsets, merge_tallies, seen_offsets
 from frazil.spec.units import format_count
-from frazil.table.file_bounds import COORDINATES, OffsetRanges
-from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
+from frazil.table.landed_offsets import COORDINATES, OffsetRanges, RowSelection, tally_files, tally_rows
 from frazil.table.lost import registration_command
 from frazil.table.parallel import run_in_parallel
 

@@ -51,8 +51,7 @@ from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
 from frazil.spec.units import format_count
 from frazil.table.branches import MAIN, head_of
-from frazil.table.file_bounds import OffsetRanges
-from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
+from frazil.table.landed_offsets import OffsetRanges, RowSelection, has_coordinates, tally_rows
 from frazil.timetext import format_utc
 
 FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]

@@ -50,8 +50,7 @@ from frazil.merge.task import run_merge_task
 from frazil.offsets.spans import TopicPartition, iter_runs, offset_bitmap
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.table.file_bounds import COORDINATES
-from frazil.table.landed_offsets import split_by_partition
+from frazil.table.landed_offsets import COORDINATES, split_by_partition
 
 _CompletedTask = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (

@@ -15,9 +15,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.backfill.audit import staged_spans
-from frazil.backfill.changes import backfill_summary, staged_files, writer_for_older_files
 from frazil.backfill.request import BackfillRequest
-from frazil.backfill.routes import commit_to_routed_tables
+from frazil.backfill.routes import backfill_summary, commit_to_routed_tables, staged_files, writer_for_older_files
 from frazil.backfill.rules import (
     already_ended_message,
     check_files_fit,

@@ -37,8 +37,7 @@ from frazil.offsets.spans import Spans, TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
-from frazil.table.file_bounds import COORDINATES
-from frazil.table.landed_offsets import split_by_partition
+from frazil.table.landed_offsets import COORDINATES, split_by_partition
 from frazil.table.storage import FileInfo, open_store
 
 

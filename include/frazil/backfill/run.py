@@ -22,12 +22,6 @@ from frazil.audit.claims import Claims, load_all_claims
 from frazil.audit.routed_tables import PublishedReplays, read_routed_rows
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import StagedRecords, staged_spans
-from frazil.backfill.changes import (
-    offsets_without_dead_letters,
-    staged_files,
-    tally_files_to_merge,
-    tally_former_dead_letters,
-)
 from frazil.backfill.commit import BackfillCommitter, abandon, finish_ended_backfill
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import (
@@ -37,7 +31,14 @@ from frazil.backfill.request import (
     check_restores_no_deleted_rows,
     deletes_rows,
 )
-from frazil.backfill.routes import BackfillRoute, tally_routed
+from frazil.backfill.routes import (
+    BackfillRoute,
+    offsets_without_dead_letters,
+    staged_files,
+    tally_files_to_merge,
+    tally_former_dead_letters,
+    tally_routed,
+)
 from frazil.backfill.rules import (
     check_declared_mode,
     check_not_abandoned,

@@ -13,7 +13,7 @@ from frazil import clock
 from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_terminal_narrow, prefix_subject
 from frazil.commit.marker import property_name
-from frazil.errors import FrazilError, SpecError, TableLost
+from frazil.errors import FrazilError, SpecError, TableLost, error_text
 from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
 from frazil.maintenance.measure import LagQuery, NotMadeByRoute, find_template_tables, measure
@@ -222,7 +222,7 @@ def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[M
 
 
 def _problem_message(error: Exception) -> str:
-    return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+    return f"it cannot be measured: {error_text(error)}"
 
 
 def _report_if_possible(

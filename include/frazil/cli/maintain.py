@@ -19,7 +19,7 @@ from frazil.cli.output import echo, echo_json, echo_table, progress
 from frazil.commit.expiry import ExpiryPlan
 from frazil.fast_imports import allow_pandas
 from frazil.home import home, make_folder
-from frazil.host.writer_log import log_to_file
+from frazil.host.process_log import log_to_file
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled

@@ -22,7 +22,7 @@ from frazil.merge.contract import MergeCounts, MergeRules
 from frazil.partitions.windows import Grain
 from frazil.spec.coordinates import COORDINATES
 from frazil.spec.formats import POSITION, envelope_of
-from frazil.spec.former_columns import find_current_name, parse_former_columns
+from frazil.spec.iceberg import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.sinks import DEDUPLICATE, UPSERT
 from frazil.table.renamed import find_aliases

@@ -32,7 +32,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges
+from frazil.table.landed_offsets import COORDINATES, FileBounds, OffsetRanges
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location
 

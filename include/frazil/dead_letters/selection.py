@@ -29,7 +29,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.spec.values import Model
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import COORDINATES, topics_filter
+from frazil.table.landed_offsets import COORDINATES, topics_filter
 
 ERROR_CLASS_PATTERN = r"^\w+$"
 ErrorClass = Annotated[str, Field(pattern=ERROR_CLASS_PATTERN)]

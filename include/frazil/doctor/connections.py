@@ -21,6 +21,7 @@ from frazil.errors import (
     SpecError,
     TableLost,
     TopicMissing,
+    error_text,
 )
 from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
@@ -69,7 +70,7 @@ class Connections:
             try:
                 self.good.append(f"{spec.name}: {check(spec)}")
             except FrazilError as error:
-                self.faults.append(Fault(f"{path}: {service}: {_message(error)}", suggest_fix(service, error)))
+                self.faults.append(Fault(f"{path}: {service}: {error_text(error)}", suggest_fix(service, error)))
         has_kafka = not any(fault.problem.startswith(f"{path}: {Service.SOURCE}: ") for fault in self.faults)
         before, namespaces = len(self.faults), _copy_per_namespace(spec)
         for number, copy in enumerate(namespaces):
@@ -94,7 +95,7 @@ class Connections:
         try:
             self.warnings += [f"{path}: table: {warning}" for warning in check_existing_tables(spec)]
         except FrazilError as error:
-            self.faults.append(Fault(f"{path}: table: {_message(error)}", suggest_fix(Service.TABLE, error)))
+            self.faults.append(Fault(f"{path}: table: {error_text(error)}", suggest_fix(Service.TABLE, error)))
 
     def _check_position(self, path: Path, spec: StreamSpec, *, in_kafka: bool) -> None:
         """Check whether a writer can continue at the marker, in the table and, if it can be read, in Kafka."""
@@ -115,7 +116,7 @@ class Connections:
             if in_kafka:
                 count_lag(spec, marker, timeout_s=INTERACTIVE_TIMEOUT_S)
         except FrazilError as error:
-            self.faults.append(Fault(f"{path}: {service}: {_message(error)}", suggest_fix(service, error)))
+            self.faults.append(Fault(f"{path}: {service}: {error_text(error)}", suggest_fix(service, error)))
 
     def _check_kafka(self, spec: StreamSpec) -> str:
         from frazil.kafka.admin import is_timeout  # librdkafka, only where it is asked
@@ -221,13 +222,9 @@ def _check_catalog(spec: StreamSpec) -> list[Fault]:
                     find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
-        return [Fault(_message(error), suggest_fix(Service.TABLE, error))]
+        return [Fault(error_text(error), suggest_fix(Service.TABLE, error))]
     fix = "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
     return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
-
-
-def _message(error: FrazilError) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 _ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 
 from frazil.application.daemon_threads import DaemonThreads
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, error_text
 
 
 class CheckState(StrEnum):
@@ -59,4 +59,4 @@ def _run_check(subject: str, check: Check) -> list[Finding]:
     except FrazilError as error:  # its message says what to do
         return [Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {error}")]
     except Exception as error:  # anything that a client raises; the other checks continue
-        return [Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {' '.join(str(error).split())}")]
+        return [Finding(subject, CheckState.WRONG, error_text(error))]

@@ -72,19 +72,7 @@ class Point:
         return dataclasses.replace(self, **combined)
 
 
-_SUMS = (
-    "batches",
-    "records",
-    "rejected",
-    "files",
-    "bytes",
-    "stage_ms",
-    "commit_ms",
-    "merge_ms",
-    "cpu_ms",
-    "writes",
-    "reads",
-)
+_SUMS = tuple(each.name for each in dataclasses.fields(Point) if each.default == 0)
 _MAXIMA = ("lag", "freshness_ms", "backpressure_ms")
 _LAST = ("watermark_ms", "interval_ms")
 

@@ -16,9 +16,8 @@ import yaml
 from frazil.infer.captured import ENVELOPE_KEYS, CapturedTable, derive_captured_table, unwrap_event
 from frazil.infer.columns import ProposedColumn, propose_columns, rank_event_times, rename_dotted
 from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding, find_encoding
-from frazil.infer.observed import collect_statistics, parse_text
+from frazil.infer.observed import Sample, collect_statistics, parse_text
 from frazil.infer.registered import RegisteredSchemas, derive_avro_columns, derive_json_columns
-from frazil.infer.sample import Sample
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema

@@ -21,7 +21,7 @@ from frazil.ingest.destinations import MAIN, DividedRows
 from frazil.ingest.parquet import FileLayout
 from frazil.ingest.partitioning import split_by_code
 from frazil.ingest.table_writer import MAX_BUFFER_BYTES, MAX_UNSPLIT_BYTES, TableWriter, held_bytes
-from frazil.spec.former_columns import find_names_in_rows, parse_former_columns
+from frazil.spec.iceberg import find_names_in_rows, parse_former_columns
 
 EMPTY_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"

@@ -41,7 +41,7 @@ from frazil.status.freshness import freshness_limit_ms, freshness_ms
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.made_tables import list_matching_names
+from frazil.table.declared import list_matching_names
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from frazil import clock
-from frazil.host.writer_log import log_to_stderr
+from frazil.host.process_log import log_to_stderr
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.outcomes import report_maintenance
 from frazil.maintenance.tables import find_maintained

@@ -14,7 +14,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.aggregate.due import WaitingDay
+from frazil.aggregate.day_input import WaitingDay
 from frazil.commit.journal import JournalStore
 from frazil.host.heartbeat import StallKind
 from frazil.maintenance.alerts import Reading
@@ -29,8 +29,8 @@ from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
+from frazil.table.declared import list_matching_names
 from frazil.table.lost import open_stream_catalog
-from frazil.table.made_tables import list_matching_names
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
@@ -234,11 +234,6 @@ def _down_time_s(state: StreamState, now_ms: int) -> float | None:
     return math.inf if ended_at_ms is None else max(now_ms - ended_at_ms, 0) / 1000
 
 
-def release_command(table: str, key: str) -> str:
-    """Return the command that signals a held window without a correction of its data."""
-    return f"frazil partitions {table} --release {key} --reason 'why'"
-
-
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
     """Return the reading of the rule `held`, for windows that quality gates hold back, unless alerts are off."""
     if not alerts.enabled:
@@ -250,7 +245,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
             bool(held),
             f"{table}: quality gates hold back {format_count(len(held), 'window')}. {windows}. Correct the "
             "data: windows with late rows are checked again. Or release the windows with the DAG frazil_release, or "
-            f"`{release_command(table, held[0][0] if held else 'KEY')}`",
+            f"`frazil partitions {table} --release {held[0][0] if held else 'KEY'} --reason 'why'`",
             f"{format_count(len(held), 'window')} held",
         ),
     )

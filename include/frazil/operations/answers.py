@@ -20,6 +20,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from frazil import installed
+from frazil.errors import error_text
 from frazil.host.exchange import read_json, replace_json
 from frazil.status.state import StreamState
 
@@ -229,7 +230,7 @@ class AnswerCache:
                     value = one.read()
                 except Exception as error:  # any error of a catalog or storage is the answer
                     restart = installed.explain_outdated(error)
-                    problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    problem = restart or error_text(error)
                     if restart and problem != one.problem:  # log it once, although the read is repeated
                         log.warning("a read for the operations page failed: %s", problem, exc_info=error)
                 one = self._store_result(one, value, problem, outdated=restart is not None)

@@ -24,8 +24,8 @@ from frazil import __version__, clock
 from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus
 from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
+from frazil.host.process_log import log_to_stderr
 from frazil.host.processes import KILL_SIGNAL, record_agent
-from frazil.host.writer_log import log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, WantedDriver
 from frazil.remote.driver_inputs import DriverInputs, prepare_driver
 from frazil.remote.follow import KILLED_CODE, AgentAction, AgentStep, DriverObservation, decide

@@ -24,7 +24,7 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
-from frazil.host.writer_log import LOG_FORMAT, SafeFormatter, log_to_stderr
+from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order
 from frazil.signals import read_pins
 from frazil.spec.load import validate_stream

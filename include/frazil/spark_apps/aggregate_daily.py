@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from frazil.host.writer_log import exit_on_error
+from frazil.host.process_log import exit_on_error
 from frazil.table.configuration import check_configuration
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from frazil.extras import report_missing_extras
-from frazil.host.writer_log import exit_on_error
+from frazil.host.process_log import exit_on_error
 from frazil.remote.driver_environment import remove_catalog_config, set_up_home
 
 

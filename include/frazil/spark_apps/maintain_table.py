@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from frazil.host.writer_log import exit_on_error
+from frazil.host.process_log import exit_on_error
 from frazil.maintenance.due import Action
 from frazil.table.configuration import check_configuration
 

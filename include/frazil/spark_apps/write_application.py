@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from frazil.extras import report_missing_extras
-from frazil.host.writer_log import exit_on_error
+from frazil.host.process_log import exit_on_error
 from frazil.table.configuration import check_configuration
 
 

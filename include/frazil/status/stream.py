@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import Marker
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, error_text
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation, ProcessState
@@ -23,7 +23,7 @@ from frazil.spec.units import format_count
 from frazil.status.derive import derive_from_decision, process_problems, refine_state, shorten_error
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
-from frazil.status.table import TableReading, error_text, read_stream_table
+from frazil.status.table import TableReading, read_stream_table
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
 from frazil.supervise.decision import DecisionInput, SupervisionPolicy, UnreadableState, ValidDeclaration, error_name
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, has_committed, is_fenced

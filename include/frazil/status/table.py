@@ -17,7 +17,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_read_only
 from frazil.commit.own_table_check import explain_lost_table
-from frazil.errors import FrazilError, RolledBack, TableLost
+from frazil.errors import FrazilError, RolledBack, TableLost, error_text
 from frazil.host.launchers import open_launcher
 from frazil.installed import explain_outdated
 from frazil.spec.model import StreamSpec
@@ -232,7 +232,3 @@ def raise_if_outdated(error: Exception) -> None:
     """Raise the error again if it occurred because frazil was upgraded while this process runs."""
     if explain_outdated(error):
         raise error
-
-
-def error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -10,8 +10,7 @@ from pyiceberg.table import Table
 
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.schema_drift import SchemaDrift, find_new_fields, join_drift
-from frazil.spec.former_columns import FormerColumns, find_current_name, parse_former_columns
-from frazil.spec.iceberg import iceberg_type
+from frazil.spec.iceberg import FormerColumns, find_current_name, iceberg_type, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count, shorten_list
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation

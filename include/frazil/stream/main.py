@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError
 from frazil.fast_imports import fast_imports
-from frazil.host.writer_log import log_to_stderr
+from frazil.host.process_log import log_to_stderr
 from frazil.spark.java import find_java, require_pyspark, runs_in_jvm
 from frazil.spec.model import StreamSpec
 

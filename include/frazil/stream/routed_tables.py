@@ -46,8 +46,7 @@ from frazil.stream.dropped_tables import describe_dropped_table, was_not_created
 from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
-from frazil.table.declared import table_identifier
-from frazil.table.made_tables import declare_routed_table, list_matching_names
+from frazil.table.declared import declare_routed_table, list_matching_names, table_identifier
 from frazil.table.parallel import run_in_parallel
 from frazil.table.renamed import copy_renames
 from frazil.table.schema_update import evolve_for_records

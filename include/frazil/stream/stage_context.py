@@ -21,7 +21,7 @@ from frazil.ingest.contract import ChangeRules, KeyColumns, StageContext, Target
 from frazil.ingest.formats.fields import Unit, may_have_aliases
 from frazil.spec.coordinates import COORDINATES, LINE_COLUMN
 from frazil.spec.formats import dump_portable_format
-from frazil.spec.former_columns import find_current_name, parse_former_columns
+from frazil.spec.iceberg import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.upsert import Delete, find_tombstone_fields
 from frazil.table.catalogs import translate_catalog_errors

@@ -9,11 +9,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.history.recorder import SupervisionRecorder
@@ -53,25 +51,18 @@ class SupervisionStep:
     at_ms: int = 0
 
 
-class Program(Protocol):
-    """The interface of a program that a supervisor needs."""
-
-    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram: ...
-
-
 class Supervisor:
     def __init__(
         self,
-        program: Program,
+        program: SupervisedProgram,
         *,
         connections: FetchConnections = lambda _ids: {},
         launcher: Launcher | None = None,
-        clock: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self._program, self._connections = program.make_supervised(clock=clock), connections
+        self._program, self._connections = program, connections
         self._folder = self._program.folder
         self._launcher = launcher or self._program.launcher()
-        self._clock = clock
+        self._clock = program.clock
         self._supervision = SupervisionRecorder(self._program.history)
         self._last_step_ms, self._watched_since_ms = 0, 0
         self._watch, self._watch_written_ms = read_supervision_times(self._folder), 0

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
-from frazil.spec.former_columns import parse_former_columns
+from frazil.spec.iceberg import parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import (

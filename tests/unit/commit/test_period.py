@@ -31,7 +31,7 @@ from frazil.offsets.tally import OffsetTally
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Expiry
 from frazil.table import landed_offsets as landed
-from frazil.table.file_bounds import FileBounds
+from frazil.table.landed_offsets import FileBounds
 from tests.made_batches import MadeStream
 
 BEGIN_MS = 2_000_000_000_000 // HOUR_MS * HOUR_MS

@@ -17,8 +17,8 @@ from pyiceberg.exceptions import CommitFailedException
 
 from frazil.audit.findings import FindingKind
 from frazil.audit.upserts import audit_upserts
-from frazil.backfill.changes import staged_files
 from frazil.backfill.commit import BackfillCommitter, abandon
+from frazil.backfill.routes import staged_files
 from frazil.backfill.rules import check_declared_mode, check_no_open_windows
 from frazil.cli.main import frazil
 from frazil.commit import marker_changes

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from demo.flights import messages, read_flights
 from frazil.errors import SpecError
 from frazil.infer.encoding import find_encoding
+from frazil.infer.observed import Sample, SampledRecord
 from frazil.infer.proposal import StreamNames, decode_sample, propose_declaration
-from frazil.infer.sample import Sample, SampledRecord
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import check_supported, create_decoder

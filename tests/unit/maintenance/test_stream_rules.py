@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.aggregate.due import WaitingDay
+from frazil.aggregate.day_input import WaitingDay
 from frazil.cli.partitions import partitions
 from frazil.commit.journal import Journal
 from frazil.commit.rejection_reasons import Reason, count_reasons, parse_reasons, reasons_summary

@@ -30,8 +30,7 @@ from frazil.events import (
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.telemetry import metrics as m
-from frazil.telemetry.prometheus import format_exposition
-from frazil.telemetry.telemetry import StreamMetrics
+from frazil.telemetry.telemetry import StreamMetrics, format_exposition
 from tests import metrics_page
 
 OF = ("ticks", "demo.ticks")

@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
-from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
+from frazil.airflow.dag_ids import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, fail_on_user_errors, read_interval, task
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
@@ -212,8 +212,7 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
 
 def _check_needed(day: _SignalledDay) -> None:
     """Raise AirflowSkipException if an event started the run, but the day is incomplete or already aggregated."""
-    from frazil.aggregate.day_input import is_complete
-    from frazil.aggregate.due import is_aggregated
+    from frazil.aggregate.day_input import is_aggregated, is_complete
 
     run = get_current_context()["dag_run"]
     # A user who clears a run wants to repeat it, perhaps because the SQL changed.

@@ -16,9 +16,9 @@ from airflow.sdk import Asset, DagRunState
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
-from frazil.aggregate.due import WaitingDay, find_open_day, find_waiting_days, select_overdue_days
+from frazil.aggregate.day_input import WaitingDay, find_open_day, find_waiting_days, select_overdue_days
 from frazil.aggregate.spec import find_aggregation, parse_day
-from frazil.airflow.assets import AGAIN_PREFIX, again_asset, partition_asset
+from frazil.airflow.dag_ids import AGAIN_PREFIX, again_asset, partition_asset
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_text
 from frazil.errors import SpecError
 from frazil.table.catalogs import open_existing_catalog

@@ -13,8 +13,7 @@ from typing import Any
 from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.assets import GROUP, HEALTH
-from frazil.airflow.dag_ids import AUDITS_DAG
+from frazil.airflow.dag_ids import AUDITS_DAG, GROUP, HEALTH
 from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval, task
 from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.untrusted_values import check_xcom

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS
-from frazil.airflow.assets import HEALTH, again_asset
+from frazil.airflow.dag_ids import HEALTH, again_asset
 from frazil.airflow.dag_profile import (
     OnFailure,
     OnLate,

@@ -15,7 +15,7 @@ from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
 
-from frazil.aggregate.due import find_open_day, find_waiting_days, select_overdue_days
+from frazil.aggregate.day_input import find_open_day, find_waiting_days, select_overdue_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG

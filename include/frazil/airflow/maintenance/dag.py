@@ -23,8 +23,7 @@ from typing import Any
 from airflow.sdk import DAG, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 
-from frazil.airflow.assets import HEALTH
-from frazil.airflow.dag_ids import MAINTENANCE_DAG
+from frazil.airflow.dag_ids import HEALTH, MAINTENANCE_DAG
 from frazil.airflow.dag_profile import OnFailure, OnLate, dag_profile, deadline, task
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.maintenance.check_schedule import dag_interval

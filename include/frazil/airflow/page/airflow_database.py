@@ -15,7 +15,7 @@ from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
 from sqlalchemy import func, select
 
-from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.dag_ids import partition_asset, reopened_asset
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.maintenance.alerts import runbook_link
 from frazil.operations.overview import ActiveAlert

@@ -15,7 +15,7 @@ from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
-from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.dag_ids import partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, task
 from frazil.airflow.declared_streams import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset, TaskInstanceState
 from airflow.sdk.exceptions import AirflowException
 
-from frazil.airflow.assets import reopened_asset
+from frazil.airflow.dag_ids import reopened_asset
 from frazil.airflow.untrusted_values import (
     AssetStore,
     SentSignals,

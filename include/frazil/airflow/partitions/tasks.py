@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSkipExceptio
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.dag_ids import partition_asset, reopened_asset
 from frazil.airflow.data_docs import docs_folder, docs_url
 from frazil.airflow.declared_streams import streams_feeding
 from frazil.airflow.gauges import export_windows

@@ -14,7 +14,7 @@ from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from frazil.airflow.declared_streams import has_no_stream
-from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
+from frazil.airflow.partitions.sensor import Payload, PollingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -294,15 +294,15 @@ class WriterTrigger(UserActionTrigger):
 
     def _build_supervisor(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
         import frazil.status.derive  # noqa: F401 - so that the event loop never waits for this import
-        from frazil.supervise.supervised import ApplicationProgram, WriterProgram  # loads PyIceberg
+        from frazil.supervise.supervised import Program, SupervisedApplication, SupervisedStream  # loads PyIceberg
         from frazil.supervise.supervisor import Supervisor  # loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
             return asyncio.run_coroutine_threadsafe(_read_connections(ids), loop).result(30.0)
 
-        kind = ApplicationProgram if self.shared else WriterProgram
-        program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
-        return Supervisor(program, connections=connections)
+        program = Program(self.stream, Path(self.streams), Path(self.application), self.parent)
+        supervised = SupervisedApplication(program) if self.shared else SupervisedStream(program)
+        return Supervisor(supervised, connections=connections)
 
     def _log_step(self, step: SupervisionStep) -> None:
         """Log the selected lines of the writer's log, a change of its stall, and the decision.

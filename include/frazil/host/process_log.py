@@ -1,0 +1,54 @@
+"""Configures how a process that frazil runs logs and reports its last error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from frazil.errors import FrazilError
+from frazil.safe_text import escape_unsafe
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class SafeFormatter(logging.Formatter):
+    """Escapes terminal control characters in log lines, which may contain strings from users and records."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_unsafe(super().format(record))
+
+
+def log_to_stderr(*, with_threads: bool = False) -> None:
+    """Log to standard error: frazil's messages at level INFO and above, but only warnings of verbose libraries."""
+    log_format = LOG_FORMAT.replace("%(message)s", "[%(threadName)s] %(message)s") if with_threads else LOG_FORMAT
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter(log_format))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for noisy in ("py4j", "pyiceberg", "botocore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Log to a file instead of standard error, until the `with` block ends. Replaces an earlier file."""
+    handler, root = logging.FileHandler(path, mode="w"), logging.getLogger()
+    handler.setFormatter(SafeFormatter(LOG_FORMAT))
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """If the `with` block raises a FrazilError, print it without a traceback, and exit with its exit code."""
+    try:
+        yield
+    except FrazilError as error:
+        print(escape_unsafe(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        sys.exit(error.exit_code)
