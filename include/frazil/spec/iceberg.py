@@ -297,8 +297,8 @@ def parse_former_columns(properties: Mapping[str, str]) -> FormerColumns:
     except (ValueError, AttributeError):
         pass
     raise SchemaIncompatible(
-        f"the table property {FORMER_COLUMNS_PROPERTY} is {text[:200]!r}, which is not a JSON mapping of names to field "
-        "ids: remove it"
+        f"the table property {FORMER_COLUMNS_PROPERTY} is {text[:200]!r}, which is not a JSON mapping of names to "
+        "field ids: remove it"
     )
 
 
