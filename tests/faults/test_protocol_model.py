@@ -34,7 +34,7 @@ from pyiceberg.exceptions import CommitFailedException
 from frazil.commit import committer, marker_changes
 from frazil.commit.adoption import row_count
 from frazil.commit.commit_checks import check_ancestry
-from frazil.commit.marker import BatchKey, Fate, Marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.sweep import bare_path, sweep
@@ -151,7 +151,7 @@ class Protocol(RuleBasedStateMachine):
     def record_lost(self) -> bool:
         """Whether a commit record is gone: that of a batch which was committed, be it after its journal was lost."""
         markers = {stream: self.world.marker(stream) for stream in STREAMS}
-        return any((m := markers[stream]) and m.outcome_of(key) is Fate.COMMITTED for stream, key in self.lost)
+        return any((m := markers[stream]) and m.outcome_of(key) is BatchOutcome.COMMITTED for stream, key in self.lost)
 
     # Kafka
 

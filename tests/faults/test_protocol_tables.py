@@ -33,7 +33,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from frazil.commit import compare_and_swap, followers, merging
 from frazil.commit import sweep as sweeping
 from frazil.commit.compare_and_swap import RetryPolicy
-from frazil.commit.marker import BatchKey, Fate, Marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.commit.marker_changes import discard_rows_of_existing_table, reset
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.routed_table_records import write_table_record
@@ -352,7 +352,7 @@ class Tables(RuleBasedStateMachine):
             target in self.trouble
             or home.settled is None
             or key > home.settled
-            or home.outcome_of(key) is not Fate.COMMITTED
+            or home.outcome_of(key) is not BatchOutcome.COMMITTED
         ):
             return False
         marker = self.world.marker(target) if self.world.there(target) else None

@@ -26,7 +26,7 @@ from google.protobuf import message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.protobuf.schema import message_of
@@ -308,8 +308,8 @@ def decoded_alone(form: str, what: str) -> None:
     spec = declared(of, kinds)
     schema = record_schema(iceberg.table_schema(spec), coordinates=True)
     decode = create_decoder(dump_portable_format(spec.value_format), schema, {})
-    decode(Chunk.of_values([b"{}", b"x", b'"']))  # what is imported and compiled is not the chunk's
-    chunk = Chunk.of_values(NASTY[what][:MAX_CHUNK_RECORDS])
+    decode(RecordChunk.of_values([b"{}", b"x", b'"']))  # what is imported and compiled is not the chunk's
+    chunk = RecordChunk.of_values(NASTY[what][:MAX_CHUNK_RECORDS])
     size = sum(map(len, NASTY[what][:MAX_CHUNK_RECORDS]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     found = decode(chunk)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, TargetTable
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.transform import create_transformed_decoder
@@ -128,7 +128,7 @@ def comparable(rows: list[dict[str, Any]]) -> list[str]:
 @given(selects, st.lists(records, max_size=12), st.integers(1, 5))
 def test_rows_equal_those_of_duckdb_on_the_whole_input(sql: str, values: list[dict[str, Any]], size: int) -> None:
     transform, _ = transformed(sql)
-    chunk = Chunk.of_values([json.dumps(value).encode() for value in values])
+    chunk = RecordChunk.of_values([json.dumps(value).encode() for value in values])
     fields = transform._key_header_reader(transform._decode(chunk), chunk)
     parts: list[DecodedChunk] = [
         transform(chunk.slice(at, at + size)).with_indexes(np.arange(at, min(at + size, len(values))))

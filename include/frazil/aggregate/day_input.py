@@ -15,7 +15,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.aggregate.spec import AggregationSpec, parse_day
-from frazil.commit.history import ancestors, ancestors_and_kept
+from frazil.commit.history import ancestors, ancestors_and_older_snapshots
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal
@@ -154,7 +154,7 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
 
 def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
     """Map the snapshot ids of main's history, and those kept for signals, to sequence numbers."""
-    return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
+    return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_older_snapshots(metadata)}
 
 
 def is_in_history(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:

@@ -19,9 +19,16 @@ from frazil.commit.backfill_records import (
     published_records,
     record_path,
 )
-from frazil.commit.history import Period, ancestors, ancestors_and_kept, commit_records, merge_counts, skipped_ranges
+from frazil.commit.history import (
+    Period,
+    ancestors,
+    ancestors_and_older_snapshots,
+    commit_records,
+    merge_counts,
+    skipped_ranges,
+)
 from frazil.commit.journal import Journal, JournalStore, parse_key
-from frazil.commit.marker import BatchKey, Fate, Marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 
@@ -90,7 +97,7 @@ def _missing_record_paths(
     for _, path in commit_records(metadata, marker.stream):
         if (key := parse_key(path)) is None or key in keys:
             continue
-        is_forgotten = marker.outcome_of(key) is Fate.UNKNOWN and (first is None or key < first)
+        is_forgotten = marker.outcome_of(key) is BatchOutcome.UNKNOWN and (first is None or key < first)
         if not is_forgotten and journals.read(path) is None:
             yield path
 
@@ -151,7 +158,9 @@ def _count_repeats(
     journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal], backfills: Sequence[BackfillRecord]
 ) -> int | None:
     """Return how many repeats these batches dropped; None if the snapshot of any batch has expired."""
-    summaries = {s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_kept(metadata) if s.summary}
+    summaries = {
+        s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_older_snapshots(metadata) if s.summary
+    }
     paths = [journals.path(batch.key) for batch in batches]
     paths += [record_path(journals, record.backfill.id) for record in backfills]
     if any(path not in summaries for path in paths):
@@ -178,7 +187,11 @@ def _history_begins_ms(metadata: TableMetadata) -> int:
 
 
 def _is_committed(key: BatchKey, marker: Marker) -> bool:
-    return marker.settled is not None and key <= marker.settled and marker.outcome_of(key) is not Fate.NOT_COMMITTED
+    return (
+        marker.settled is not None
+        and key <= marker.settled
+        and marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
+    )
 
 
 def _backfill_chunks(

@@ -260,12 +260,12 @@ class _TableClaims:
             is_rewritten = self.rewritten.range_cardinality(r.start, r.end) > 0
             return count_missing(r), 0 if is_rewritten else max(0, count(r) - self.claimed(r))
         audited = group_by_topic_id(group.audited)
-        missing_ = max(group.missing(count_missing), self.count_short(group, audited))
+        missing_ = max(group.missing(count_missing), self.count_missing_records(group, audited))
         highest = sum(highest for _, highest in group.bounds(self.claimed).values())
         surplus = len((self.tally.seen | self.lost) & group.offsets) - highest
         return missing_, 0 if self.rewritten & group.offsets else max(0, surplus)
 
-    def count_short(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
+    def count_missing_records(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
         """Return the minimum number of missing records of the topics with these ids. Assumes that all rows of the group
         are of these topics.
         """
@@ -316,7 +316,7 @@ def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Fi
         if e.drops_repeats and of_rows:
             missing_ = 0
         fewer, more = fewer + missing_, more + surplus
-        unknown += max(0, witness.count_short(group, group.ranges_by_topic_id) - missing_)
+        unknown += max(0, witness.count_missing_records(group, group.ranges_by_topic_id) - missing_)
         first = first or (group if missing_ or surplus else None)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, unknown,

@@ -44,7 +44,7 @@ def find_remaining_offsets(
         ranges: dict[TopicPartition, Span] = {}
         current = claimed.of_topics(marker.source.topic_ids)
         for tp in sorted(claimed.ranges):
-            sentence = why_not_comparable(tp[0], marker.source, topics.identity, spec)
+            sentence = explain_not_comparable(tp[0], marker.source, topics.identity, spec)
             if sentence or tp in topics.leaderless:
                 offsets = len(claimed_offsets(claimed.ranges[tp]))
                 notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence or NO_LEADER, f"{tp[0]}-{tp[1]}"))
@@ -74,14 +74,14 @@ def report_not_committed(
     ends: Mapping[TopicPartition, LogEnd],
 ) -> Iterator[Finding]:
     """Report the records after the stream's position, which are not compared."""
-    read = {tp: end.stable for tp, end in ends.items() if not why_not_comparable(tp[0], marker.source, now, spec)}
+    read = {tp: end.stable for tp, end in ends.items() if not explain_not_comparable(tp[0], marker.source, now, spec)}
     position = {tp: max(offset, first.get(tp, 0)) for tp, offset in marker.offsets.items()}
     if unread := count_unread(position, first, read):
         sentence = f"{format_count(unread, 'record', 'is|are')} not committed yet"
         yield Finding(FindingKind.NOT_COMMITTED, unread, sentence, spec.name)
 
 
-def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+def explain_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
     """Return why Kafka's topic cannot be compared with the committed records; None if it can."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"

@@ -20,7 +20,7 @@ from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import claimed_offsets, merge_ranges
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
-from frazil.commit.backfill_records import committed_chunks, published_records, targets_given_up
+from frazil.commit.backfill_records import committed_chunks, list_given_up_targets, published_records
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
 from frazil.commit.marker import Marker, property_name
@@ -85,7 +85,7 @@ class PublishedReplays:
         if last is None:
             return cls(rows, routed)
         return cls(
-            rows, routed, last, committed_chunks(tables.journals, last), targets_given_up(tables.journals, last.id)
+            rows, routed, last, committed_chunks(tables.journals, last), list_given_up_targets(tables.journals, last.id)
         )
 
     def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
@@ -190,7 +190,7 @@ def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target |
     member = read_table_record(search.tables, target)
     return (
         find_renamed_table(search.tables, member, search.candidate_names)
-        if member and member.is_another(table)
+        if member and member.is_other_table(table)
         else None
     )
 

@@ -42,7 +42,7 @@ from frazil.commit.adoption import other_streams
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.history import Period, ancestors, parse_number
 from frazil.commit.journal import parse_key
-from frazil.commit.marker import Fate, Marker, open_branch_name, property_name, read_marker
+from frazil.commit.marker import BatchOutcome, Marker, open_branch_name, property_name, read_marker
 from frazil.commit.reset_plan import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
@@ -275,7 +275,7 @@ def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[F
     findings = []
     for path in claimed.missing_commit_records:
         key = parse_key(path)
-        is_forgotten = key is None or marker.outcome_of(key) is Fate.UNKNOWN
+        is_forgotten = key is None or marker.outcome_of(key) is BatchOutcome.UNKNOWN
         kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         findings.append(Finding(kind, 1, sentence, marker.stream))

@@ -25,7 +25,7 @@ from frazil.audit.compare import (
 )
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.kafka_source import NO_LEADER, find_truncated_logs, report_not_committed, why_not_comparable
+from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
 from frazil.audit.ranges import (
     CommittedRange,
     claimed_offsets,
@@ -168,7 +168,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         why_not = {
             topic: why
             for topic in sorted({topic for topic, _ in starts})
-            if (why := why_not_comparable(topic, marker.source, topics.identity, spec))
+            if (why := explain_not_comparable(topic, marker.source, topics.identity, spec))
         }
         why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
         first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)

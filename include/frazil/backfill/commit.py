@@ -201,7 +201,7 @@ class BackfillCommitter:
             return Done(check_owned(found, self.backfill))
         if found is None or found.id != self.backfill.id:
             return dataclasses.replace(self.backfill, batches={self.backfill.epoch: 0})
-        return found.owned_by(self.backfill.epoch)
+        return found.with_epoch(self.backfill.epoch)
 
     def _settle(self) -> None:
         """Commit the journals of interrupted epochs; discard a journal if its offsets have been staged again."""

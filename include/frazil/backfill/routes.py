@@ -22,7 +22,7 @@ from frazil.commit.backfill_marker import (
     read_backfill,
     staging_stream,
 )
-from frazil.commit.backfill_records import targets_given_up
+from frazil.commit.backfill_records import list_given_up_targets
 from frazil.commit.commit_checks import files_fit
 from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
 from frazil.commit.followers import check_routed_not_rolled_back
@@ -188,7 +188,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
     """Commit the rows of a published backfill to the routed tables that do not have them yet. Leaves out rows that an
     operator discarded. Tries all tables, and then raises CommitUnavailable if any failed.
     """
-    discarded = targets_given_up(tables.journals, backfill.id)
+    discarded = list_given_up_targets(tables.journals, backfill.id)
     waiting = {target: files for target, files in _group_waiting_files(journals).items() if target not in discarded}
     reason = behind = ""
     for target, files in sorted(waiting.items()):

@@ -79,7 +79,7 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
         wanted = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
         new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", wanted, request.digest, epoch)
         new = dataclasses.replace(new, abandoned_runs=backfill.abandoned_runs if backfill else ())
-        return new.owned_by(epoch, request.run)
+        return new.with_epoch(epoch, request.run)
     if backfill.digest != request.digest:
         check_no_replay(backfill)
         raise WriterBusy(
@@ -87,7 +87,7 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
             f"{json.dumps(backfill.request)}. Run that request again to finish it, or end it with `frazil backfill "
             f"{request.stream} --abandon`"
         )
-    return backfill.owned_by(epoch, request.run)
+    return backfill.with_epoch(epoch, request.run)
 
 
 def check_run_not_abandoned(found: BackfillMarker | None, run: str | None) -> None:

@@ -26,10 +26,10 @@ from frazil.backfill.commit import BackfillCommitter, abandon, finish_ended_back
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import (
     BackfillRequest,
+    can_delete_rows,
     check_coordinates,
     check_not_in_future,
     check_restores_no_deleted_rows,
-    deletes_rows,
 )
 from frazil.backfill.routes import (
     BackfillRoute,
@@ -244,7 +244,7 @@ class Backfill:
     def _load_table_and_marker(self) -> tuple[Table, Marker]:
         table = self.opened.tables.main.refresh()
         marker = require_marker(self.spec, read_marker(table.metadata.properties, self.spec.name))
-        check_coordinates(self.spec, table_has=has_coordinates(table.schema()))
+        check_coordinates(self.spec, table_has_coordinates=has_coordinates(table.schema()))
         return table, marker
 
     def _tally_tables(
@@ -368,7 +368,7 @@ class Backfill:
 
         Raises WriterBusy if the stream has read further than the backfill.
         """
-        if self.request.target == "branch" or not deletes_rows(self.spec):
+        if self.request.target == "branch" or not can_delete_rows(self.spec):
             return None
         if self.plan(backfill).spans:
             raise WriterBusy(read_further_message(backfill))

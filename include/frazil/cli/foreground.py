@@ -55,9 +55,9 @@ class WriterPipe(logging.Handler):
         """Send a JSON document, which is printed only with --json."""
         self._write("report", json.dumps(document))
 
-    def complain(self, line: str) -> None:
+    def print_error(self, line: str) -> None:
         """Send a line that explains why the writer ends."""
-        self._write("complain", line)
+        self._write("print_error", line)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._write("warn", f"warning: {record.getMessage()}")
@@ -109,7 +109,7 @@ class Terminal:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 kind, text = json.loads(line)
-                {"complain": self.complain, "warn": self.warn, "report": self.report}.get(kind, self.say)(text)
+                {"print_error": self.print_error, "warn": self.warn, "report": self.report}.get(kind, self.say)(text)
 
     @staticmethod
     def _read(fd: int) -> bytes:
@@ -136,7 +136,7 @@ class Terminal:
     def warn(self, line: str) -> None:
         self._queue(sys.stderr, line)
 
-    def complain(self, line: str) -> None:
+    def print_error(self, line: str) -> None:
         self.complained = True
         self._queue(sys.stderr, line, limit=2 * MAX_BUFFERED_LINES)
 

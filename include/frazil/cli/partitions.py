@@ -177,7 +177,7 @@ def _build_document(assessment: Assessment, last: int) -> PartitionsDocument:
                 f.stream,
                 None if f.watermark_us is None else format_time(f.watermark_us),
                 format_duration(timedelta(microseconds=f.lateness_us)),
-                f"{f.holding_back[0]}-{f.holding_back[1]}" if f.holding_back else None,
+                f"{f.delaying_partition[0]}-{f.delaying_partition[1]}" if f.delaying_partition else None,
             )
             for f in assessment.feeds
         ),

@@ -11,7 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask, prefix_subject
 from frazil.commit import marker_changes
-from frazil.commit.backfill_records import give_up_rows
+from frazil.commit.backfill_records import record_given_up_rows
 from frazil.commit.followers import LaggingTable, check_routed_not_rolled_back
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.marker_changes import is_ahead
@@ -225,7 +225,7 @@ def _discard_rows(
     """
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
-        give_up_rows(opened.tables.journals, waiting.backfill, table)
+        record_given_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not exists:
         marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
     return not exists or (waiting is not None and not of_batches)

@@ -88,7 +88,7 @@ class BackfillMarker:
         """Whether a chunk is committed. An epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)
 
-    def owned_by(self, epoch: int, run: str | None = None) -> BackfillMarker:
+    def with_epoch(self, epoch: int, run: str | None = None) -> BackfillMarker:
         """Return the marker at the start of a new epoch, which `run` owns."""
         runs = _latest_runs(self.runs, (run,) if run else ())
         return dataclasses.replace(

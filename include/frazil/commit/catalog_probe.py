@@ -51,7 +51,7 @@ _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
-def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
+def check_catalog_guarantees(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
     """Raise CommitRefused if the catalog cannot hold a stream. Skips embedded catalogs and those that passed before."""
     config = catalog_config(spec.table.catalog)
     record = _record_path(config)

@@ -15,14 +15,14 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, parse_number
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.marker import Fate, Marker, keep_same_topics, open_branch_name
+from frazil.commit.marker import BatchOutcome, Marker, keep_same_topics, open_branch_name
 from frazil.errors import Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.branches import MAIN, head_of
 
 
-class Continuity(Enum):
+class CommitDecision(Enum):
     COMMIT = "the batch starts at the marker's offsets"
     COMMITTED = "the batch is already in the table"
     STALE = "the batch does not start at the marker's offsets"
@@ -130,34 +130,34 @@ def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream:
             )
 
 
-def classify_batch(marker: Marker, journal: Journal) -> Continuity:
+def classify_batch(marker: Marker, journal: Journal) -> CommitDecision:
     """Return whether a batch continues at the marker's offsets. New partitions begin at any offset."""
     if marker.settled == journal.key:
-        return Continuity.COMMITTED
+        return CommitDecision.COMMITTED
     if not journal.progress:
-        return Continuity.COMMIT
+        return CommitDecision.COMMIT
     offsets = marker.offsets
     if all(p.start == offsets.get(p.topic_partition, p.start) for p in journal.progress):
-        return Continuity.COMMIT
+        return CommitDecision.COMMIT
     if all(p.end <= offsets.get(p.topic_partition, -1) for p in journal.progress):
-        return Continuity.COMMITTED
-    return Continuity.STALE
+        return CommitDecision.COMMITTED
+    return CommitDecision.STALE
 
 
-def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
+def classify_dead_letters(marker: Marker, journal: Journal) -> CommitDecision:
     """Return whether a batch's dead letters can be committed. They are stale if others were added since staging."""
-    if marker.outcome_of(journal.key) is Fate.COMMITTED:
-        return Continuity.COMMITTED
+    if marker.outcome_of(journal.key) is BatchOutcome.COMMITTED:
+        return CommitDecision.COMMITTED
     if journal.newest_dead_letters is not None:
         return (
-            Continuity.COMMIT
+            CommitDecision.COMMIT
             if journal.newest_dead_letters == (marker.settled or NO_DEAD_LETTERS)
-            else Continuity.STALE
+            else CommitDecision.STALE
         )
     # A journal of an earlier version assumes that the table has all lower offsets.
     offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
     fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
-    return Continuity.COMMIT if fits else Continuity.STALE
+    return CommitDecision.COMMIT if fits else CommitDecision.STALE
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:

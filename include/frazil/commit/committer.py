@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
 from frazil.commit.commit_checks import (
-    Continuity,
+    CommitDecision,
     check_ancestry,
     check_fence,
     check_open_branch,
@@ -87,7 +87,7 @@ class Committer:
             _check_not_rolled_back(table, marker, tables.main)
             check_same_source(marker.source, source, stream=tables.stream)
             epoch = max(marker.at.epoch + 1, first_epoch)
-            return dataclasses.replace(marker.owned_by(epoch), source=merge_identities(marker.source, source))
+            return dataclasses.replace(marker.with_epoch(epoch), source=merge_identities(marker.source, source))
 
         tables.main.forget()
         taken = commit_marker(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
@@ -110,7 +110,7 @@ class Committer:
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = keep_same_topics(marker.offsets, marker.source, source)
             return dataclasses.replace(
-                marker.owned_by(self.epoch),
+                marker.with_epoch(self.epoch),
                 offsets=offsets,
                 source=merge_identities(marker.source, source),
                 own_table=own_table,
@@ -135,7 +135,7 @@ class Committer:
             _check_not_rolled_back(table, marker, main)
             check_same_source(marker.source, journal.source, stream=journal.stream)
             decision = classify_batch(marker, journal)
-            if decision is Continuity.COMMITTED:
+            if decision is CommitDecision.COMMITTED:
                 return Done(marker)
             _check_can_land(table, journal, decision, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
@@ -197,12 +197,12 @@ class Committer:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             decision = classify_dead_letters(marker, journal)
-            if decision is Continuity.STALE:
+            if decision is CommitDecision.STALE:
                 raise StaleBatch(
                     f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged. "
                     "They may be records of this batch, so the batch is staged again"
                 )
-            if decision is Continuity.COMMITTED or not files:
+            if decision is CommitDecision.COMMITTED or not files:
                 return Done(marker)
             _check_can_land(table, journal, decision, files, at=marker)
             # The table's dead letters lie below these offsets, even after a reset to lower offsets.
@@ -308,10 +308,10 @@ def advance_marker(marker: Marker, journal: Journal) -> Marker:
 
 
 def _check_can_land(
-    table: Table, journal: Journal, decision: Continuity, files: tuple[StagedFile, ...], *, at: Marker
+    table: Table, journal: Journal, decision: CommitDecision, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
     where = f"batch {journal.key} of stream {journal.stream!r}"
-    if decision is Continuity.STALE:
+    if decision is CommitDecision.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
         off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
         raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}. It is staged again")

@@ -97,7 +97,7 @@ class TableHandle:
             self.refresh()
 
     @property
-    def is_another(self) -> bool:
+    def is_other_table(self) -> bool:
         """Whether the name now refers to a different table than at first."""
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
@@ -165,7 +165,7 @@ class Change(Generic[T]):
     proof: tuple[str, str] | None = None
     """A property and value that only this change writes: proof that it landed, even if its snapshot expired."""
 
-    def landed_in(self, table: Table) -> bool:
+    def has_landed_in(self, table: Table) -> bool:
         """Return whether this change has landed. With a `proof`, returns False if a later change has replaced the
         property's value.
         """
@@ -183,7 +183,7 @@ class WrittenFiles(Protocol):
     """The files that the attempts of one swap wrote or made unnecessary."""
 
     @property
-    def may_have_waste(self) -> bool: ...
+    def may_have_unused_files(self) -> bool: ...
 
     def delete_unused(self, table: Table) -> None:
         """Delete the files that can never be needed again. `table` is the table after the last attempt."""
@@ -226,7 +226,7 @@ def commit_snapshots(
 
 def _delete_unused_files(handle: TableHandle, written: Iterable[WrittenFiles]) -> None:
     """Delete unused files. A failure is only logged: it costs storage, and must not hide the result of the swap."""
-    for files in [found for found in written if found.may_have_waste]:
+    for files in [found for found in written if found.may_have_unused_files]:
         try:
             # The handle reloads the table after each failed attempt, so this is the state after the last one.
             files.delete_unused(handle.current())
@@ -262,8 +262,8 @@ class _Attempt(Generic[T]):
     changes: Mapping[int, Change[T]]
     result: T
 
-    def landed_in(self, tables: Sequence[Table]) -> bool:
-        return all(change.landed_in(tables[index]) for index, change in self.changes.items())
+    def has_landed_in(self, tables: Sequence[Table]) -> bool:
+        return all(change.has_landed_in(tables[index]) for index, change in self.changes.items())
 
 
 class _Rounds(Generic[T]):
@@ -282,7 +282,7 @@ class _Rounds(Generic[T]):
         self.step = "load"
         self.tables = tables = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
-        landed = next((attempt for attempt in self._tried if attempt.landed_in(tables)), None)
+        landed = next((attempt for attempt in self._tried if attempt.has_landed_in(tables)), None)
         if landed is not None:
             return landed.result
         began = self._clock()

@@ -22,7 +22,7 @@ from frazil.commit.commit_checks import check_ancestry, files_fit
 from frazil.commit.compare_and_swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
-from frazil.commit.marker import BatchKey, Fate, Marker, merge_identities, read_marker, try_read_marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker, merge_identities, read_marker, try_read_marker
 from frazil.commit.merging import MergeWriter
 from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.routed_table_records import journals_never_committed
@@ -323,7 +323,7 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
             ours
             and marker.settled
             and journal.key <= marker.settled
-            and marker.outcome_of(journal.key) is not Fate.NOT_COMMITTED
+            and marker.outcome_of(journal.key) is not BatchOutcome.NOT_COMMITTED
         ):
             yield journal
 
@@ -331,7 +331,7 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
 def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
     return dataclasses.replace(
-        marker.owned_by(journal.key.epoch).with_batch(journal.key),
+        marker.with_epoch(journal.key.epoch).with_batch(journal.key),
         at=journal.key,
         offsets={**marker.offsets, **ends},
         source=merge_identities(marker.source, journal.source),

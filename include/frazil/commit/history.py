@@ -42,7 +42,7 @@ def count_ancestors(metadata: TableMetadata) -> int:
     return sum(1 for _ in ancestors(metadata))
 
 
-def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
+def ancestors_and_older_snapshots(metadata: TableMetadata) -> Iterator[Snapshot]:
     """Yield main's snapshots, newest first, and then the older snapshots that expiry kept."""
     oldest = 0
     for snapshot in ancestors(metadata):
@@ -83,7 +83,7 @@ def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """Yield snapshots that lost offsets with `on-gap: skip`, newest first, each with a message about these offsets."""
-    for snapshot in ancestors_and_kept(metadata):
+    for snapshot in ancestors_and_older_snapshots(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
         if summary and lost and summary.get("frazil.stream") == stream:

@@ -19,7 +19,15 @@ from pyiceberg.table import Table
 
 from frazil.commit.cost import BatchCost
 from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
-from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flatten_topics, nest_by_topic
+from frazil.commit.marker import (
+    NO_TRANSACTION,
+    BatchKey,
+    BatchOutcome,
+    LastTransaction,
+    Marker,
+    flatten_topics,
+    nest_by_topic,
+)
 from frazil.commit.rejection_reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
@@ -289,7 +297,9 @@ class JournalStore:
         settled = [
             key
             for key in self.keys()
-            if marker.settled is not None and key <= marker.settled and marker.outcome_of(key) is not Fate.NOT_COMMITTED
+            if marker.settled is not None
+            and key <= marker.settled
+            and marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
         ]
         old = self._delete_folded(settled[: max(len(settled) - keep, 0)])
         for group in split_records(old, lambda key: self._read_to_fold(key, marker.stream), limit=limit):

@@ -40,7 +40,7 @@ class MergedManifest:
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
 
-def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
+def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
     """Return the manifests to merge next, with their entries. Selects only manifests that this process wrote.
     Maintenance merges all others.
     """
@@ -61,7 +61,7 @@ def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot
     """Merge small manifests into a new one. Returns None if there are fewer than two, or merging is off."""
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
-    found = mergeable(manifests)
+    found = select_mergeable_manifests(manifests)
     if len(found) < 2:
         return None
     path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m0.avro"

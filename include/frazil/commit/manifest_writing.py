@@ -89,11 +89,11 @@ MAX_CACHED_ENCODINGS = 64
 """Maximum number of encodings in memory. A stream uses two for each of its tables."""
 
 
-MAX_KEPT_BYTES = 64 * 2**20
+MAX_REMEMBERED_BYTES = 64 * 2**20
 """Maximum memory (bytes) for manifest entries: about 1 KB for each file, and 40 bytes for each of its columns."""
-MAX_KEPT_FILES = 32
+MAX_REMEMBERED_FILES = 32
 """Maximum number of files in a commit whose entries are kept. Few commits have more."""
-MAX_KEPT_ENTRIES = 1_024
+MAX_REMEMBERED_ENTRIES = 1_024
 """Entries are kept only for manifests with fewer entries than this. Larger manifests are not merged again."""
 
 
@@ -231,7 +231,7 @@ def write_merged(
     copies = [written.copied.with_row_ids(manifest, written.entries) for manifest, written in merged.items()]
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     made = _write(entries, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
-    if len(entries) < MAX_KEPT_ENTRIES:
+    if len(entries) < MAX_REMEMBERED_ENTRIES:
         recently_written.keep(path, WrittenEntries(copied, tuple(entries)))
     for manifest in merged:
         recently_written.forget(manifest.manifest_path)
@@ -280,7 +280,7 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
                     record_count=file.record_count,
                 )
                 written.append(_entry(entry, slim, entry.status, entry.snapshot_id))
-    if recorder and len(written) <= MAX_KEPT_FILES:
+    if recorder and len(written) <= MAX_REMEMBERED_FILES:
         recently_written.keep(path, WrittenEntries(recorder.copied(), tuple(written)))
     return writer.to_manifest_file()
 
@@ -491,7 +491,7 @@ class WrittenEntries:
         return sum(1_000 + len(data_file) for data_file in self.copied.data_files)
 
 
-recently_written = BoundedCache[WrittenEntries](MAX_KEPT_BYTES, WrittenEntries.memory_bytes)
+recently_written = BoundedCache[WrittenEntries](MAX_REMEMBERED_BYTES, WrittenEntries.memory_bytes)
 """The entries of manifests that this process wrote and has not merged, by path."""
 
 

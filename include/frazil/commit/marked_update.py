@@ -113,11 +113,11 @@ class MarkedUpdate:
         name = open_branch_name(self.stream)
         if change.removes_branch:
 
-            def of_the_branch(snapshot: Snapshot) -> bool:
+            def is_branch_snapshot(snapshot: Snapshot) -> bool:
                 own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
                 return snapshot.summary is not None and all(snapshot.summary.get(key) == text for key, text in own)
 
-            end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
+            end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=is_branch_snapshot)
             self.written.append(end)
             return None, lambda _: end.updates(table)
         if not (change.joining_files or change.leaving_files) and change.base == found:
@@ -235,7 +235,7 @@ class BranchRemoval:
     """Paths of manifests and manifest lists that only the snapshots in `removed_ids` use."""
 
     @property
-    def may_have_waste(self) -> bool:
+    def may_have_unused_files(self) -> bool:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:

@@ -35,7 +35,7 @@ class BatchKey(NamedTuple):
         return f"{self.epoch}-{self.batch}"
 
 
-class Fate(Enum):
+class BatchOutcome(Enum):
     """What happened to a batch of an epoch that has ended."""
 
     COMMITTED = "the batch is in the table"
@@ -115,7 +115,7 @@ class Marker:
             self, snapshot_id=snapshot_id, sequence_number=sequence_number, open_snapshot_id=open_snapshot_id
         )
 
-    def owned_by(self, epoch: int) -> Marker:
+    def with_epoch(self, epoch: int) -> Marker:
         batches = {**self.batches, epoch: 0}
         newest = sorted(batches)[-MAX_EPOCHS:]
         return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
@@ -129,11 +129,11 @@ class Marker:
             batches={**self.batches, journal.epoch: journal.batch},
         )
 
-    def outcome_of(self, key: BatchKey) -> Fate:
+    def outcome_of(self, key: BatchKey) -> BatchOutcome:
         """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""
         if not self.batches or key.epoch < min(self.batches):
-            return Fate.UNKNOWN
-        return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NOT_COMMITTED
+            return BatchOutcome.UNKNOWN
+        return BatchOutcome.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else BatchOutcome.NOT_COMMITTED
 
     def to_property(self) -> str:
         """Return the marker as JSON, which is compact because every metadata file of the table contains it."""

@@ -107,7 +107,7 @@ def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: 
         if is_rolled_back(table, before, name=tables.dead_letters.identifier):
             # The rollback removed the newest dead letters, and a batch that was staged before has left them out.
             before = dataclasses.replace(before, settled=None, batches={})
-        return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=topics)
+        return dataclasses.replace(before.with_epoch(epoch), offsets=offsets, source=topics)
 
     change_marker(tables, tables.dead_letters, decide, operation="reset")
 

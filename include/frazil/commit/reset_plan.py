@@ -152,7 +152,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
         return first_marker(stream, epoch=epoch, offsets=target, source=source)
     given_up = _given_up_spans(seen, before, target, source)
     return dataclasses.replace(
-        before.owned_by(epoch),
+        before.with_epoch(epoch),
         offsets={**keep_same_topics(before.offsets, before.source, source), **target},
         source=merge_identities(before.source, source),
         max_event_times_us=keep_same_topics(before.max_event_times_us, before.source, source),

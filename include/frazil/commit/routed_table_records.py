@@ -35,7 +35,7 @@ class RoutedTableRecord:
     uuid: str | None = None
     """The table's UUID; None if an earlier version wrote this record."""
 
-    def is_another(self, table: Table) -> bool:
+    def is_other_table(self, table: Table) -> bool:
         """Return whether another table of the same name replaced the route's."""
         return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
@@ -108,7 +108,7 @@ def find_renamed_table(
                 format_error(error),
             )
             continue
-        if not member.is_another(table):
+        if not member.is_other_table(table):
             return name
     return None
 

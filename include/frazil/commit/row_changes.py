@@ -103,8 +103,8 @@ class RowChangeWriter:
     """Rows that the last attempt chose."""
 
     @property
-    def may_have_waste(self) -> bool:
-        return any(attempt.writer.may_have_waste for attempt in self.attempts)
+    def may_have_unused_files(self) -> bool:
+        return any(attempt.writer.may_have_unused_files for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
         """Return the next attempt. Its snapshot is empty if no row is chosen."""

@@ -105,7 +105,7 @@ class SnapshotWriter:
     """The manifest lists that have the merged manifest."""
 
     @property
-    def may_have_waste(self) -> bool:
+    def may_have_unused_files(self) -> bool:
         return bool(self.attempts or self.manifests)
 
     @property

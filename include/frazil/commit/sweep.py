@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Summary
 from frazil.commit.backfill_marker import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import Journal, UnusableJournal, later_journals
-from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import format_error
@@ -161,7 +161,7 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
         for key in view.keys
         if key.epoch < below_epoch
         and view.is_passed(key)
-        and view.marker.outcome_of(key) is Fate.NOT_COMMITTED
+        and view.marker.outcome_of(key) is BatchOutcome.NOT_COMMITTED
         and view.entry(key) not in (UnusableJournal.FOREIGN, UnusableJournal.OTHER_TABLE)
     ]
     view.tables.journals.delete(dead)
@@ -172,7 +172,7 @@ def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
     these may appear after a sweep.
     """
     fate, last = view.marker.outcome_of(key), view.marker.batches.get(key.epoch)
-    return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
+    return fate is BatchOutcome.UNKNOWN or (fate is BatchOutcome.COMMITTED and (last is None or key.batch < last - 1))
 
 
 def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
@@ -180,11 +180,11 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     fate, record = view.marker.outcome_of(key), view.entry(key)
     if record is UnusableJournal.OTHER_TABLE:
         return None
-    if fate is Fate.NOT_COMMITTED:
+    if fate is BatchOutcome.NOT_COMMITTED:
         return _paths_without_batch(swept, key) if _ensure_closed(view, key) else None
     if isinstance(record, Journal):
         return _committed_paths_to_keep(record, swept)
-    if is_routed(swept.target) or (fate is Fate.UNKNOWN and record is UnusableJournal.FOREIGN):
+    if is_routed(swept.target) or (fate is BatchOutcome.UNKNOWN and record is UnusableJournal.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
         return None
@@ -219,7 +219,7 @@ def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
     Only the dead-letter table can reference such files, because dead letters are committed before their batch.
     """
     if swept.target != "dead-letters" or (
-        swept.marker is not None and swept.marker.outcome_of(key) is Fate.NOT_COMMITTED
+        swept.marker is not None and swept.marker.outcome_of(key) is BatchOutcome.NOT_COMMITTED
     ):
         return frozenset()
     return swept.referenced_paths
@@ -252,7 +252,7 @@ def discard_batch(tables: StreamTables, key: BatchKey) -> int:
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete a fenced writer's last batch, if it can no longer be committed. Returns the number of files."""
     marker = tables.marker()
-    if marker is None or marker.at.epoch <= key.epoch or marker.outcome_of(key) is not Fate.NOT_COMMITTED:
+    if marker is None or marker.at.epoch <= key.epoch or marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED:
         return 0
     view = _SweepState(tables, marker, just_settled=False, keys=(key,))
     if not view.is_passed(key) and view.entry(key) is not UnusableJournal.VOID:

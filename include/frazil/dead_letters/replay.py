@@ -27,7 +27,7 @@ from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
-from frazil.commit.backfill_records import committed_chunks, targets_given_up
+from frazil.commit.backfill_records import committed_chunks, list_given_up_targets
 from frazil.commit.history import merge_counts
 from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.selection import (
@@ -149,7 +149,7 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
     tables, rows = opened.tables, Counter[Target]()
     for file in (file for chunk in committed_chunks(tables.journals, last) for file in chunk.files):
         rows[file.target] += file.records
-    discarded = targets_given_up(tables.journals, last.id)
+    discarded = list_given_up_targets(tables.journals, last.id)
     without = sum(rows[target] for target in discarded)
     repeated = sum(
         merge_counts(snapshot.summary).get("repeated", 0)

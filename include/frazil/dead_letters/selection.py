@@ -200,7 +200,7 @@ COORDINATES_AND_TOPIC_ID = (*COORDINATES, "topic_id")
 class LeftOutReason(StrEnum):
     """Why a replay leaves out a dead letter."""
 
-    NOT_KEPT = "not-kept"
+    CONTENT_OMITTED = "not-kept"
     """No part of the record was kept."""
     RECREATED = "topic-recreated"
     """The topic was recreated, and has other records at these offsets."""
@@ -213,7 +213,7 @@ class LeftOutReason(StrEnum):
 
 
 _SENTENCES: Mapping[LeftOutReason, str] = {
-    LeftOutReason.NOT_KEPT: (
+    LeftOutReason.CONTENT_OMITTED: (
         "cannot be replayed: the record itself was not stored, because the stream has sensitive fields "
         "(sensitive.dead-letters: omit)"
     ),
@@ -279,7 +279,7 @@ def find_left_out_reasons(
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [
-        LeftOutReason.NOT_KEPT if value == OMITTED else _reason_for(place, marker, former)
+        LeftOutReason.CONTENT_OMITTED if value == OMITTED else _reason_for(place, marker, former)
         for place, value in zip(places, values, strict=True)
     ]
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from frazil import PYTHONS, __version__
+from frazil import SUPPORTED_PYTHONS, __version__
 from frazil.doctor.finding import CheckState, Finding
 from frazil.home import cache_folder, home
 from frazil.host.page_servers import list_running_servers
@@ -30,7 +30,7 @@ MIN_FREE_BYTES = 2 << 30
 def check_python() -> Iterator[Finding]:
     seen = sys.version_info[:2]
     sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
-    if PYTHONS[0] <= seen <= PYTHONS[1]:
+    if SUPPORTED_PYTHONS[0] <= seen <= SUPPORTED_PYTHONS[1]:
         yield Finding("python", CheckState.OK, sentence)
     else:
         yield Finding("python", CheckState.WARNING, sentence, "use Python 3.11 to 3.13, the tested versions")

@@ -128,17 +128,17 @@ class ServerTime:
     """A server's time, and our time before and after it was read, in milliseconds since 1970."""
 
     before_ms: int
-    theirs_ms: int
+    server_ms: int
     after_ms: int
     precision_ms: int = 0
-    """The server's true time may be later than `theirs_ms` by up to this many milliseconds."""
+    """The server's true time may be later than `server_ms` by up to this many milliseconds."""
 
     @property
     def difference_ms(self) -> int:
         """Minimum difference between the clocks: positive if the server's clock is ahead."""
-        if self.theirs_ms > self.after_ms:
-            return self.theirs_ms - self.after_ms
-        return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
+        if self.server_ms > self.after_ms:
+            return self.server_ms - self.after_ms
+        return min(0, self.server_ms + self.precision_ms - self.before_ms)
 
 
 def evaluate_clock(server: str, answer: ServerTime) -> Finding:

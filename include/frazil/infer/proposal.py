@@ -19,7 +19,7 @@ from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding, find_encoding
 from frazil.infer.observed import Sample, collect_statistics, parse_text
 from frazil.infer.registered import RegisteredSchemas, derive_avro_columns, derive_json_columns
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
@@ -361,4 +361,4 @@ def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     filled = value_schema(record_schema(wanted, spec.coordinates), spec.key_header_columns)
     units = units_of_fields(filled, spec.units)
     values = [record.value for record in sample.records]
-    return create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values(values))
+    return create_decoder(dump_format(spec.value_format), filled, units)(RecordChunk.of_values(values))

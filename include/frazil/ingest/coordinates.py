@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.calendar_limits import MILLISECONDS, range_error
 from frazil.ingest.changes import CHANGE_COLUMNS
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import number_rows
 from frazil.spec.coordinates import LINE_COLUMN
@@ -41,7 +41,7 @@ class CoordinateColumns:
         self._topics = pa.array([r.topic for r in ranges], pa.large_string())
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
-    def add_to(self, rows: pa.Table, chunk: Chunk, record_indexes: NDArray[np.int64]) -> pa.Table:
+    def add_to(self, rows: pa.Table, chunk: RecordChunk, record_indexes: NDArray[np.int64]) -> pa.Table:
         """Return `rows` with coordinates, in the table's column order. Row i comes from record `record_indexes[i]`."""
         if not self._wanted:
             return rows
@@ -57,7 +57,7 @@ class CoordinateColumns:
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def find_out_of_range(self, chunk: Chunk, record_indexes: NDArray[np.int64]) -> dict[int, str]:
+    def find_out_of_range(self, chunk: RecordChunk, record_indexes: NDArray[np.int64]) -> dict[int, str]:
         """Map rows whose Kafka timestamp does not fit the column `kafka_timestamp` to error texts."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
@@ -68,7 +68,7 @@ class CoordinateColumns:
     def _line_numbers(self, record_indexes: NDArray[np.int64]) -> pa.Array:
         return pa.array(number_rows(record_indexes)) if self._lines else pa.nulls(len(record_indexes), pa.int32())
 
-    def _column(self, name: str, chunk: Chunk, places: slice | NDArray[np.int64]) -> pa.Array:
+    def _column(self, name: str, chunk: RecordChunk, places: slice | NDArray[np.int64]) -> pa.Array:
         match name:
             case "kafka_topic":
                 return self._topics.take(pa.array(chunk.range_index[places]))

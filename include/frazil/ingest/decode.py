@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.schema_drift import NO_DRIFT, WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
 
 
@@ -76,7 +76,7 @@ class DecodedChunk:
 class Decoder(Protocol):
     """Decodes chunks of one format to rows of one schema. A record's result does not depend on other records."""
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode each record to one row or to one rejection.
 
         JSON lines, envelopes and transforms may make several rows of a record. Envelopes and transforms may also drop a
@@ -100,8 +100,8 @@ class EventDecoder(Protocol):
 class RestDecoder(Protocol):
     """A decoder that can fill a `rest` column with the fields that have no other column."""
 
-    def withhold(self, hidden: Collection[Path]) -> None:
-        """Omit the fields at these lower-case paths from `rest`. Call this before `report_drift`."""
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
+        """Omit the fields at these lower-case paths from `rest`. Call this before `enable_drift_reporting`."""
 
 
 @runtime_checkable
@@ -121,13 +121,13 @@ class WrappingDecoder:
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
+            self._decode.hide_from_rest(hidden)
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=within)
+            self._decode.enable_drift_reporting(widening=widening, within=within)
 
 
 def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from frazil.ingest.binary_arrays import to_arrow_binary
 from frazil.ingest.changes import delete_mask
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import Destinations, OffsetRange, Target
 from frazil.ingest.decode import DecodedChunk, Rejection, number_rows
 from frazil.ingest.headers import header_column
@@ -66,7 +66,7 @@ class RowDivider:
         self.values: set[str] = set()
         """Values seen so far for which a table may be created."""
 
-    def __call__(self, chunk: Chunk, decoded: DecodedChunk) -> DividedRows:
+    def __call__(self, chunk: RecordChunk, decoded: DecodedChunk) -> DividedRows:
         """Assign rows to targets.
 
         If the table of a row is missing, but may be created, the row is left out, and its value is added to `values`.
@@ -96,7 +96,9 @@ class RowDivider:
         targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in destinations)
         return DividedRows(DecodedChunk(rows, record_indexes, rejections, decoded.drift), targets, codes, unchanged)
 
-    def divide_records(self, chunk: Chunk, located: DecodedChunk, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
+    def divide_records(
+        self, chunk: RecordChunk, located: DecodedChunk, alike: Mapping[Target, Target]
+    ) -> Iterator[RecordChunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
         If a field selects the table, `located` has this field's column. `alike` maps a target to another target with
@@ -117,7 +119,7 @@ class RowDivider:
         for target in np.unique(of_record).tolist():
             yield chunk.select(np.flatnonzero(of_record == target), targets[target])
 
-    def _encode(self, chunk: Chunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
+    def _encode(self, chunk: RecordChunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         """Return each row's index in the list of distinct values, and this list."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.record_indexes], return_inverse=True)

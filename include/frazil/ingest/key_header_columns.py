@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema, index_by_name
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.changes import add_change_columns
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_key_decoder
@@ -57,7 +57,7 @@ class KeyDecoder:
         A record without a key has defaults or nulls, or an error if a required column has no default.
         """
         there = np.flatnonzero(keys.lengths != NULL)
-        decoded = self._decode(Chunk.of_column(keys.take(there))).with_indexes(there)
+        decoded = self._decode(RecordChunk.of_column(keys.take(there))).with_indexes(there)
         rows = np.full(len(keys), -1)
         rows[decoded.record_indexes] = np.arange(len(decoded.record_indexes))
         table = decoded.rows.take(pa.array(rows, mask=rows < 0))
@@ -81,7 +81,7 @@ class KeyHeaderReader:
         self._fields = [(schema.find_field(c), header) for c, header in columns.items() if c not in decoded]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
-    def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
         """Add the columns. Records whose key or header does not fit its column are rejected."""
         if not self._fields and not self._keys:
             return decoded

@@ -72,7 +72,7 @@ WHOLE_RECORD = (DriftScope(),)
 class DriftDecoder(Protocol):
     """A decoder that can report new fields and types of records, in `DecodedChunk.drift`."""
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Start reporting new fields and, if `widening`, columns that must become wider or optional.
 
         All structs in `within` must have the same fields. A decoder that compares writer schemas ignores

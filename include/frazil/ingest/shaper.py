@@ -24,7 +24,7 @@ from frazil.ingest.aliases import MakeDecoder, create_aliased_decoder
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, OutOfRangeValue, find_out_of_range
 from frazil.ingest.changes import ChangeReader
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import CoordinateColumns, record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows
@@ -69,7 +69,7 @@ class Shaper:
         self.drift = SchemaDrift()
         """Schema drift of all records so far."""
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Return rows with the table's schema. Records outside a backfill's time range are omitted.
 
         A record with several rows is accepted or rejected as a whole, so that it is never both in the table and a dead
@@ -101,7 +101,7 @@ class Shaper:
         """
         return number_rows(record_indexes) == 0 if self._several else None
 
-    def decode(self, chunk: Chunk) -> DecodedChunk:
+    def decode(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the chunk to rows without coordinates. Ranges of values are not checked."""
         if isinstance(chunk, RowChunk):
             if self._protect:
@@ -116,7 +116,7 @@ class Shaper:
             decoded = dataclasses.replace(decoded, drift=dataclasses.replace(decoded.drift, names=()))
         return dataclasses.replace(decoded, rows=self._protect(decoded.rows)) if self._protect else decoded
 
-    def add_drift(self, drift: SchemaDrift, chunk: Chunk, *, record_indexes: NDArray[np.int64]) -> None:
+    def add_drift(self, drift: SchemaDrift, chunk: RecordChunk, *, record_indexes: NDArray[np.int64]) -> None:
         """Add a chunk's drift to `self.drift`, without the casts of records that are not in `record_indexes`."""
         if drift.cast and not isinstance(chunk, RowChunk):
             others = np.setdiff1d(np.arange(len(chunk)), record_indexes)
@@ -126,7 +126,7 @@ class Shaper:
         if drift:
             self.drift = join_drift([self.drift, drift])
 
-    def _find_out_of_range(self, chunk: Chunk, shaped: DecodedChunk) -> dict[int, str]:
+    def _find_out_of_range(self, chunk: RecordChunk, shaped: DecodedChunk) -> dict[int, str]:
         found: dict[int, str] = {}
         for row, moment in find_out_of_range(shaped.rows).items():
             unquoted = isinstance(chunk, RowChunk) or moment.path[0] in self._key_columns
@@ -161,7 +161,7 @@ class RecordDecoder:
         tombstones = create_tombstone_decoder(context, schema)
         self._changes = ChangeReader(context.changes, tombstones) if context.changes else None
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
         if self._changes is None:
             return self._add(decoded, chunk)
@@ -223,9 +223,9 @@ class TombstoneDecoder:
         self._schema = schema_to_pyarrow(Schema(*plain), include_field_ids=True)
         self._decode = make(Schema(*plain, *inner), {**units, **of_inner})
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         there = np.flatnonzero(chunk.values.lengths != NULL)
-        decoded = self._decode(Chunk.of_column(chunk.values.take(there))).with_indexes(there)
+        decoded = self._decode(RecordChunk.of_column(chunk.values.take(there))).with_indexes(there)
         columns = [self._merge_payload(field.name, decoded.rows) for field in self._schema]
         wrong = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
         for field, column in zip(self._schema, columns, strict=True):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 from frazil.ingest.formats import create_decoder
@@ -76,7 +76,7 @@ class TransformedDecoder:
         self._wary = False
         """Whether a record of the last chunk failed. If so, the next chunk is searched for failing records first."""
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if isinstance(chunk, RowChunk):
             fields = DecodedChunk(chunk.rows, np.arange(len(chunk)))
         else:

@@ -164,10 +164,10 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
             if stream.lag is None:
                 shown, sentence = "unknown", f"the lag of stream {stream.name} is unknown now: {stream.lag_problem}"
             yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, shown, sentence)
-            yield unread_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
+            yield unreadable_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
 
 
-def unread_reading(subject: str, what: str, problem: str | None) -> Reading:
+def unreadable_reading(subject: str, what: str, problem: str | None) -> Reading:
     """Return the reading of the rule `unmeasured` for a value that could not be read because of `problem`."""
     shown = f"the {what} was read" if problem is None else f"the {what} is unknown"
     sentence = f"the {what} cannot be read, so no alert about it fires: {problem}"

@@ -21,7 +21,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.commit_checks import check_ancestry, check_same_source
-from frazil.commit.history import ancestors, ancestors_and_kept, commit_records, last_commit_ms
+from frazil.commit.history import ancestors, ancestors_and_older_snapshots, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
@@ -167,7 +167,7 @@ def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> t
     """
     files = size = 0
     head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
-    for snapshot in ancestors_and_kept(metadata):
+    for snapshot in ancestors_and_older_snapshots(metadata):
         if snapshot.snapshot_id not in main and not _is_replace(snapshot):
             continue
         added = _summary_count(snapshot, "added-data-files")

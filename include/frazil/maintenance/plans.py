@@ -114,9 +114,9 @@ def _partition_key(file: StagedFile, table: Table) -> PartitionKey:
 
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
-CLOCK_SLACK_US = 3_600_000_000
+HOST_CLOCK_DELAY_US = 3_600_000_000
 """A partition is complete this long after its end, if its times come from this host's clock."""
-UNKNOWN_SLACK_US = 86_400_000_000
+NO_WATERMARK_DELAY_US = 86_400_000_000
 """A partition is complete this long after its end, if no watermark is known."""
 
 
@@ -177,8 +177,8 @@ class MaintenancePlanner:
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
     """Return a time (us since 1970). Partitions that end before it get no more rows, except late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
-        return now_ms * 1_000 - UNKNOWN_SLACK_US
+        return now_ms * 1_000 - NO_WATERMARK_DELAY_US
     if maintained.kind is not TableKind.MAIN:
-        return now_ms * 1_000 - CLOCK_SLACK_US
+        return now_ms * 1_000 - HOST_CLOCK_DELAY_US
     known = complete_until_us(find_feeds(table, maintained.streams))
-    return now_ms * 1_000 - UNKNOWN_SLACK_US if known is None else known
+    return now_ms * 1_000 - NO_WATERMARK_DELAY_US if known is None else known

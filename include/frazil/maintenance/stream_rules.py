@@ -82,8 +82,8 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
         f"the declaration of stream {name} is broken. A running writer and the DAGs continue unchanged, but no writer "
         f"can be started. Correct the file, and check it with `frazil validate`: {state.problem}"
     )
-    yield fact_reading("declaration", state.problem is not None, sentence)
-    yield fact_reading("table", state.missing is not None, f"stream {name}: {state.missing}")
+    yield boolean_reading("declaration", state.problem is not None, sentence)
+    yield boolean_reading("table", state.missing is not None, f"stream {name}: {state.missing}")
     unread = state.writer.state == "unknown"
     sentence = (
         f"the run folder of stream {name} cannot be read, so no alert about its writer can fire: "
@@ -182,13 +182,13 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
             f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` shows "
             f"details. Fix the cause, then run `frazil resume {name}`. `frazil pause {name}` ends the alert"
         )
-        return fact_reading("writer", True, sentence, "the supervisor gave up")
+        return boolean_reading("writer", True, sentence, "the supervisor gave up")
     if state.needs_operator and state.desired != "paused":
         sentence = (
             f"stream {name} is stopped: {state.sentence}. No writer starts until the cause is fixed; "
             f"`frazil pause {name}` ends the alert"
         )
-        return fact_reading("writer", True, sentence, f"stopped: {state.writer.exit_name}")
+        return boolean_reading("writer", True, sentence, f"stopped: {state.writer.exit_name}")
     if down_s != math.inf:
         runs = f"has run for {format_elapsed(int((down_s or 0) * 1000))}"
     elif state.writer.has_ended:
@@ -240,7 +240,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
         return ()
     windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more_text(len(held))
     return (
-        fact_reading(
+        boolean_reading(
             "held",
             bool(held),
             f"{table}: quality gates hold back {format_count(len(held), 'window')}. {windows}. Correct the "
@@ -258,7 +258,7 @@ def audit_reading(name: str, found: str | None, last: str | None = None) -> Read
         f"`frazil audit {name} --source`"
     )
     shown = "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run"
-    return fact_reading("audit", found is not None, sentence, shown)
+    return boolean_reading("audit", found is not None, sentence, shown)
 
 
 def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
@@ -289,7 +289,7 @@ def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], with
         f"frazil_daily_{name}; clear their failed tasks. Or trigger frazil_daily_{name} with the day as the partition "
         "key"
     )
-    return fact_reading(f"aggregation:{name}", bool(late), sentence, f"{format_count(len(late), 'day')} late")
+    return boolean_reading(f"aggregation:{name}", bool(late), sentence, f"{format_count(len(late), 'day')} late")
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
@@ -307,7 +307,7 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
     return Reading(f"runs:{dag_id}", failed, limit, shown, sentence)
 
 
-def fact_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
+def boolean_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
     """Return the reading of a rule that is true or false. Its alert fires and resolves without hold time."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
@@ -324,7 +324,7 @@ def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -
     signals = TableSignals.load(catalog, table)
     if alerts.enabled:
         behind = _furthest_behind(catalog, specs, signals)
-        views = [one.of_member(behind.table) if is_template_view(one) else one for one in specs]
+        views = [one.for_member(behind.table) if is_template_view(one) else one for one in specs]
         late = find_incomplete_window(catalog, views, behind, now_ms=now_ms)
         yield window_reading(late, alerts, table=table, now_ms=now_ms)
     held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]

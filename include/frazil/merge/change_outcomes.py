@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.ingest.arrow_values import select_where, unwrap_extension
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS
 from frazil.ingest.source_log import newer_log_mask
 from frazil.merge.changes import (
     NOT_DELETED,
@@ -113,7 +113,7 @@ def find_deletes(changes: pa.Table) -> Mask:
 
 def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
     """Return the changes, with left-out columns filled from the rows. `ids` maps names to field ids."""
-    kept = column(changes, KEPT_COLUMNS)
+    kept = column(changes, OMITTED_COLUMNS)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
         return changes

@@ -44,8 +44,8 @@ def _delay_reason(feed: Feed) -> DelayReason:
         return DelayReason("stream", feed.stream, "cannot be read")
     if feed.waiting_us is not None and feed.complete_until_us == feed.waiting_us:
         return DelayReason("stream", feed.stream, "has rows on a branch")
-    if feed.holding_back is not None:
-        topic, partition = feed.holding_back
+    if feed.delaying_partition is not None:
+        topic, partition = feed.delaying_partition
         return DelayReason("topic-partition", f"{topic}-{partition}")
     return DelayReason("stream", feed.stream, "has not started" if feed.watermark_us is None else "is idle")
 

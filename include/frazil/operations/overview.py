@@ -162,10 +162,10 @@ def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = 
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
         return f"Loading {format_count(loading, 'stream')}"
-    return "No stream needs attention, but Airflow does" if airflow else _calm_headline(lines)
+    return "No stream needs attention, but Airflow does" if airflow else _headline_without_problems(lines)
 
 
-def _calm_headline(lines: Sequence[OverviewLine]) -> str:
+def _headline_without_problems(lines: Sequence[OverviewLine]) -> str:
     one, of = len(lines) == 1, format_count(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
@@ -201,11 +201,11 @@ def build_line(
         last_known=reading.last_known,
     )
     if status is None:
-        return replace(line, notes=_quiet_notes(state))
+        return replace(line, notes=_informational_notes(state))
     flow = status.flow
     return replace(
         line,
-        notes=tuple(dict.fromkeys((*_quiet_notes(state), *status.notices))),
+        notes=tuple(dict.fromkeys((*_informational_notes(state), *status.notices))),
         freshness_ms=freshness_ms(status, now_ms=now_ms if reading.at_ms is None else reading.at_ms),
         lag=status.lag,
         records_per_s=flow.records_per_s if flow else None,
@@ -237,7 +237,7 @@ def _shown_state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> St
     return shown(State.LOADING)
 
 
-def _quiet_notes(state: StreamState) -> tuple[str, ...]:
+def _informational_notes(state: StreamState) -> tuple[str, ...]:
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 

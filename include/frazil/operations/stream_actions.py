@@ -242,7 +242,7 @@ def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str 
         return None
     check_other, check_marker = checks[action]
     try:
-        check_coordinates(spec, table_has=now.coordinates)
+        check_coordinates(spec, table_has_coordinates=now.coordinates)
         check_other(now.backfill)
         if now.is_read:
             check_marker(spec, now.marker)

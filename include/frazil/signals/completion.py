@@ -191,7 +191,7 @@ def assess_group(
                 open_us, first_us = grain.floor(bound_us), earliest_us(table, column=spec.event_time.column)
                 begin_us = open_us if first_us is None else min(grain.floor(first_us), open_us)
                 begin_us = max(begin_us, open_us - MAX_WINDOWS * grain.us)
-            return _assess(table, [spec.of_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
+            return _assess(table, [spec.for_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
         except Exception as error:  # whatever a catalog or storage raises: the others are still signalled
             log.exception("%s: cannot read its windows", name)
             return error

@@ -42,7 +42,7 @@ class RoutedStream(StreamSpec):
             return table
         return template
 
-    def of_member(self, table: str) -> RoutedStream:
+    def for_member(self, table: str) -> RoutedStream:
         """Return the view for another table of the route."""
         return self.model_copy(update={"table": Table.model_construct(identifier=table, catalog=self.table.catalog)})
 

@@ -79,7 +79,7 @@ class BatchLoop:
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
-    def stays_unread(self, tp: TopicPartition) -> bool:
+    def is_left_unread(self, tp: TopicPartition) -> bool:
         """Return whether the partition's records cannot be read: its topic is gone, or a source transaction is open."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))

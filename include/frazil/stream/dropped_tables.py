@@ -101,7 +101,7 @@ def _find_replacement(catalog: Catalog, member: RoutedTableRecord, loaded: Mappi
                 table = catalog.load_table(member.target)
         except NoSuchTableError:  # dropped meanwhile: the next check reports it
             return None
-    return table if member.is_another(table) else None
+    return table if member.is_other_table(table) else None
 
 
 def find_lagging_and_dropped_tables(
@@ -156,7 +156,7 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
     }
 
 
-def was_not_created_for(spec: StreamSpec, table: Table, value: str | None) -> bool:
+def has_other_route_value(spec: StreamSpec, table: Table, value: str | None) -> bool:
     """Return whether a table with the name for `value` was not created for it; False if `value` is None. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
@@ -186,7 +186,7 @@ def describe_dropped_table(
             "renamed, rename it back"
         )
         first, on = "register the former table again", "continue with the new table"
-        if was_not_created_for(spec, replacement, member.value):
+        if has_other_route_value(spec, replacement, member.value):
             on = f"keep the new table as it is, and let records of {member.value!r} become dead letters"
     else:
         what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"

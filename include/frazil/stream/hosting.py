@@ -65,7 +65,9 @@ class Slots:
                 self._holders.remove(thread_id)
                 self._release()
 
-    def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
+    def release_while(
+        self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]
+    ) -> bool:
         """Release this thread's slot, call `wait`, and wait for a slot again. Return True if
         `cancelled` returns True meanwhile.
         """

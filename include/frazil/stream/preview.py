@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from frazil.commit.open_streams import open_kafka
 from frazil.ingest.bisection import bisect_failures
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
 from frazil.ingest.readers import create_kafka_reader
 from frazil.ingest.sensitive import Protector, to_safe_error
@@ -84,7 +84,7 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
 
 
 def _preview_chunk(
-    chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
+    chunk: RecordChunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
 ) -> Iterator[PreviewedRecord]:
     shaped = shape(chunk)
     rejections = protect.mask_errors(shaped.rejections) if protect else shaped.rejections
@@ -102,6 +102,6 @@ def _preview_chunk(
         yield PreviewedRecord(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
 
 
-def _preview_unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
+def _preview_unwritable(chunk: RecordChunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
     of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
     return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)

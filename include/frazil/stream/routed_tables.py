@@ -42,7 +42,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, value_property
 from frazil.spec.sinks import Sinks
 from frazil.spec.units import format_count
-from frazil.stream.dropped_tables import describe_dropped_table, was_not_created_for
+from frazil.stream.dropped_tables import describe_dropped_table, has_other_route_value
 from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
@@ -69,7 +69,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
             _check_not_dropped(spec, tables, target)
             _check_no_files_in_dropped_table(tables, target, journals)
             table = ensure_declared(catalog, declared, spec.name)
-        if was_not_created_for(spec, table, value):
+        if has_other_route_value(spec, table, value):
             raise RouteBehind(
                 f"table {target} exists, but was not created for these rows. To write them there, add the table to "
                 "route.tables"
@@ -125,7 +125,7 @@ def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -
 
 
 def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord | None, table: Table) -> None:
-    if member is not None and member.is_another(table):
+    if member is not None and member.is_other_table(table):
         raise TableLost(describe_dropped_table(spec, tables, member, table))
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.errors import OffsetGap, SpecError, TopicMissing
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.formats.transactions import EventTransaction, TransactionDecoder, TransactionEnd
 from frazil.ingest.readers import create_kafka_reader
@@ -204,7 +204,7 @@ class KafkaTopics:
     _next: dict[TopicPartition, int] = field(default_factory=dict)
     _topic_ids: Mapping[str, str] = field(default_factory=dict)
 
-    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[EventTransaction]]]:
+    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[RecordChunk, list[EventTransaction]]]:
         """Yield the events in `[start, end)` that Kafka still has."""
         first = max(start, self.kafka.earliest([tp])[tp])
         for chunk in self._chunks([OffsetRange(*tp, first, end)] if first < end else []):
@@ -248,7 +248,7 @@ class KafkaTopics:
             )
         return found, any(stable.get(tp, at) > at for tp, at in self._next.items())
 
-    def _chunks(self, ranges: list[OffsetRange]) -> Iterable[Chunk]:
+    def _chunks(self, ranges: list[OffsetRange]) -> Iterable[RecordChunk]:
         if not ranges:
             return
         with create_kafka_reader(self.properties, ranges, stream=self.stream) as reader:

@@ -17,7 +17,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock, errors
 from frazil.commit.accepted_rejects import accepted_offsets
-from frazil.commit.catalog_probe import check_can_hold
+from frazil.commit.catalog_probe import check_catalog_guarantees
 from frazil.commit.commit_checks import check_fence
 from frazil.commit.committer import Committer
 from frazil.commit.compare_and_swap import RetryPolicy
@@ -202,7 +202,7 @@ class Writer:
                     raise gone from error
                 raise
             except errors.Fenced as error:
-                if not parts.tables.main.is_another:
+                if not parts.tables.main.is_other_table:
                     raise
                 check_own_table(self.spec, parts.tables.main.refresh())
                 raise errors.Fenced(
@@ -239,7 +239,7 @@ class Writer:
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_own_folder(catalog, tables.main.current())
-            check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
+            check_catalog_guarantees(catalog, self.spec, now_ms=clock.now_ms())
         expiry = self.spec.maintenance.expiry
         if (read_pins := self.hosting.read_pins) is not None and expiry.enabled:
 
@@ -256,7 +256,7 @@ class Writer:
         again = OutageReported(
             "after an outage, the writer waits for its turn among the application's streams to try again"
         )
-        return self.hosting.slots.lend(
+        return self.hosting.slots.release_while(
             lambda: self.stopping.wait(seconds), cancelled=self.stopping.is_set, on_wait=lambda: emit(again)
         )
 
@@ -318,7 +318,7 @@ class Epoch:
                 hosting=p.writer.hosting,
             )
             try:
-                loop.run(until=partial(self._is_over, runner, loop.stays_unread), wait=self.stopping.wait)
+                loop.run(until=partial(self._is_over, runner, loop.is_left_unread), wait=self.stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
@@ -333,12 +333,12 @@ class Epoch:
                 self.commits += loop.commits
         return runner.marker
 
-    def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
+    def _is_over(self, runner: BatchRunner, is_left_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
         if self.stopping.is_set():
             return True
         if runner.route.behind or self.goal is None:
             return False
-        return all(runner.marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items())
+        return all(runner.marker.offsets.get(tp, 0) >= end or is_left_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
         """Take over the stream, and commit or discard earlier batches. Returns the runner of new batches."""

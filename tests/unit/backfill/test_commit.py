@@ -337,7 +337,7 @@ def test_a_backfill_names_the_last_runs(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, parse_request({"stream": "events", "run": "dag/first"})).backfill
     others = [f"dag/{number}" for number in range(MAX_RUNS)]
     for run in ("dag/0", "dag/first", *others[1:], "dag/first"):
-        committer = committer.owned_by(committer.epoch + 1, run)
+        committer = committer.with_epoch(committer.epoch + 1, run)
     assert committer.runs == ("dag/0", *others[1:], "dag/first")[-MAX_RUNS:]
     before = dataclasses.replace(committer, abandoned_runs=("dag/first", "dag/older"))
     assert before.as_abandoned("ada").abandoned_runs == committer.runs

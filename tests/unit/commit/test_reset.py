@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from frazil.commit.marker import (
     NO_TRANSACTION,
     BatchKey,
-    Fate,
+    BatchOutcome,
     LastTransaction,
     Marker,
     first_marker,
@@ -76,7 +76,7 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
     assert after.offsets == {("t", 0): 2, ("old", 0): 5}
     assert (after.watermark_us, after.idle, after.settled) == (99, frozenset(), BatchKey(3, 7))
     assert after.transaction == NO_TRANSACTION
-    assert after.outcome_of(BatchKey(3, 8)) is Fate.NOT_COMMITTED
+    assert after.outcome_of(BatchKey(3, 8)) is BatchOutcome.NOT_COMMITTED
 
 
 def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
@@ -115,7 +115,7 @@ def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
 def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():
     seen = StateBeforeReset(None, "edited", {}, None, rolled_back=False)
     after = marker_after_reset(seen, stream="s", epoch=9, target={("t", 0): 2}, source=SOURCE)
-    assert after.outcome_of(BatchKey(8, 1)) is Fate.UNKNOWN
+    assert after.outcome_of(BatchKey(8, 1)) is BatchOutcome.UNKNOWN
     assert after.offsets == {("t", 0): 2}
 
 

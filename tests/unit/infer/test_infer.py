@@ -20,7 +20,7 @@ from frazil.errors import SpecError
 from frazil.infer.encoding import find_encoding
 from frazil.infer.observed import Sample, SampledRecord
 from frazil.infer.proposal import StreamNames, decode_sample, propose_declaration
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import check_supported, create_decoder
 from frazil.ingest.key_header_columns import value_schema
@@ -53,7 +53,7 @@ def rejected(spec: StreamSpec, of: Sample) -> list[str]:
     values = [record.value for record in of.records]
     return [
         r.error
-        for r in create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values(values)).rejections
+        for r in create_decoder(dump_format(spec.value_format), filled, units)(RecordChunk.of_values(values)).rejections
     ]
 
 

@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.headers import pack_headers, unpack_headers
 from frazil.ingest.key_header_columns import KeyHeaderReader, value_schema
@@ -37,10 +37,10 @@ RECORDS = st.lists(
 )
 
 
-def chunk_of(records: list[Any], *, with_headers: bool = True) -> Chunk:
+def chunk_of(records: list[Any], *, with_headers: bool = True) -> RecordChunk:
     values, keys, headers = zip(*records, strict=True) if records else ((), (), ())
     column = BinaryColumn.of([pack_headers(found) for found in headers]) if with_headers else None
-    return dataclasses.replace(Chunk.of_values(values), keys=BinaryColumn.of(keys), headers=column)
+    return dataclasses.replace(RecordChunk.of_values(values), keys=BinaryColumn.of(keys), headers=column)
 
 
 def is_text(value: bytes | None) -> bool:

@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.fields import FieldsDecoder, RecordShape, create_fields_decoder
@@ -82,7 +82,7 @@ def test_the_loop_casts_what_texts_of_values_are_cast_to(
 ) -> None:
     schema = Schema(NestedField(1, "x", iceberg_type(kind[0]), required=required))
     unit = {"cast": "lenient", **({"unit": kind[1]} if kind[1] else {})}
-    chunk = Chunk.of_values([b'{"x":%s,"y":1}' % (f'"{v}"' if quoted else v).encode() for v, quoted in values])
+    chunk = RecordChunk.of_values([b'{"x":%s,"y":1}' % (f'"{v}"' if quoted else v).encode() for v, quoted in values])
     (rows, count, errors), by_texts = (
         (
             {place: repr(x) for place, x in zip(found.record_indexes.tolist(), plain(found.rows["x"]), strict=True)},
@@ -123,7 +123,7 @@ def test_a_new_field_is_found_although_a_record_of_its_chunk_is_no_object(tmp_pa
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     columns = record_schema(table, spec.coordinates)
     decode = create_decoder(dump_format(spec.value_format), columns, units, evolution="additive")
-    found = decode(Chunk.of_values([b'{"a": 1, "b": 2, "new": "x"}'] * 300 + [b"oops"]))
+    found = decode(RecordChunk.of_values([b'{"a": 1, "b": 2, "new": "x"}'] * 300 + [b"oops"]))
     assert (list(found.drift.new), found.drift.records, len(found.rejections)) == ([("new",)], 300, 1)
 
 

@@ -26,7 +26,7 @@ from pyiceberg.types import (
 )
 
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder, create_quoter
 from frazil.ingest.formats.fields import record_path
@@ -228,7 +228,9 @@ def test_a_field_around_those_of_required_columns_makes_them_optional_and_no_oth
     table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     values = [b'{"z": 1}', b'{"p": {"id": 1}, "P": {"id": 1}, "Q": {"x": "y"}, "name": "n"}']
-    found = create_decoder("json", record_schema(table, spec.coordinates), units, "full")(Chunk.of_values(values)).drift
+    found = create_decoder("json", record_schema(table, spec.coordinates), units, "full")(
+        RecordChunk.of_values(values)
+    ).drift
     assert (found.optional, found.new) == ({("id",)}, {})
 
 
@@ -340,7 +342,7 @@ def test_a_stream_without_paths_has_no_decoder_around_its_own() -> None:
     spec = StreamSpec.model_validate(declared({"x": "int"}), by_alias=True, by_name=False)
     made = create_decoder("json", iceberg.table_schema(spec), {})
     assert type(made) is json_decoder.JsonDecoder
-    assert made(Chunk.of_values([])).rows.num_rows == 0
+    assert made(RecordChunk.of_values([])).rows.num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -360,6 +362,6 @@ def test_a_column_whose_default_another_engine_set_gets_it(kind: PrimitiveType, 
     added = NestedField(2, "added", kind, required=required, initial_default=default, write_default=default)
     table = Schema(NestedField(1, "id", LongType(), required=True), added)
     made = create_decoder("json", Schema.model_validate_json(table.model_dump_json()), {})
-    decoded = made(Chunk.of_values([b'{"id": 1}', b'{"id": 2, "added": null}', b"{}"]))
+    decoded = made(RecordChunk.of_values([b'{"id": 1}', b'{"id": 2, "added": null}', b"{}"]))
     assert decoded.rows.to_pylist() == [{"id": 1, "added": default}, {"id": 2, "added": default}]
     assert len(decoded.rejections) == 1

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
@@ -31,7 +31,9 @@ def decode(records: list[tuple[bytes | None, bytes | None]], columns: dict[str, 
     headers = [
         pack_headers([("other", b"a"), ("__value_schema_id", header)]) if header else None for _, header in records
     ]
-    chunk = dataclasses.replace(Chunk.of_values([value for value, _ in records]), headers=BinaryColumn.of(headers))
+    chunk = dataclasses.replace(
+        RecordChunk.of_values([value for value, _ in records]), headers=BinaryColumn.of(headers)
+    )
     return create_decoder(
         dump_format(spec.value_format), record_schema(iceberg.table_schema(spec), spec.coordinates), {}
     )(chunk)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
@@ -43,7 +43,7 @@ def decode(values: Sequence[bytes | None], spec: dict[str, Any]) -> DecodedChunk
     wanted = change_schema(table, made.key) if made.mode == "upsert" else table
     units = {table.find_field(name).field_id: unit for name, unit in made.units.items()}
     found = create_decoder(dump_format(made.value_format), record_schema(wanted, made.coordinates), units)
-    return found(Chunk.of_values(values))
+    return found(RecordChunk.of_values(values))
 
 
 values = st.recursive(

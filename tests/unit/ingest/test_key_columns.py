@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.shaper import RecordDecoder, Shaper
@@ -52,7 +52,7 @@ def shaped(spec: StreamSpec, records: Sequence[tuple[Any, Any]]) -> DecodedChunk
     keys, values = (
         [v if isinstance(v, bytes | None) else json.dumps(v).encode() for v in c] for c in zip(*records, strict=True)
     )
-    chunk = dataclasses.replace(Chunk.of_values(values), keys=BinaryColumn.of(keys))
+    chunk = dataclasses.replace(RecordChunk.of_values(values), keys=BinaryColumn.of(keys))
     ranges = [OffsetRange("t", 0, 0, len(records))]
     decode = RecordDecoder(context, schema, open_decoder(context, schema))
     return Shaper(context, schema, ranges, decode=decode)(chunk)

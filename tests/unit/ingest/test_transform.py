@@ -20,7 +20,7 @@ from pyiceberg.types import LongType, NestedField
 
 from frazil.errors import MissingExtra, SpecError
 from frazil.ingest import stage_components
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.record_files import RowChunk
@@ -72,7 +72,7 @@ def context_of(spec: StreamSpec, folder: str = "") -> StageContext:
 
 
 def transformed(spec: StreamSpec, values: Sequence[Any], **of_chunk: Any) -> DecodedChunk:
-    chunk = Chunk.of_values([v if isinstance(v, bytes) else json.dumps(v).encode() for v in values])
+    chunk = RecordChunk.of_values([v if isinstance(v, bytes) else json.dumps(v).encode() for v in values])
     return open_decoder(context_of(spec), iceberg.table_schema(spec))(replace(chunk, **of_chunk))
 
 
@@ -242,7 +242,7 @@ def test_a_chunk_after_one_that_failed_and_one_of_failures_alone_are_as_in_any_o
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records")
     decode = open_decoder(context_of(spec), iceberg.table_schema(spec))
     for texts, kept in ((["x", "1"], [1]), (["x", "y"], []), (["1", "2"], [0, 1]), ([], []), (["3", "x"], [0])):
-        found = decode(Chunk.of_values([json.dumps({"txt": txt}).encode() for txt in texts]))
+        found = decode(RecordChunk.of_values([json.dumps({"txt": txt}).encode() for txt in texts]))
         assert found.record_indexes.tolist() == kept
         assert len(found.rejections) == len(texts) - len(kept)
 
@@ -297,7 +297,7 @@ def test_every_format_is_transformed(source: Any, fields: Any, value: bytes) -> 
 def test_keys_and_headers_are_fields() -> None:
     source = {"format": "string", "key": {"column": "k", "format": "string"}}
     spec = stream("SELECT CAST(k || txt AS BIGINT) AS a FROM records", {"k": "string", "txt": "string"}, source=source)
-    keys = Chunk.of_values([b"4", b"x"]).values
+    keys = RecordChunk.of_values([b"4", b"x"]).values
     found = transformed(spec, [b"2", b"2"], keys=keys)
     assert (found.rows.to_pylist(), [r.index for r in found.rejections]) == ([{"a": 42}], [1])
 
@@ -346,7 +346,7 @@ class Reader:
     on_read: Any = None
 
     def __init__(self, values: Sequence[bytes], size: int) -> None:
-        whole = replace(Chunk.of_values(values), timestamps_ms=np.full(len(values), 1_767_225_600_000))
+        whole = replace(RecordChunk.of_values(values), timestamps_ms=np.full(len(values), 1_767_225_600_000))
         self._chunks = [whole.slice(at, at + size) for at in range(0, len(values), size)]
 
     def __enter__(self) -> Any:
@@ -435,7 +435,7 @@ def test_a_process_that_a_record_may_kill_transforms_in_another_one(
 
 def test_rows_of_a_parquet_file_are_records_too() -> None:
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n > 0", {"n": "long", "txt": "string"})
-    plain = Chunk.of_values([None] * 3)
+    plain = RecordChunk.of_values([None] * 3)
     rows = pa.table({"n": [1, 0, 1], "txt": pa.array(["5", "6", "x"], pa.large_string())})
     chunk = RowChunk(plain.values, plain.keys, plain.range_index, plain.offsets, plain.timestamps_ms, rows)
     found = open_decoder(context_of(spec), iceberg.table_schema(spec))(chunk)

@@ -27,8 +27,8 @@ from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alerts import AlertState, AlertStates, Reading, evaluate_readings
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
+    boolean_reading,
     evaluate_stream_rules,
-    fact_reading,
     held_reading,
     runs_reading,
 )
@@ -135,7 +135,7 @@ def test_what_is_so_is_red_at_once_and_as_long_as_it_is_so() -> None:
     states, seen = AlertStates(), []
     for is_so in (True, True, False, False, True):
         made = evaluate_readings(
-            states, "stream s", [fact_reading("declaration", is_so, "it is broken")], ALERTS, now_ms=NOW_MS
+            states, "stream s", [boolean_reading("declaration", is_so, "it is broken")], ALERTS, now_ms=NOW_MS
         )
         states = AlertStates.from_json(json.loads(json.dumps(made.states.to_json())))
         seen.append((len(made.fired), len(made.active), len(made.resolved)))

@@ -83,7 +83,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
                     self.commits = outcome
                     raise PythonStartTimeout("too busy")
 
-            def stays_unread(self, _: object) -> bool:
+            def is_left_unread(self, _: object) -> bool:
                 return False
 
         def begin(_: Epoch) -> Any:

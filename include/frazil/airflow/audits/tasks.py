@@ -52,14 +52,14 @@ def audit_all(
     likely.
     """
 
-    def audit_begun_stream(stream: str) -> AuditJson | None:
+    def audit_started_stream(stream: str) -> AuditJson | None:
         try:
             return audit_hours(stream, folder, moment, hours=hours, with_source=with_source)
         except AirflowSkipException as not_begun:
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = read_in_parallel(streams, audit_begun_stream, timeout_s=AUDIT_TIMEOUT.total_seconds())
+    found = read_in_parallel(streams, audit_started_stream, timeout_s=AUDIT_TIMEOUT.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
     for stream, error in failed.items():
         log.error("%s: the audit failed: %r", stream, error)

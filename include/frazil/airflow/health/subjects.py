@@ -22,13 +22,13 @@ from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.declared_streams import DeclaredStream
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
-from frazil.maintenance.alerts import Reading, evaluate_table_rules, unread_reading
+from frazil.maintenance.alerts import Reading, evaluate_table_rules, unreadable_reading
 from frazil.maintenance.measure import NotMadeByRoute, find_template_tables, measure
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
     audit_reading,
+    boolean_reading,
     evaluate_stream_rules,
-    fact_reading,
     read_window_rules,
     runs_reading,
 )
@@ -188,10 +188,10 @@ def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsP
     runs = failed(dag_id, alerts.failed_runs + 1)
     yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
     problem = "Airflow does not respond; the log of frazil_health has the error" if runs is None else None
-    yield unread_reading(dag_id, f"state of the DAG {dag_id}", problem)
+    yield unreadable_reading(dag_id, f"state of the DAG {dag_id}", problem)
 
 
-def subjects_of(
+def build_watched_subjects(
     declared: Iterable[DeclaredStream],
     aggregations: Path | None,
     kept: StoredState,
@@ -242,7 +242,7 @@ def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> W
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
         said = f"the declaration of stream {stream.name} has never been valid: {problem}"
-        return WatchedSubject(Alerts(), lambda: [fact_reading("declaration", True, said)])
+        return WatchedSubject(Alerts(), lambda: [boolean_reading("declaration", True, said)])
     alerts = spec.maintenance.alerts
 
     def read() -> Iterable[Reading]:
@@ -265,7 +265,7 @@ def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
         f"suites in {folder} that gate no window: {', '.join(suite.name for suite in unused)}. No stream declares a "
         "table of this name, or the table has no windows. Rename each suite to `<namespace.table>.json`, or remove it"
     )
-    return fact_reading("declaration", bool(unused), sentence)
+    return boolean_reading("declaration", bool(unused), sentence)
 
 
 def _route_reader(
@@ -282,7 +282,7 @@ def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: First
     """Yield the readings of an aggregation, and store its first watched day."""
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"
-    yield fact_reading("declaration", file.problem is not None and not file.missing, sentence)
+    yield boolean_reading("declaration", file.problem is not None and not file.missing, sentence)
     if spec is None or name not in first_days:
         return
     catalog = open_existing_catalog(spec.catalog)

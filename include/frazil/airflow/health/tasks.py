@@ -16,7 +16,14 @@ from frazil.airflow.aggregations.reconcile import FIRST_DAY_KEY, read_first_day
 from frazil.airflow.audits.findings import read_findings, read_last_audits
 from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.gauges import export_health
-from frazil.airflow.health.subjects import FailedRuns, IsPaused, RouteFindings, StoredState, read_subjects, subjects_of
+from frazil.airflow.health.subjects import (
+    FailedRuns,
+    IsPaused,
+    RouteFindings,
+    StoredState,
+    build_watched_subjects,
+    read_subjects,
+)
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import (
@@ -75,7 +82,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     found = dict(zip(tables, measured, strict=True))
     with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
         kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
-        subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
+        subjects = build_watched_subjects(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
         seen = read_subjects(subjects, failed, is_paused)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):

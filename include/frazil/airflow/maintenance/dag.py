@@ -108,7 +108,7 @@ class RewriteOperator(SubmitOperator):
         from frazil.airflow.maintenance import tasks as table_tasks  # a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)
-        names = table_tasks.find_tables_to_rewrite(
+        names = table_tasks.find_tables_with_due_rewrites(
             self.table, folder, actions=params["actions"], dry_run=params["dry-run"]
         )
         if not names:

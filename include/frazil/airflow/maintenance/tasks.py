@@ -25,7 +25,7 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger(__name__)
 
 
-def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
+def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """Return the tables to rewrite: the due tables of a route, or a table with its dead-letter tables.
 
     Empty if no action is due, and in a dry run.
@@ -33,7 +33,7 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
     if route := RouteTables.find(name, valid_specs(streams)):
         found = route.due(actions)
         return [] if dry_run else found
-    names = find_maintained_with(name, streams)
+    names = list_maintenance_group(name, streams)
     return names if due_messages(names, streams, actions=actions, dry_run=dry_run) else []
 
 
@@ -45,10 +45,10 @@ def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict
     """
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
-    return clean_tables(find_maintained_with(name, streams), streams, store, dry_run=dry_run)
+    return clean_tables(list_maintenance_group(name, streams), streams, store, dry_run=dry_run)
 
 
-def find_maintained_with(name: str, streams: Path) -> list[str]:
+def list_maintenance_group(name: str, streams: Path) -> list[str]:
     """Return this table, followed by the tables that are maintained together with it."""
     return [table.name for table in group_by_session(valid_specs(streams)).get(name, ())] or [name]
 

@@ -226,7 +226,7 @@ def _last_audit(name: str) -> str | None:
 
 def _related_state(one: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
     everything = cached_declarations().value or []
-    health_of_stream = views.arrange_health(_last_measurement(), everything)
+    health_of_stream = views.group_health_by_stream(_last_measurement(), everything)
     specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
         return health_of_stream(one, None, dags)

@@ -85,7 +85,7 @@ def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = 
     _save_overview(shown, answered)
     known = dict(zip(windows, answers.gather(windows.values(), timeout_s=0), strict=True))
     (alerts,), (paused,) = answers.gather([measured], timeout_s=0.2), answers.gather([dags], timeout_s=0.1)
-    health_of_stream = arrange_health(alerts.value, everything)
+    health_of_stream = group_health_by_stream(alerts.value, everything)
     now_ms = clock.now_ms()
     lines = []
     for one in shown:
@@ -157,7 +157,7 @@ class HealthByStream:
         return RelatedState(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
 
 
-def arrange_health(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
+def group_health_by_stream(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
     """Arrange the results of the last measurement by stream."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}

@@ -76,7 +76,7 @@ class HostedStreamTrigger(UserActionTrigger):
                         return
                     if observation.given_up is not None:
                         await run_in_thread(partial(self._announce, observation.given_up))
-                        await task.conclude(self.task_instance, state, sentence)
+                        await task.write_final_state(self.task_instance, state, sentence)
                         yield TriggerEvent({"reason": observation.given_up.reason})  # type: ignore[no-untyped-call]
                         return
             except Exception as error:  # an unresponsive catalog or a full disk must not end the task

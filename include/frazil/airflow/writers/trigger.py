@@ -215,7 +215,7 @@ class WriterTrigger(UserActionTrigger):
             if step.decision.action == "give up":
                 await run_in_thread(partial(self._announce, step))
                 now = self._stream_state(step)
-                await self._shown.conclude(self.task_instance, now.state, now.sentence)
+                await self._shown.write_final_state(self.task_instance, now.state, now.sentence)
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
                 decision = step.decision
                 yield TriggerEvent(

@@ -154,9 +154,9 @@ def create_decoder(
         )
     made = _add_header_ids(declared, made)
     if hidden and isinstance(made, RestDecoder):
-        made.withhold(hidden)
+        made.hide_from_rest(hidden)
     if evolution != "off" and isinstance(made, DriftDecoder):
-        made.report_drift(widening=evolution == "full")
+        made.enable_drift_reporting(widening=evolution == "full")
     return made
 
 

@@ -45,7 +45,7 @@ class ColumnMemory:
     def field_names(self) -> frozenset[str]:
         return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit these lower-case paths from `rest` columns. Undoes `watch`."""
         self.nodes, self.lists, self.names = tree.build_nodes(self._schema, self._units, hidden)
         self.cast(self._casts)

@@ -22,8 +22,8 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, EventDecoder, Rejection, RestDecoder
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
 from frazil.ingest.formats.placeholders import PlaceholderFinder, is_null_ambiguous
@@ -91,17 +91,17 @@ class EnvelopeDecoder:
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Report new fields of `after`, the row after the change. `within` must be WHOLE_RECORD."""
         assert within == WHOLE_RECORD
         self._widening = widening
         if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=_DRIFT_SCOPE)
+            self._decode.enable_drift_reporting(widening=widening, within=_DRIFT_SCOPE)
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
         if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
+            self._decode.hide_from_rest(hidden)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
@@ -110,9 +110,9 @@ class EnvelopeDecoder:
         if renamed:  # key columns, for which `before` still has the old names
             self._key += renamed
             self._decode = self._make_decoder()
-            self.withhold(self._hidden)
+            self.hide_from_rest(self._hidden)
             if self._widening is not None:
-                self.report_drift(widening=self._widening)
+                self.enable_drift_reporting(widening=self._widening)
 
     @property
     def _key_names(self) -> set[str]:
@@ -153,7 +153,7 @@ class EnvelopeDecoder:
             else kind
         )
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
         absent = chunk.values.lengths == NULL
         rejections = [r for r in decoded.rejections if not absent[r.index]]
@@ -202,7 +202,7 @@ class EnvelopeDecoder:
         return DecodedChunk(rows, records, [self._explain(r, chunk) for r in (*rejections, *added)], drift)
 
     @staticmethod
-    def _explain(rejection: Rejection, chunk: Chunk) -> Rejection:
+    def _explain(rejection: Rejection, chunk: RecordChunk) -> Rejection:
         """Return the rejection, with MONGODB_REMEDY as its text if a document of MongoDB's connector caused it."""
         layer = _ROW_ERROR_START.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
@@ -214,7 +214,7 @@ class EnvelopeDecoder:
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
         schema = pa.schema([field.with_nullable(True) for field in self._schema])
         rows = pa.Table.from_arrays(arrays, schema=schema).append_column(CHANGE, change)
-        return rows.append_column(KEPT_COLUMNS, omitted)
+        return rows.append_column(OMITTED_COLUMNS, omitted)
 
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
         """Return a mask of the updates that change the key.
@@ -312,7 +312,9 @@ class EnvelopeDecoder:
                 for name in [name for name in names if name in after_names(row)][:1]:
                     yield row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_NULL}")
 
-    def _after_names(self, chunk: Chunk, decoded: DecodedChunk, parts: _Events) -> Callable[[int], Collection[str]]:
+    def _after_names(
+        self, chunk: RecordChunk, decoded: DecodedChunk, parts: _Events
+    ) -> Callable[[int], Collection[str]]:
         decode = self._decode
         assert isinstance(decode, EventDecoder)
         names = decode.field_names

@@ -18,7 +18,7 @@ from pyiceberg.types import StructType
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
 from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.drift import find_drift
@@ -78,10 +78,10 @@ class AvroDecoder:
     def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return AvroProgram(struct, self._columns, units)
 
-    def withhold(self, hidden: Collection[Path]) -> None:
-        self._program.withhold(hidden)
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
+        self._program.hide_from_rest(hidden)
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         self._widening, self._within = widening, within
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
@@ -99,7 +99,7 @@ class AvroDecoder:
             DECLARED_ID if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
         )
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the values in order. Raises the errors of the registry's client."""
         values = chunk.values
         self._drift = []

@@ -119,7 +119,7 @@ class AvroProgram(LoopProgram):
         self.spans: dict[int, AvroType] = {}
         """Map a SPAN operation to the Avro type of the values that become JSON text."""
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
 
     def add(self, written: AvroType) -> int:

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection, join_results
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json import new_keys, pieces
@@ -64,13 +64,13 @@ class JsonDecoder:
         self._casts = True
         self._columns.cast(columns)
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         self._beyond = DriftFinder(self._struct, self._units, widening=widening, within=within)
         self._columns.find_new_keys([part.path for part in within])
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._record = RecordReader(self._struct, self._units, hidden)
-        self._columns.withhold(hidden)
+        self._columns.hide_from_rest(hidden)
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return field_names_at(record, path)
@@ -78,7 +78,7 @@ class JsonDecoder:
     def changes_no_row(self, record: bytes) -> bool:
         return changes_no_row(record)
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the values. Rows of records that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
         sure = DecodedChunk(rows, np.flatnonzero(~unsure), drift=self._find_drift(chunk))
@@ -90,7 +90,7 @@ class JsonDecoder:
         places = np.flatnonzero(unsure)
         return join_results([sure, self._read_one_by_one([*chunk.values.take(places)], places.tolist())])
 
-    def _find_drift(self, chunk: Chunk) -> SchemaDrift:
+    def _find_drift(self, chunk: RecordChunk) -> SchemaDrift:
         """Return the drift in the records that the loop read: new fields, and records without a known field."""
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
@@ -180,8 +180,8 @@ class ChunkReader:
     def cast(self, columns: Mapping[str, Path]) -> None:
         self._columns.cast(columns)
 
-    def withhold(self, hidden: Collection[Path]) -> None:
-        self._columns.withhold(hidden)
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
+        self._columns.hide_from_rest(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
         """Start to search for new keys, and forget the keys found so far.
