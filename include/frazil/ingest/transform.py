@@ -4,6 +4,7 @@ expression fails for any record, further queries find all such records, which be
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from frazil.ingest.bisection import bisect_failures
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
@@ -101,12 +103,18 @@ class TransformedDecoder:
         return open_connection()
 
     def _query(self, query: str, records: pa.Table) -> pa.Table:
+        import duckdb  # as in open_connection
+
         connection = self._connection
         connection.register("records", records)
         try:
             return connection.sql(query).to_arrow_table()
+        except (duckdb.InternalException, duckdb.FatalException):
+            del self._connection  # all further queries of this connection would fail
+            raise
         finally:
-            connection.unregister("records")
+            with contextlib.suppress(duckdb.FatalException):
+                connection.unregister("records")
 
     def _transform_all(self, records: pa.Table) -> pa.Table | None:
         """Return the transformed records; None if an expression fails for any of them."""
@@ -114,7 +122,7 @@ class TransformedDecoder:
 
         try:
             return self._query(full_query(self._transform), records)
-        except (duckdb.DataError, duckdb.InvalidInputException, UnicodeDecodeError):
+        except (duckdb.Error, UnicodeDecodeError):
             return None  # DuckDB may cut its message within a character
 
     def _transform_valid(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
@@ -151,6 +159,19 @@ class TransformedDecoder:
         return suspect
 
     def _find_failures(self, records: pa.Table) -> dict[int, str]:
+        """Map the failing rows of `records` to error texts. Those for which TRY also fails are found by bisection."""
+        failed = dict[int, str]()
+        for start, _, found in bisect_failures(
+            len(records), lambda start, end: self._try_expressions(records.slice(start, end - start))
+        ):
+            if isinstance(found, Exception):
+                reason = "" if self._withheld else f": {str(found).strip().partition(chr(10))[0]}"
+                failed[records.column(ROW)[start].as_py()] = f"the transform failed{reason}"
+            else:
+                failed |= found
+        return failed
+
+    def _try_expressions(self, records: pa.Table) -> dict[int, str]:
         transform, failed = self._transform, dict[int, str]()
         if transform.where:
             source = (

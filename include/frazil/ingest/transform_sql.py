@@ -48,8 +48,11 @@ _REJECTED_CLAUSES = {
     "sample": "USING SAMPLE",
 }
 _REJECTED_MODIFIERS = {"LIMIT_MODIFIER": "LIMIT", "ORDER_MODIFIER": "ORDER BY", "DISTINCT_MODIFIER": "DISTINCT"}
-_UNSTABLE_FUNCTIONS = frozenset({"age", "current_localtime", "current_localtimestamp", "hash", "version"})
-"""Functions that DuckDB declares as stable, although clock, time zone or version change their result."""
+_UNSTABLE_FUNCTIONS = frozenset(
+    {"age", "array_grade_up", "current_localtime", "current_localtimestamp", "grade_up", "hash", "list_grade_up"}
+    | {"version"}
+)
+"""Functions that DuckDB declares as stable, although clock, time zone, version or other records change their result."""
 _AGGREGATES_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
 """Functions whose second argument is the name of an aggregate function for the elements of a list."""
 _LENGTH_ARGUMENTS = {

@@ -105,6 +105,8 @@ def refusal(sql: str, **other: Any) -> str:
         "current_localtimestamp()",
         "version()",
         "hash(n)",
+        "list_grade_up([n, n])[1]",
+        "array_grade_up([n, n])[1]",
         "getvariable('x')",
         "current_setting('threads')",
         "current_user",
@@ -375,6 +377,30 @@ def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypat
     (file,) = (f for f in result.files if f.target == "main")
     rows = pq.read_table(file.path).to_pylist()
     assert [(row["a"], row["kafka_offset"]) for row in rows] == [(n, n) for n in range(30) if n % 3 and n != 7]
+
+
+@pytest.mark.parametrize(
+    ("expression", "text", "said"),
+    [
+        ("json_extract_string('{}', txt)", "*", "INTERNAL Error: Invalid JSON path element"),
+        ("array_length(tags, length(txt))", "ab", "array_length for lists with dimensions other than 1"),
+        ("CASE WHEN txt LIKE txt ESCAPE '!' THEN 1 END", "a!", "Like pattern must not end with escape character"),
+    ],
+)
+def test_a_record_for_which_duckdb_itself_fails_is_the_only_dead_letter(
+    expression: str, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    condition = f"({expression}) IS NULL OR n > 0"
+    values = [json.dumps({"n": n, "txt": text if n == 4 else "a", "tags": ["x"]}).encode() for n in range(1, 30)]
+    for sql in (f"SELECT n AS a FROM records WHERE {condition}", f"SELECT if({condition}, n, 0) AS a FROM records"):
+        result = staged(stream(sql), values, tmp_path / str(len(sql)), monkeypatch)
+        (progress,) = result.progress
+        assert (progress.records, progress.rejected, progress.dropped) == (28, 1, 0)
+        (file,) = (f for f in result.files if f.target == "dead-letters")
+        (dead,) = pq.read_table(file.path).to_pylist()
+        assert (dead["kafka_offset"], dead["error_class"]) == (3, "TransformFailed")
+        assert said in dead["error"]
+        assert "Stack Trace" not in dead["error"]
 
 
 @pytest.mark.parametrize(
