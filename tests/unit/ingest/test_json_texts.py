@@ -216,6 +216,25 @@ def test_protobuf_keeps_a_value_of_any_type_as_its_json_mapping() -> None:
     assert held["holder"] == {"kept": None, "n": 0}
 
 
+def test_an_any_with_a_message_of_the_schema_is_kept_as_json() -> None:
+    schema = """syntax = "proto3"; import "google/protobuf/any.proto";
+    message R { google.protobuf.Any x = 1; repeated google.protobuf.Any left = 2; int32 n = 3; }
+    message Paid { int32 cents = 1; google.protobuf.Any why = 2; }"""
+    record, paid, inner = (GetMessageClass(message_of(schema, (), name))() for name in ("R", "Paid", "Paid"))
+    inner.cents = 7  # type: ignore[attr-defined]
+    paid.why.Pack(inner)  # type: ignore[attr-defined]
+    record.x.Pack(paid)  # type: ignore[attr-defined]
+    record.left.add().Pack(inner)  # type: ignore[attr-defined]
+    columns = {"x": JSON, "n": "int", "more": "string"}
+    spec = declared(columns, {"type": "protobuf", "schema-text": schema, "message": "R"}, rest="more")
+    decoded = decode([record.SerializeToString()], spec)
+    assert decoded.rejections == []
+    (row,) = decoded.rows.to_pylist()
+    seven = {"@type": "type.googleapis.com/Paid", "cents": 7}
+    assert json.loads(row["x"]) == {"@type": "type.googleapis.com/Paid", "why": seven}
+    assert json.loads(row["more"]) == {"left": [seven]}
+
+
 def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:
     form = {"type": "protobuf", "schema-text": PROTO, "message": "R"}
     spec = declared({"x": {**JSON, "required": True}}, form)
