@@ -64,7 +64,8 @@ class Column(Model):
         default=(), description='Values that mean null, such as `["N/A", "", -999]`.'
     )
     default: bool | int | float | str | None = Field(
-        default=None, description="The value of a missing or null field, written as in a record."
+        default=None,
+        description="The value of a missing or null field, written as in a record; with `as: json`, as JSON text.",
     )
 
     @field_validator("from_")

@@ -174,6 +174,20 @@ def test_a_missing_field_takes_the_default(kind: str, default: Any, found: Any, 
         assert (str(got), cast) == (str(said), {})
 
 
+def test_the_default_of_a_json_column_is_json_text() -> None:
+    for default in ("{}", "[1, 2.50]", '"x"', "0", "true"):
+        column = {"type": "string", "as": "json", "default": default}
+        assert loaded("", column) == (default, {})
+        assert loaded("null", column) == (default, {})
+        assert loaded('{"a": 1}', column) == ('{"a": 1}', {})
+
+
+@pytest.mark.parametrize("default", ["abc", "{", "1, 2", ""])
+def test_a_default_of_a_json_column_that_is_not_json_is_refused(default: str) -> None:
+    with pytest.raises(SpecError, match="is not JSON; with as: json, write JSON, such as"):
+        loaded("1", {"type": "string", "as": "json", "default": default})
+
+
 def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
     columns = {"x": {"type": "int", "from": "a.b[1].c", "default": 3, "required": True, "cast": "lenient"}}
     values = [b"{}", b'{"a": {"b": [1, {"c": "4"}]}}', b'{"a": {"b": [1, {"c": "x"}]}}']

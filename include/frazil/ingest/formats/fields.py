@@ -445,8 +445,16 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
         units = {}
     if default is None:
         return None
+    text = default if units.get(field.field_id) == AS_JSON else json.dumps(default)
+    try:
+        json.loads(text)
+    except ValueError:
+        raise SpecError(
+            f"schema.{field.name}.default: {default!r} is not JSON; with as: json, write JSON, such as '{{}}' or "
+            f"'{json.dumps(default)}'"
+        ) from None
     decode = JsonDecoder(Schema(field), units)
-    decoded = decode(RecordChunk.of_values([json.dumps({field.name: default}).encode()]))
+    decoded = decode(RecordChunk.of_values([f"{{{json.dumps(field.name)}: {text}}}".encode()]))
     for rejection in decoded.rejections:
         raise SpecError(f"schema.{field.name}.default: {rejection.error}")
     return decoded.rows.column(0)
