@@ -12,7 +12,7 @@ from statistics import median
 
 from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
-from frazil.spec.types import List, Struct, Type, is_field_name, parse_type
+from frazil.spec.types import List, Map, Struct, Type, is_field_name, parse_type
 
 MIN_RECORDS_FOR_REQUIRED = 100
 """A column is proposed as required only if at least this many records were sampled, and all have a value."""
@@ -51,6 +51,8 @@ class ProposedColumn:
     unit: str | None = None
     as_json: bool = False
     """Whether the column stores values of several types, as JSON text."""
+    json_fields: tuple[str, ...] = ()
+    """Strings within the column that store values of several types, as `as` writes them."""
     is_partial: bool = False
     """Whether the type does not contain all fields of the sampled objects."""
     is_cast: bool = False
@@ -160,6 +162,7 @@ def _propose_column(
         and sampled >= MIN_RECORDS_FOR_REQUIRED,
         unit=unit,
         as_json=of_one_type is None,
+        json_fields=tuple(dict.fromkeys(_find_json_fields(observed, parse_type(kind)))),
         is_partial=bool(left_out),
         is_cast=cast is not None,
         remark="; ".join(remarks),
@@ -210,6 +213,25 @@ def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator
                     yield from _find_left_out(field, kept[name], inner)
                 else:
                     yield inner
+
+
+def _find_json_fields(observed: FieldStatistics, kind: Type, lists: int | None = None, path: str = "") -> Iterator[str]:
+    """Yield the strings within the type that stand for values of several types. `lists` is as in `_guess_type`."""
+    match kind:
+        case List(element) if observed.elements is not None:
+            arrays = observed.kinds["array"] if lists is None else min(lists, observed.kinds["array"])
+            yield from _find_json_fields(observed.elements, element, arrays, f"{path}element.")
+        case Map(_, value):
+            for inner in observed.fields.values():
+                yield from _find_json_fields(inner, value, lists, f"{path}value.")
+        case Struct(fields):
+            for field in fields:
+                if (inner := observed.fields.get(field.name)) is None:
+                    continue
+                if _guess_type(inner, lists) is None:
+                    yield f"{path}{field.name}"
+                else:
+                    yield from _find_json_fields(inner, field.type, lists, f"{path}{field.name}.")
 
 
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
@@ -302,7 +324,8 @@ def _guess_object_type(observed: FieldStatistics, lists: int | None = None) -> s
         fails = any(field.others or field.odd_texts for field in observed.fields.values())
         return None if fails or (kind := kinds.pop()) is None else f"map<string, {kind}>"
     distinct = set({name.lower(): name for name in reversed(inner)}.values())
-    plain = [name for name in inner if name in distinct and types[name] and is_field_name(name)]
-    if not plain:
+    kept = [name for name in inner if name in distinct and is_field_name(name)]
+    if not any(types[name] for name in kept):
         return "map<string, string>" if not observed.fields else None
-    return f"struct<{', '.join(f'{name}: {types[name]}' for name in plain)}>"
+    described = (f"{name}: {types[name] or 'string'}" for name in kept)
+    return f"struct<{', '.join(described)}>"

@@ -282,11 +282,12 @@ def _render_column(column: ProposedColumn) -> str:
     if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
     declared = f"{column.type}{' not null' if column.required else ''}"
-    if column.unit or column.as_json or column.is_cast or column.path is not None:
+    if column.unit or column.as_json or column.json_fields or column.is_cast or column.path is not None:
+        inner = [f"{_format_name(path)}: json" for path in column.json_fields]
         settings = {
             "type": column.type if re.fullmatch(r"\w+", column.type) else _quote(column.type),
             "required": column.required and "true",
-            "as": column.as_json and "json",
+            "as": "json" if column.as_json else column.json_fields and f"{{{', '.join(inner)}}}",
             "unit": column.unit,
             "cast": column.is_cast and "lenient",
             "from": column.path and "'" + column.path.replace("'", "''") + "'",
