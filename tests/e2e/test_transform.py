@@ -94,6 +94,29 @@ def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(
     assert not (frazil_home / "catalog.db").exists()
 
 
+def test_preview_of_an_empty_topic_and_of_none_says_so(stream: Any, frazil: Command) -> None:
+    found = frazil("preview", stream.name)
+    assert (found.returncode, found.stdout) == (0, "The topics of stream events have no records.\n")
+    path = stream.streams / f"{stream.name}.yaml"
+    path.write_text(path.read_text().replace(f"[{stream.topic}]", "[no-such-topic]"))
+    missing = frazil("preview", stream.name)
+    assert missing.returncode > 0
+    assert "no-such-topic" in missing.stderr
+
+
+def test_preview_shortens_long_values_and_prints_valid_json(stream: Any, frazil: Command) -> None:
+    path = stream.streams / f"{stream.name}.yaml"
+    path.write_text(path.read_text().replace("note: string", "note: string, x: double, m: 'map<string, float>'"))
+    stream.produce([b'{"id": 1, "at": "2026-01-01", "note": "%s", "x": NaN, "m": {"a": -Infinity}}' % (b"y" * 900_000)])
+    line, _ = frazil("preview", stream.name).stdout.splitlines()
+    assert len(line) < 600
+    assert "(900,000 characters)" in line
+    assert line.endswith('"x": "nan", "m": [["a", "-inf"]]}')
+    (record,) = json.loads(frazil("preview", stream.name, "--json").stdout, parse_constant=pytest.fail)["records"]
+    assert record["rows"][0]["x"] == "nan"
+    assert len(record["rows"][0]["note"]) == 900_000
+
+
 def clean(stream: Any, frazil: Command) -> None:
     for options in ((), ("--source",)):
         audit = frazil("audit", stream.name, *options)
