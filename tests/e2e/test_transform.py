@@ -79,6 +79,19 @@ def test_records_are_filtered_renamed_and_cast_and_every_one_is_counted(messy: A
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
+def test_a_batch_that_is_dropped_as_a_whole_moves_the_position(stream: Any, frazil: Command) -> None:
+    declare(stream)
+    stream.produce([record(n, kind="test") for n in range(40)], partitions=4)
+    stream.catch_up()
+    assert stream.ids() == []
+    assert stream.table().current_snapshot().summary["frazil.dropped"] == "40"
+    stream.produce([record(n) for n in (1, 2)])
+    stream.catch_up()
+    assert stream.ids() == [1, 2]
+    assert dropped(stream) == 40
+    clean(stream, frazil)
+
+
 def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(
     messy: Any, frazil: Command, frazil_home: Path
 ) -> None:
