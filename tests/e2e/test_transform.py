@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
@@ -117,17 +118,21 @@ def test_preview_of_an_empty_topic_and_of_none_says_so(stream: Any, frazil: Comm
     assert "no-such-topic" in missing.stderr
 
 
-def test_preview_shortens_long_values_and_prints_valid_json(stream: Any, frazil: Command) -> None:
-    path = stream.streams / f"{stream.name}.yaml"
-    path.write_text(path.read_text().replace("note: string", "note: string, x: double, m: 'map<string, float>'"))
-    stream.produce([b'{"id": 1, "at": "2026-01-01", "note": "%s", "x": NaN, "m": {"a": -Infinity}}' % (b"y" * 900_000)])
+def test_preview_shortens_long_values_and_prints_valid_json(stream: Any, topic: Any, frazil: Command) -> None:
+    path, own = stream.streams / f"{stream.name}.yaml", topic(max_message_bytes="6000000")
+    text = path.read_text().replace("note: string", "note: string, x: double, m: 'map<string, float>'")
+    path.write_text(text.replace(stream.topic, own))
+    producer = Producer({"bootstrap.servers": stream.bootstrap, "message.max.bytes": 6_000_000})
+    note = b"y" * 5_000_000
+    producer.produce(own, b'{"id": 1, "at": "2026-01-01", "note": "%s", "x": NaN, "m": {"a": -Infinity}}' % note)
+    assert producer.flush(30) == 0
     line, _ = frazil("preview", stream.name).stdout.splitlines()
     assert len(line) < 600
-    assert "(900,000 characters)" in line
+    assert "(5,000,000 characters)" in line
     assert line.endswith('"x": "nan", "m": [["a", "-inf"]]}')
     (record,) = json.loads(frazil("preview", stream.name, "--json").stdout, parse_constant=pytest.fail)["records"]
     assert record["rows"][0]["x"] == "nan"
-    assert len(record["rows"][0]["note"]) == 900_000
+    assert len(record["rows"][0]["note"]) == 5_000_000
 
 
 def clean(stream: Any, frazil: Command) -> None:
