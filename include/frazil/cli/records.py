@@ -27,7 +27,7 @@ MAX_SHOWN_CHARACTERS = 200
 @stream_options
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of records.")
 def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> None:
-    """Show what the newest records of STREAM would become: rows, dead letters, or records that the transform drops.
+    """Show what the newest records of STREAM would become: rows, deletes, dead letters, or nothing.
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
     come from the end of each topic-partition. The command does not look for repeats, and does not choose routed tables.
@@ -52,6 +52,7 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     fates = Counter(one.fate for one in found)
     words = [format_count(fates["row"], "record", "lands|land"), f"{fates['dropped']:,} dropped"]
     words += [format_count(fates["dead letter"], "dead letter")]
+    words += [format_count(fates["delete"], "delete")] * bool(fates["delete"])
     words += [f"{fates['no change']:,} without a change"] * bool(fates["no change"])
     echo(f"{format_count(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
 

@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 
 from frazil.commit.open_streams import open_kafka
 from frazil.ingest.bisection import bisect_failures
-from frazil.ingest.changes import change_schema
+from frazil.ingest.changes import change_schema, delete_mask
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
 from frazil.ingest.readers import create_kafka_reader
@@ -25,7 +25,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.stream.stage_context import build_declared_context, change_rules
 
-PreviewOutcome = Literal["row", "dropped", "dead letter", "no change"]
+PreviewOutcome = Literal["row", "delete", "dropped", "dead letter", "no change"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,12 @@ def _preview_chunk(
     found: list[dict[str, Any]] = shaped.rows.select(own).to_pylist()
     for index, row in zip(shaped.record_indexes.tolist(), found, strict=True):
         rows[index].append(row)
+    of_rows, deletes = shaped.record_indexes, delete_mask(shaped.rows)
+    deleted = {*of_rows[deletes].tolist()} - {*of_rows[~deletes].tolist()}  # a new key is a delete and a row
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
-        fate: PreviewOutcome = "row" if index in rows else "dead letter" if index in errors else "no change"
+        of_row: PreviewOutcome = "delete" if index in deleted else "row"
+        fate: PreviewOutcome = of_row if index in rows else "dead letter" if index in errors else "no change"
         fate = "dropped" if index in dropped else fate
         yield PreviewedRecord(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
 
