@@ -123,6 +123,17 @@ class BatchPlanner:
             now = self.clock()
             return self._choose_position(now) if self._poll_if_due(now) else self.position
 
+    def position_without_poll(self) -> Position | None:
+        """Return `next_position` without waiting; None if Kafka must be polled first, or another thread polls it."""
+        if not self.poll_lock.acquire(blocking=False):
+            return None
+        try:
+            now = self.clock()
+            is_due = self.poll_error is not None or now - self.polled_at >= self.settings.poll_s
+            return None if is_due else self._choose_position(now)
+        finally:
+            self.poll_lock.release()
+
     def observe(self) -> None:
         """Poll Kafka while a batch runs, so that the lag is known. The next `next_position` raises any error."""
         with self.poll_lock:

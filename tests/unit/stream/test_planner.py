@@ -129,6 +129,27 @@ def test_what_waits_at_the_start_is_planned_at_once(world: World):
     assert world.after(1).offsets == {TP0: 5, TP1: 7}
 
 
+def test_a_position_is_known_at_once_until_the_next_poll_is_due(world: World):
+    assert world.planner.position_without_poll() is None
+    world.after(1)
+    world.kafka.end = {TP0: 5, TP1: 0}
+    world.after(1)
+    world.now += 0.5
+    assert world.planner.position_without_poll() == world.planner.position
+    with world.planner.poll_lock:
+        assert world.planner.position_without_poll() is None, "another thread polls, perhaps for long"
+    world.now += 0.5
+    assert world.planner.position_without_poll() is None
+
+
+def test_an_error_of_a_poll_during_a_batch_is_raised_by_the_next_question(world: World):
+    world.after(1)
+    world.planner.poll_error = KafkaUnavailable("gone")
+    assert world.planner.position_without_poll() is None
+    with pytest.raises(KafkaUnavailable):
+        world.planner.next_position()
+
+
 def test_later_records_wait_for_the_interval(world: World):
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 0}
