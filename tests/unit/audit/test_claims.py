@@ -9,6 +9,7 @@ import pytest
 from pyiceberg.table import DataScan
 from pyiceberg.table.snapshots import Operation, Summary
 
+from frazil.audit import stream_audit
 from frazil.audit.claims import (
     MAX_CLOCK_STEP_MS,
     Claims,
@@ -140,3 +141,21 @@ def test_only_batches_that_an_accepted_rollback_removed_are_left_out() -> None:
 
     lost, kept, empty = batch((0, 10)), batch((10, 20)), batch((5, 5))
     assert _batches_without_accepted_losses([lost, kept, empty], claimed, marker) == [kept, empty]
+
+
+@pytest.mark.parametrize(
+    ("path", "outcome", "kind"),
+    [
+        ("journal/00000001-00000001.json", BatchOutcome.COMMITTED, FindingKind.RECORD_GONE),
+        ("journal/00000001-00000001.json", BatchOutcome.UNKNOWN, FindingKind.NOT_COMPARED),
+        ("backfills/one.json", BatchOutcome.COMMITTED, FindingKind.NOT_COMPARED),
+    ],
+)
+def test_a_missing_record_is_wrong_unless_the_stream_may_have_been_forgotten(
+    monkeypatch: pytest.MonkeyPatch, path: str, outcome: BatchOutcome, kind: FindingKind
+) -> None:
+    monkeypatch.setattr(stream_audit, "is_rolled_back", lambda *_, **__: False)
+    marker: Any = SimpleNamespace(stream="s", outcome_of=lambda _: outcome)
+    table: Any = SimpleNamespace(name=lambda: ("a", "b"))
+    (found,) = stream_audit._metadata_findings(table, marker, Claims(missing_commit_records=(path,)))
+    assert found.kind is kind

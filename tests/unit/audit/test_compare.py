@@ -189,6 +189,12 @@ def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
     ]
 
 
+def test_surplus_rows_are_no_distinct_records():
+    ranges = (CommittedRange(0, 5, 5, 0, TOPIC_ID),)
+    evidence = Evidence("t", 0, 5, TOPIC_ID, ranges, OffsetTally([*range(5), 2, 3]), OffsetTally())
+    assert [(n.rows, n.distinct, n.duplicates) for n in [_count_partition(evidence)]] == [(7, 5, 2)]
+
+
 def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_same_offsets():
     """People delete what is named."""
     ranges = (CommittedRange(0, 43, 43, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
@@ -265,7 +271,12 @@ def test_overlapping_ranges_of_sparse_offsets_are_not_compared_unless_kafka_has_
     evidence = Evidence("t", 0, 100, TOPIC_ID, ranges, OffsetTally(list(even)), OffsetTally())
     (note,) = compare_partition(evidence)
     assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 10)
+    assert note.sentence.endswith("; use `--source`")
     assert compare_partition(replace(evidence, kafka=RemainingOffsets(0, even))) == ()
+    retained = compare_partition(replace(evidence, kafka=RemainingOffsets(50, even & offset_bitmap(50, 100))))
+    assert [f.sentence.rpartition("; ")[2] for f in retained if f.kind is FindingKind.NOT_COMPARED] == [
+        "Kafka no longer has all of them"
+    ]
 
 
 def test_overlapping_ranges_without_holes_are_compared_row_for_row():
@@ -608,3 +619,24 @@ def test_offsets_of_a_former_topic_are_no_part_of_the_committed_range():
     claimed = Claims({("t", 0): (old, new)})
     (changes,) = _count_partitions(claimed, {"t": TOPIC_ID})
     assert (changes.start, changes.end, changes.rows) == (5, 14, 67)
+
+
+def test_a_replayed_dead_letter_of_an_upsert_counts_as_a_change():
+    once = (CommittedRange(0, 10, 7, 3, TOPIC_ID),)
+    claimed = Claims({("t", 0): once}, replayed={("t", 0): {TOPIC_ID: BitMap64([1, 2])}})
+    assert [(n.rows, n.dead_letters) for n in _count_partitions(claimed, {"t": TOPIC_ID})] == [(9, 1)]
+
+
+def test_ranges_that_touch_are_counted_together():
+    ranges = (
+        CommittedRange(0, 10, 10, 0, TOPIC_ID),
+        CommittedRange(5, 15, 1, 0, TOPIC_ID),
+        CommittedRange(10, 20, 10, 0, TOPIC_ID),
+    )
+    assert OverlappingRanges(ranges, ()).bounds(lambda r: r.records) == {TOPIC_ID: (20, 20)}
+
+
+def test_a_range_has_no_more_records_than_offsets():
+    several_rows_a_record = (CommittedRange(10, 12, 5, 0, TOPIC_ID), CommittedRange(10, 12, 5, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 12, TOPIC_ID, several_rows_a_record, OffsetTally([10, 11]), OffsetTally())
+    assert compare_partition(evidence) == ()
