@@ -222,15 +222,14 @@ def _find_json_fields(observed: FieldStatistics, kind: Type, lists: int | None =
             arrays = observed.kinds["array"] if lists is None else min(lists, observed.kinds["array"])
             yield from _find_json_fields(observed.elements, element, arrays, f"{path}element.")
         case Map(_, value):
-            for inner in observed.fields.values():
-                yield from _find_json_fields(inner, value, lists, f"{path}value.")
+            for one in observed.fields.values():
+                yield from _find_json_fields(one, value, lists, f"{path}value.")
         case Struct(fields):
             for field in fields:
-                if (inner := observed.fields.get(field.name)) is None:
-                    continue
-                if _guess_type(inner, lists) is None:
+                inner = observed.fields.get(field.name)
+                if inner is not None and _guess_type(inner, lists) is None:
                     yield f"{path}{field.name}"
-                else:
+                elif inner is not None:
                     yield from _find_json_fields(inner, field.type, lists, f"{path}{field.name}.")
 
 
