@@ -96,8 +96,8 @@ _INTRODUCTION = """\
 An alert fires when every measurement within the hold time (`hold`) was beyond the threshold, or *at once*. It ends at
 {clears:.0f} % of the threshold, or when the problem is over.
 
-| rule | threshold | default | fires after | ends at |
-|---|---|---|---|---|
+| rule | threshold | default | fires after |
+|---|---|---|---|
 """
 
 _NOTES = """\
@@ -134,16 +134,14 @@ def render() -> str:
     return "".join([_INTRODUCTION.format(clears=100 * CLEAR_RATIO), *rows, notes])
 
 
-def _row(rule: str, reading: Reading | None) -> tuple[str, str, str, str]:
+def _row(rule: str, reading: Reading | None) -> tuple[str, str, str]:
     own_ms = None if reading is None else reading.hold_ms
     after = Alerts().hold if own_ms is None else timedelta(milliseconds=own_ms)
     hold = format_duration(after) if after else Hold.NONE
     key = "dead-letters-per-minute" if rule == RATE else RULES[rule].threshold
     if reading is None or key is None:
-        return "–", "–", hold, "–"
-    if key in NO_DEFAULT:
-        return f"`{key}`", "none", hold, f"{100 * CLEAR_RATIO:.0f} % of it"
-    return f"`{key}`", shown(key, reading.threshold), hold, shown(key, CLEAR_RATIO * reading.threshold)
+        return "–", "–", hold
+    return f"`{key}`", "none" if key in NO_DEFAULT else shown(key, reading.threshold), hold
 
 
 def shown(key: str, value: float) -> str:
