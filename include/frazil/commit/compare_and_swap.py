@@ -24,8 +24,9 @@ from frazil.errors import FrazilError
 from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from frazil.commit.marker import BatchKey
-from frazil.table.storage import ObjectStore
+from frazil.table.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,8 @@ from frazil.commit.rejection_reasons import Reasons, reasons_from_json, reasons_
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.object_store import ObjectStore
+from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)

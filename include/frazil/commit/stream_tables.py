@@ -16,7 +16,7 @@ from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.completeness import Alignment
 from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables
-from frazil.table.storage import ObjectStore
+from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
 
 

@@ -23,8 +23,8 @@ from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import format_error
 from frazil.ingest.contract import Target, is_routed
+from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
-from frazil.table.storage import ObjectStore
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)

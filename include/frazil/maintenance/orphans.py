@@ -35,7 +35,7 @@ from frazil.commit.backfill_marker import open_backfills
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
-from frazil.table.storage import FileInfo
+from frazil.table.object_store import FileInfo
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from frazil.table.storage import IoProperties, open_store
+from frazil.table.object_store import IoProperties
+from frazil.table.storage import open_store
 
 MAX_WRITES_PER_SECOND = 8.0
 """Maximum number of writes by all tasks of a batch on a cluster: each write is a storage request."""

@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[impor
 from pyiceberg.io.fsspec import FsspecFileIO
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
-from frazil.table.storage import FileInfo, IoProperties, ObjectStore, file_io_properties
+from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
 from frazil.table.storage_mistakes import is_credentials_expiry, translate_client_failure
 from frazil.table.storage_requests import count_request
 

@@ -1,5 +1,5 @@
-"""The object store of a location: the interface, and its implementation for folders. Object storage has its own module,
-which loads its clients.
+"""Opens the object store of a location, and implements it for folders. Object storage has its own module, which loads
+its clients.
 """
 
 from __future__ import annotations
@@ -8,86 +8,15 @@ import contextlib
 import errno
 import os
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from frazil.errors import AccessDenied, EnvironmentUnusable, FrazilError, SpecError
 from frazil.spec.addresses import OBJECT_STORES
+from frazil.table.object_store import FileInfo, IoProperties, ObjectStore
 from frazil.table.storage_mistakes import FULL_DISK_ERRORS
-
-IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""The properties of a PyIceberg FileIO, or a function that returns them with new credentials."""
-
-_FILE_IO_PREFIXES = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
-_SIGNER_PREFIXES = ("uri", "token", "auth.manager", "header.")
-"""Prefixes of catalog properties that PyIceberg's remote signer needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """A listed file. `path` begins with the folder's path as it was passed."""
-
-    path: str
-    bytes: int
-    modified_ms: int
-
-
-class ObjectStore(ABC):
-    """Stores objects by complete location, with or without a scheme; returned paths have the same form. A folder exists
-    while it contains files. Every method raises AccessDenied if the storage refuses access.
-    """
-
-    @abstractmethod
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a durable object if none exists. Returns False if one exists, perhaps written by a repeated request."""
-
-    @abstractmethod
-    def put(self, path: str, data: bytes) -> None:
-        """Write or replace a durable object. A reader sees the old or the new one."""
-
-    @abstractmethod
-    def get(self, path: str) -> bytes | None:
-        """Return the object's bytes, if it exists."""
-
-    @abstractmethod
-    def list_files(self, folder: str) -> list[FileInfo]:
-        """Return all files below a folder, at any depth, sorted by path."""
-
-    @abstractmethod
-    def list_folders(self, folder: str) -> list[str]:
-        """Return the sorted subfolders that contain files; a store with marker objects also returns empty ones."""
-
-    @abstractmethod
-    def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, existing or not. Returns, by path, the error that `delete` would raise."""
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """Delete as many of these files as possible. Raises AccessDenied, CommitUnavailable or OSError."""
-        left = self.delete_each(paths)
-        if not left:
-            return
-        first = next(iter(left.values()))
-        if len(left) == 1:
-            raise first
-        message = f"{first}; {len(left) - 1} more files could not be deleted, including {list(left)[1]}"
-        raise (type(first) if isinstance(first, FrazilError) else OSError)(message) from first
-
-    @abstractmethod
-    def sync_files(self, paths: Iterable[str]) -> None:
-        """Make files durable that another process wrote and closed. Raises FileNotFoundError."""
-
-
-def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return a table's properties that open its files, without a REST catalog's own credentials and markers."""
-    if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
-        return {key: value for key, value in properties.items() if not key.startswith("frazil.")}
-    needed = (*_FILE_IO_PREFIXES, *(_SIGNER_PREFIXES if "s3.signer" in properties else ()))
-    return {key: value for key, value in properties.items() if key.startswith(needed)}
-
 
 _TEMPORARY_SUFFIX = ".frazil-tmp"
 _NO_HARD_LINK_ERRORS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
