@@ -21,14 +21,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EVERY_S, READ_S, RECORDS_PER_S, START_WITHIN_S = 60, 2, 20, 120
@@ -111,7 +111,7 @@ class World:
         killing, locked = threading.Event(), threading.Event()
         yield Fault("broker", "Kafka at", broker=self.other, begin=self.other.stop, end=self.other.start)
         begin = partial(self.thread, self._lock_catalog, locked)
-        yield Fault("catalog", "the catalog 'locked'", catalog="locked", begin=begin, end=locked.set)
+        yield Fault("catalog", "locked", catalog="locked", begin=begin, end=locked.set)
         yield Fault(
             "storage",
             "storage",
@@ -181,7 +181,7 @@ class World:
         while not self.ended.wait(0.2):
             for _ in range(max(fault.per_s // 5, 1)):
                 number += 1
-                with suppress(BufferError):
+                with suppress(BufferError, KafkaException):  # the topic may be gone
                     producer.produce(fault.name, fault.value(number))
             producer.poll(0)
 
@@ -271,25 +271,22 @@ class Watch:
     def green(self, name: str) -> bool:
         from frazil import clock
         from frazil.airflow.declared_streams import declared_streams
-        from frazil.airflow.page.views import build_reading
-        from frazil.operations.answers import Answer
+        from frazil.airflow.page.views import RESPONSE_TIMEOUT_S, answer_cache, ask_status, build_reading
         from frazil.operations.overview import RelatedState, build_line
         from frazil.status.state import Level
-        from frazil.status.stream import read_stream_state
 
         one = next((one for one in declared_streams(self.world.streams) if one.name == name), None)
         if one is None or one.spec is None:
             return False
-        now_ms = clock.now_ms()
-        state = read_stream_state(one.spec, now_ms=now_ms, problem=one.problem)
-        line = build_line(name, one.spec, build_reading(one, Answer(state, now_ms)), RelatedState(), now_ms=now_ms)
+        (answer,) = answer_cache().gather([ask_status(one.spec)], within_s=RESPONSE_TIMEOUT_S)
+        line = build_line(name, one.spec, build_reading(one, answer), RelatedState(), now_ms=clock.now_ms())
         fault = self.world.faults[name]
         said = " ".join([line.word, *(need.sentence for need in line.needs), *line.notes])
         self.last[name] = said
         if self.begun_s and not self.fixed_s and fault.word in said and line.level != Level.WELL:
             self.note(fault, "page", self.begun_s)
             fault.said = fault.said or f"{line.word}: {said.removeprefix(line.word).strip()}"
-        return line.level == Level.WELL
+        return line.level == Level.WELL and answer.value is not None and answer.value.last_commit_at_ms is not None
 
     def note(self, fault: Fault, what: str, since_s: float) -> None:
         fault.seen.setdefault(what, time.monotonic() - since_s)
@@ -333,13 +330,15 @@ class Watch:
             self.measure()
 
 
-def show(faults: Iterable[Fault], load: float) -> None:
+def show(faults: Iterable[Fault], load: float, last: Mapping[str, str]) -> None:
     columns = ("page", "alert", "notified", "green", "over")
     print(f"seconds; load {load:.1f} before, {os.getloadavg()[0]:.1f} at the end")
     print(f"{'fault':<12}" + "".join(f"{name:>10}" for name in columns) + "  the page's words")
     for fault in faults:
         times = "".join(f"{fault.seen[n]:>10.0f}" if n in fault.seen else f"{'-':>10}" for n in columns)
         print(f"{fault.name:<12}{times}  {fault.said[:110]}")
+        if not {"page", "green"} <= fault.seen.keys():
+            print(f"{'':<12}at the end: {last.get(fault.name, '')[:300]}")
 
 
 def main(names: list[str]) -> None:
@@ -349,13 +348,14 @@ def main(names: list[str]) -> None:
         exits.callback(shutil.rmtree, folder, ignore_errors=True)
         os.environ |= {"FRAZIL_HOME": str(folder / "home"), "PYICEBERG_HOME": str(folder)}
         os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "FRAZIL_STREAMS": str(folder / "streams")}
+        # Before any thread uses SQLAlchemy: its lock and the import of Airflow's models wait for each other.
+        import frazil.airflow.health.tasks  # noqa: F401 - it also sets up Airflow's log, which does not belong here
+
+        logging.disable(logging.CRITICAL)
         world = World(folder, exits)
         exits.callback(world.end)
         world.start(names)
         watch, faults = Watch(world), world.faults.values()
-        import frazil.airflow.health.tasks  # noqa: F401 - Airflow sets up its log, which does not belong here
-
-        logging.disable(logging.CRITICAL)
         deadline = time.monotonic() + START_WITHIN_S
         while waiting := [name for name in world.faults if not watch.green(name)]:
             if time.monotonic() > deadline:
@@ -382,7 +382,7 @@ def main(names: list[str]) -> None:
             watch.until(named, NAMED_WITHIN_S, begin)
             watch.until(lambda: all({"green", "over"} <= f.seen.keys() for f in faults), OVER_WITHIN_S, fix)
         finally:
-            show(faults, load)
+            show(faults, load, watch.last)
 
 
 if __name__ == "__main__":
