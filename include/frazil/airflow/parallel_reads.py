@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
+
+from frazil.application.daemon_threads import DaemonThreads
 
 T = TypeVar("T")
 
 MAX_THREADS = 8
-"""Maximum number of parallel reads: several, so that an unresponsive catalog delays the task by only one timeout."""
+"""Maximum number of parallel reads of a group: several, so that a slow read does not delay the others."""
 
 
 def read_in_parallel(
-    names: Iterable[str], read: Callable[[str], T], *, within_s: float, max_threads: int = MAX_THREADS
+    names: Iterable[str],
+    read: Callable[[str], T],
+    *,
+    within_s: float,
+    group: Callable[[str], str] = lambda _: "",
+    max_threads: int = MAX_THREADS,
 ) -> dict[str, T | Exception]:
     """Read all names in parallel. Return the result of `read` or its exception, by name.
 
-    A read that takes longer than `within_s` is abandoned, and its entry is a TimeoutError.
+    `group` returns what a read depends on, such as its catalog. Groups do not wait for each other. If no read of a
+    group ends for `within_s`, the rest of the group is abandoned, and each of its entries is a TimeoutError.
     """
-    pool = ThreadPoolExecutor(max_threads)
-    futures = {name: pool.submit(read, name) for name in names}
-    wait(futures.values(), timeout=within_s)
-    found: dict[str, T | Exception] = {}
-    for name, future in futures.items():
-        if not future.done():
-            found[name] = TimeoutError(f"{name} could not be read within {within_s:.0f} s")
-        elif isinstance(error := future.exception(), Exception):
-            found[name] = error
-        else:
-            found[name] = future.result()
-    pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(group(name), []).append(name)
+    pools = {key: DaemonThreads(max_threads, "reads") for key in groups}
+    futures = {
+        name: (key, pools[key].submit(lambda name=name: read(name))) for key, some in groups.items() for name in some
+    }
+    _wait_while_groups_progress(futures.values(), within_s)
+    found = {name: _result(name, futures[name][1], within_s) for some in groups.values() for name in some}
+    for pool in pools.values():
+        pool.close()
+    return {name: found[name] for name in futures}
+
+
+def _wait_while_groups_progress(futures: Iterable[tuple[str, Future[T]]], within_s: float) -> None:
+    """Wait until each read has ended, or no read of its group has ended for `within_s`."""
+    group_of, now_s = {future: key for key, future in futures}, time.monotonic()
+    deadlines = dict.fromkeys(group_of.values(), now_s + within_s)
+    waiting = set(group_of)
+    while waiting := {future for future in waiting if deadlines[group_of[future]] > now_s}:
+        soonest_s = min(deadlines[group_of[future]] for future in waiting)
+        done, waiting = wait(waiting, timeout=max(soonest_s - now_s, 0), return_when=FIRST_COMPLETED)
+        now_s = time.monotonic()
+        deadlines |= {group_of[future]: now_s + within_s for future in done}
+
+
+def _result(name: str, future: Future[T], within_s: float) -> T | Exception:
+    if not future.done():
+        return TimeoutError(f"{name} could not be read within {within_s:.0f} s")
+    error = future.exception()
+    return error if isinstance(error, Exception) else future.result()

@@ -64,7 +64,9 @@ def read_stream_table(
     """
     known = StreamState(spec.name, spec.table.identifier)
     if out_of_reach:
-        return TableReading(replace(known, problems=("the catalog does not answer",)))
+        return TableReading(
+            replace(known, problems=(f"the catalog {spec.table.catalog or 'default'!r} does not answer",))
+        )
     try:
         table = load_stream_table(spec)
         if table is not None:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +17,7 @@ from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.gauges import export_health
 from frazil.airflow.health.routes import RouteFindings
 from frazil.airflow.health.subjects import FailedRuns, IsPaused, StoredState, read_subjects, subjects_of
+from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import (
@@ -39,10 +39,11 @@ from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import format_rounded_bytes
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
 
+READ_TIMEOUT_S = 15.0
+"""Time after which a catalog that has answered no read of a measurement counts as unresponsive."""
 ROUTED_TABLES_KEY = "made by routes"
 SUBJECTS_KEY = "tables"
 
@@ -72,12 +73,17 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         log.warning("cannot watch the table of an invalid declaration: %s", problem)
     tables = {t.name: t for t in maintained_tables(found.spec for found in declared if found.spec is not None)}
     now_ms = clock.now_ms()
-    measured = run_in_parallel(partial(_measure, now_ms=now_ms), [*tables.values()])
-    found = dict(zip(tables, measured, strict=True))
+    measured = read_in_parallel(
+        tables,
+        lambda name: _measure(tables[name], now_ms=now_ms),
+        within_s=READ_TIMEOUT_S,
+        group=lambda name: tables[name].catalog or "default",
+    )
+    found = {name: repr(health) if isinstance(health, Exception) else health for name, health in measured.items()}
     with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
         kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
         subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
-        seen = read_subjects(subjects, failed, is_paused)
+        seen = read_subjects(subjects, failed, is_paused, within_s=READ_TIMEOUT_S)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
