@@ -4,6 +4,7 @@ table and Kafka, and never contradicts the decision. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -53,7 +54,7 @@ def derive_from_decision(
         writer=describe_writer_process(observed.writer, now_ms=now_ms),
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
-        last_words=_last_error_message(observed.writer),
+        last_error=_last_error(observed.writer),
         unreachable_since_ms=cause,
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
         stall=heartbeat.stall
@@ -191,8 +192,8 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     )
 
 
-def _last_error_message(writer: Observation) -> str:
-    """Return a sentence with the last writer's error, or an empty text.
+def _last_error(writer: Observation) -> str:
+    """Return the last writer's error on one line, or an empty text.
 
     The heartbeat may have the error before the exit record does.
     """
@@ -200,7 +201,7 @@ def _last_error_message(writer: Observation) -> str:
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
     error = heartbeat.error if heartbeat is not None and is_newer else end.error if end is not None else None
-    return f"The last writer's error: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
+    return " ".join((error or "").split())[:MAX_REASON_CHARACTERS]
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
@@ -261,7 +262,9 @@ def _decided_state(known: StreamState) -> _StateAndSentence | None:
 def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
     if known.state not in _STATES_BY_EXIT_CODE.values() or known.unreachable_since_ms is None:
         return None
-    return _outage(known, spec, next(iter(known.problems), known.sentence), now_ms=now_ms)
+    # A writer that has just been started has no problem yet; the last one ended with the cause.
+    cause = re.sub(r"^[A-Z]\w+: ", "", known.last_error) or known.sentence
+    return _outage(known, spec, next(iter(known.problems), cause), now_ms=now_ms)
 
 
 def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) -> _StateAndSentence:

@@ -124,8 +124,8 @@ class StreamState:
     given_up: str | None = None
     unreachable_since_ms: int | None = None
     """When the first of the `crashes` ended, if the state names an unreachable service; otherwise None."""
-    last_words: str = ""
-    """The error of the last writer, as a sentence."""
+    last_error: str = ""
+    """The error of the last writer, on one line."""
     registry: bool = False
     """Whether the last writer ended because a schema registry did not respond, without a commit since."""
     epoch: int | None = None
@@ -176,6 +176,11 @@ class StreamState:
     routed: bool = False
     amiss: Mapping[str, str] = field(default_factory=dict)
     """A description of each routed table that is missing rows or was dropped; also in `problems`."""
+
+    @property
+    def last_words(self) -> str:
+        """The error of the last writer, as a sentence; empty without one."""
+        return f"The last writer's error: {self.last_error}." if self.last_error else ""
 
     @property
     def reset_since_end(self) -> bool:

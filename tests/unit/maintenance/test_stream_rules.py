@@ -78,7 +78,7 @@ def landed(state: StreamState) -> tuple[int, int]:
             "writer",
             "its supervisor gave up: it broke. `frazil status s` shows",
         ),
-        ({"crashes": 4, "last_words": "The last writer's error: boom."}, "restarts", "4 times in a row"),
+        ({"crashes": 4, "last_error": "boom"}, "restarts", "4 times in a row"),
         (
             {"state": State.KAFKA_UNREACHABLE, "sentence": "Kafka at k:9092 has not answered for 28 s"},
             "stall",

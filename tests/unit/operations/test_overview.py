@@ -160,6 +160,12 @@ def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
     assert (found.state, found.rule) == ("Kafka unreachable", "stall")
 
 
+def test_a_writer_that_was_just_started_again_is_described_by_the_error_of_the_last_one():
+    values = {"unreachable_since_ms": NOW_MS - 60_000, "sentence": "pid 7 was launched 0.0 s ago"}
+    gone = status(state=State.TOPIC_MISSING, last_error="TopicMissing: the topic ticks does not exist", **values)
+    assert gone.sentence == "the topic ticks does not exist; the writer has been trying again for 1 min 0 s"
+
+
 def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: StreamSpec):
     writers = [RUNS, replace(RUNS, stale=True), ENDED, WriterProcess("unknown")]
     choices = product(
