@@ -105,7 +105,7 @@ export function windows(view, page) {
   const next = calendar.waits_for ? `Next: ${times(calendar.waits_for)}` : "No window is signalled: these are the table's partitions.";
   const asked = new URLSearchParams(location.hash.split("?")[1]).get("window");
   const chosen = calendar.cells.find((cell) => cell.key === asked);
-  const said = h("output", { class: "soft read" }, chosen ? wordsOf(chosen) : next);
+  const said = h("output", { class: "soft read" }, chosen ? words(wordsOf(chosen)) : next);
   const used = Object.keys(STATES).filter((state) => calendar.cells.some((cell) => cell.state === state));
   const bare = Object.keys(STATES).find((state) => state !== "empty" && calendar.cells.some((cell) => cell.state === state && cell.rows === 0));
   const marks = Object.keys(MARKS).filter((mark) => calendar.cells.some((cell) => cell[mark]));
