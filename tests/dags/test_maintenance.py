@@ -261,8 +261,9 @@ def test_what_is_due_is_said_for_each_action(tmp_path: Path, caplog: pytest.LogC
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        assert table_care.due_messages(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
+    due = pytest.raises(AirflowSkipException, match=r"^dry run; demo\.made: expiry is due: ")
+    with caplog.at_level(logging.INFO), due:
+        table_care.find_tables_to_rewrite("demo.made", tmp_path, actions=["expiry"], dry_run=True)
     assert "expiry would be: " in caplog.text
     assert len(made.tables.main.refresh().metadata.snapshots) == 6
 

@@ -32,7 +32,8 @@ class SubmitOperator(SparkSubmitOperator):
 
     def execute(self, context: Any) -> None:
         from frazil.airflow.lineage_parent import submit_as_parent  # a DAG file that is parsed needs none
+        from frazil.airflow.task import reported_errors
 
-        with submit_as_parent(context, dict(self.conf or {})) as properties:
+        with reported_errors(), submit_as_parent(context, dict(self.conf or {})) as properties:
             self.conf = properties
             super().execute(context)

@@ -19,7 +19,7 @@ from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared_streams import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
-from frazil.airflow.task import task
+from frazil.airflow.task import report, task
 from frazil.quality.gate import find_suite
 from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec
@@ -178,6 +178,7 @@ def release(streams: str) -> None:
     spec = streams_feeding(Path(streams), form["table"])[0]
     note = f"released by {user}: {form['reason']}"
     completion.release_window(open_stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
+    report(f"The window {window} of {form['table']} is released: its event is sent within a minute")
 
 
 def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
