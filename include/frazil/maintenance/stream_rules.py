@@ -244,7 +244,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
             f"{table}: quality gates hold back {format_count(len(held), 'window')}. {windows}. Correct the "
             "data: windows with late rows are checked again. Or release the windows with the DAG frazil_release, or "
             f"`{release_command(table, held[0][0] if held else 'KEY')}`",
-            f"{format_count(len(held), 'window')} held",
+            f"{format_count(len(held), 'window')} held" + (f", the first is {held[0][0]}" if held else ""),
         ),
     )
 
