@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { times } from "./format.js";
 import { levelName } from "./marks.js";
 
-const ADDRESS = /((?:https?:\/\/[^\s/()"<>]+)?\/frazil\/[^\s()"<>]*[\w/])/;
+const ADDRESS = /(https?:\/\/[^\s()"<>]*\/frazil\/(?:data-docs|ops)\/[^\s()"<>]*[\w/]|(?<![\w./-])\/frazil\/(?:data-docs|ops)\/[^\s()"<>]*[\w/])/;
 
 /** Return a sentence as nodes: times in the page's format, text between backticks as code, and frazil's addresses as links. */
 export function words(text) {
@@ -16,7 +16,7 @@ export function words(text) {
 function address(text) {
   const at = URL.canParse(text, location.href) ? new URL(text, location.href) : null;
   if (at?.origin !== location.origin) return text;
-  return h("a", { ...linkOut(at.href), "data-key": at.pathname }, at.pathname.includes("/frazil/data-docs/") ? "Data Docs" : text);
+  return h("a", { ...linkOut(at.href), class: "within", "data-key": at.pathname }, at.pathname.includes("/frazil/data-docs/") ? "Data Docs" : text);
 }
 
 export function breadcrumb(name) {
