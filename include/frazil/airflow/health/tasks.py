@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from frazil.airflow.health.routes import RouteFindings
 from frazil.airflow.health.subjects import FailedRuns, IsPaused, StoredState, read_subjects, subjects_of
 from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
+from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import (
     AlertStates,
@@ -73,17 +75,14 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         log.warning("cannot watch the table of an invalid declaration: %s", problem)
     tables = {t.name: t for t in maintained_tables(found.spec for found in declared if found.spec is not None)}
     now_ms = clock.now_ms()
-    measured = read_in_parallel(
-        tables,
-        lambda name: _measure(tables[name], now_ms=now_ms),
-        within_s=READ_TIMEOUT_S,
-        group=lambda name: tables[name].catalog or "default",
-    )
-    found = {name: repr(health) if isinstance(health, Exception) else health for name, health in measured.items()}
+    beside = DaemonThreads(1, "tables")
+    measured = beside.submit(partial(_measure_tables, tables, now_ms=now_ms))
     with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
         kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
         subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
         seen = read_subjects(subjects, failed, is_paused, within_s=READ_TIMEOUT_S)
+    found = measured.result()
+    beside.close()
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
@@ -168,6 +167,16 @@ def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str
         for alert in changes[kind]:
             log.log(level, "%s: %s", kind, alert["sentence"])
     return changes
+
+
+def _measure_tables(tables: Mapping[str, MaintainedTable], *, now_ms: int) -> dict[str, TableHealth | str | None]:
+    measured = read_in_parallel(
+        tables,
+        lambda name: _measure(tables[name], now_ms=now_ms),
+        within_s=READ_TIMEOUT_S,
+        group=lambda name: tables[name].catalog or "default",
+    )
+    return {name: repr(health) if isinstance(health, Exception) else health for name, health in measured.items()}
 
 
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
