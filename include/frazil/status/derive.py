@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 from frazil.errors import CommitUnavailable, KafkaUnavailable, RegistryUnavailable, StorageUnavailable, TopicMissing
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
@@ -236,11 +237,22 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
     level, rule = _LEVELS_AND_RULES[found[0]]
     if found[0] is State.STARTING and known.writer.pid is not None:
         level = Level.WELL
+    if found[0] is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
+        level = Level.QUIET
     problems = known.problems
     if found[0] in OUTAGES:  # the cause first, and once
         reported = known.stall.reason if known.stall else ""
         problems = (found[1], *(one for one in problems if one != reported and one not in found[1]))
     return replace(known, state=found[0], level=level, sentence=found[1], rule=rule, problems=problems)
+
+
+def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:
+    """Whether only the watermark stands still, and not yet for as long as an alert needs.
+
+    Sources with event times of whole hours, or with a silent partition, stand still regularly.
+    """
+    stall, hold_ms = known.stall, spec.maintenance.alerts.hold // timedelta(milliseconds=1)
+    return stall is not None and stall.kind is StallKind.WATERMARK and now_ms - stall.since_ms < hold_ms
 
 
 _StateAndSentence = tuple[State, str]

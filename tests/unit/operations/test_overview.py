@@ -66,10 +66,10 @@ def status(now_ms: int = NOW_MS, **changes: Any) -> StreamState:
     return refine_state(StreamState(**values | changes), SPEC, now_ms=now_ms)
 
 
-STALL = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back")
+OLD_MS = NOW_MS - 3_600_000
+STALL = Stall(StallKind.WATERMARK, OLD_MS, "ticks-3", "ticks-3 holds the watermark back")
 PAUSING = {"state": State.STOPPING, "desired": "paused", "desired_reason": "upgrade"}
 PAUSED = {**PAUSING, "state": State.PAUSED}
-OLD_MS = NOW_MS - 3_600_000
 CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({}, "running", Level.WELL),
     ({"last_commit_at_ms": OLD_MS}, "running", Level.WELL),  # nothing waits
@@ -77,6 +77,7 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"last_commit_at_ms": OLD_MS, "lag": None}, "late", Level.TROUBLE),
     ({"backpressure_ms": 4000}, "slow", Level.TROUBLE),
     ({"stall": STALL}, "stalled", Level.TROUBLE),
+    ({"stall": replace(STALL, since_ms=NOW_MS - 60_000)}, "stalled", Level.QUIET),
     ({"writer": replace(RUNS, stale=True), "problems": ("no heartbeat",)}, "silent", Level.TROUBLE),
     ({"problems": ("the catalog is slow",)}, "has a problem", Level.TROUBLE),
     (PAUSING, "pausing", Level.QUIET),
