@@ -267,12 +267,13 @@ export function snapshots(view) {
   const [left, row, line] = width < NARROW ? [0, 40, 28] : [190, 24, 12]; // left of the lines, between them, and above each line
   const x = (at) => left + 6 + ((at - from) / (to - from)) * (width - left - 16);
   const height = lanes.length * row + 26;
+  const shown = marks.filter((mark) => mark.kind !== "expiry").length;
   const counts = lanes.map((name) => `${marks.filter((mark) => lane(mark) === name).length} of ${name}`);
   return h(
     "section",
     { class: "card" },
     h("h2", {}, "Snapshots"),
-    h("p", { class: "soft" }, `The newest ${count(marks.filter((mark) => mark.kind !== "expiry").length)} of ${count(view.shape.snapshots)} snapshots by operation${marks.some((mark) => mark.kind === "expiry") ? ", with the times of expiries" : ""}.`),
+    h("p", { class: "soft" }, `${shown < view.shape.snapshots ? `The newest ${count(shown)} of` : "All"} ${count(view.shape.snapshots)} snapshots by operation${marks.some((mark) => mark.kind === "expiry") ? ", with the times of expiries" : ""}.`),
     s(
       "svg",
       { class: "lanes", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },
