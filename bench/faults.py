@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
+
+from frazil.operations.overview import ActiveAlert
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EVERY_S, READ_S, RECORDS_PER_S, START_WITHIN_S = 60, 2, 20, 120
@@ -66,6 +69,8 @@ class Fault:
     seen: dict[str, float] = field(default_factory=dict)
     """Seconds by what was seen first: `page`, `alert`, `notified`, `green`, `over`."""
     said: str = ""
+    last: str = ""
+    """The last words of page and alerts before the fix."""
 
 
 def moment() -> bytes:
@@ -135,7 +140,7 @@ class World:
         command = partial(self.command, "pause", "paused", "--reason", "a test")
         yield Fault("paused", "a test", alerts=False, begin=command, end=partial(self.command, "resume", "paused"))
         yield Fault("topic", "topic", begin=self._delete_topic, end=self._make_topic_again)
-        alerts = "maintenance: {alerts: {lag: 2000}}\ncommit: {interval: 5s, max-records: 100}\n"
+        alerts = "maintenance: {alerts: {lag: 2000, hold: 1m}}\ncommit: {interval: 5s, max-records: 100}\n"
         yield Fault("slow", "records wait", yaml=alerts, begin=partial(self._rate, 1_000), end=partial(self._rate, 1))
 
     def start(self, names: list[str]) -> None:
@@ -267,6 +272,8 @@ class Watch:
         self.store: dict[str, Any] = {}
         self.last: dict[str, str] = {}
         """The last words of each line."""
+        self.alerts: dict[str, list[ActiveAlert]] = {}
+        """The active alerts of each stream, which its line shows until the fix."""
 
     def green(self, name: str) -> bool:
         from frazil import clock
@@ -279,7 +286,8 @@ class Watch:
         if one is None or one.spec is None:
             return False
         (answer,) = answer_cache().gather([ask_status(one.spec)], within_s=RESPONSE_TIMEOUT_S)
-        line = build_line(name, one.spec, build_reading(one, answer), RelatedState(), now_ms=clock.now_ms())
+        around = RelatedState(alerts=() if self.fixed_s else self.alerts.get(name, ()))
+        line = build_line(name, one.spec, build_reading(one, answer), around, now_ms=clock.now_ms())
         fault = self.world.faults[name]
         said = " ".join([line.word, *(need.sentence for need in line.needs), *line.notes])
         self.last[name] = said
@@ -307,10 +315,11 @@ class Watch:
         found = measure_all(self.world.streams, Store)  # type: ignore[arg-type]
         message = build_message(found["fired"], is_over=False, active=found["active"], overview="")
         for name, fault in self.world.faults.items():
-            of = [
-                a["sentence"] for a in found["active"] if name in f"{a['table']} {a['rule']}".replace(".", " ").split()
-            ]
-            of += [a["sentence"] for a in found["active"] if a["rule"].endswith(f":{name}")]
+            active = [a for a in found["active"] if name in re.split(r"[ .:]", f"{a['table']} {a['rule']}")]
+            of = [a["sentence"] for a in active]
+            self.alerts[name] = [ActiveAlert(a["table"], a["rule"], a["since_ms"], a["sentence"]) for a in active]
+            if not self.fixed_s:
+                fault.last = " | ".join([f"page: {self.last.get(name)}", *(f"alert: {sentence}" for sentence in of)])
             if self.begun_s and not self.fixed_s and any(fault.word in sentence for sentence in of):
                 self.note(fault, "alert", self.begun_s)
                 if message and any(fault.word in one.sentence and name in one.about for one in message.troubles):
@@ -323,22 +332,23 @@ class Watch:
         self.measure()
         begin()
         deadline = time.monotonic() + within_s
+        due = time.monotonic()
         while not done() and time.monotonic() < deadline:
-            due = time.monotonic() + EVERY_S
+            due = max(due + EVERY_S, time.monotonic())
             while time.monotonic() < due and not done():
                 time.sleep(0.5)
             self.measure()
 
 
-def show(faults: Iterable[Fault], load: float, last: Mapping[str, str]) -> None:
+def show(faults: Iterable[Fault], load: float) -> None:
     columns = ("page", "alert", "notified", "green", "over")
     print(f"seconds; load {load:.1f} before, {os.getloadavg()[0]:.1f} at the end")
     print(f"{'fault':<12}" + "".join(f"{name:>10}" for name in columns) + "  the page's words")
     for fault in faults:
         times = "".join(f"{fault.seen[n]:>10.0f}" if n in fault.seen else f"{'-':>10}" for n in columns)
         print(f"{fault.name:<12}{times}  {fault.said[:110]}")
-        if not {"page", "green"} <= fault.seen.keys():
-            print(f"{'':<12}at the end: {last.get(fault.name, '')[:300]}")
+        if not {"page", "green"} <= fault.seen.keys() or (fault.alerts and "alert" not in fault.seen):
+            print(f"{'':<12}before the fix: {fault.last[:600]}")
 
 
 def main(names: list[str]) -> None:
@@ -349,7 +359,8 @@ def main(names: list[str]) -> None:
         os.environ |= {"FRAZIL_HOME": str(folder / "home"), "PYICEBERG_HOME": str(folder)}
         os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "FRAZIL_STREAMS": str(folder / "streams")}
         # Before any thread uses SQLAlchemy: its lock and the import of Airflow's models wait for each other.
-        import frazil.airflow.health.tasks  # noqa: F401 - it also sets up Airflow's log, which does not belong here
+        import frazil.airflow.health.tasks  # it also sets up Airflow's log, which does not belong here
+        import frazil.airflow.page.views  # noqa: F401
 
         logging.disable(logging.CRITICAL)
         world = World(folder, exits)
@@ -382,7 +393,7 @@ def main(names: list[str]) -> None:
             watch.until(named, NAMED_WITHIN_S, begin)
             watch.until(lambda: all({"green", "over"} <= f.seen.keys() for f in faults), OVER_WITHIN_S, fix)
         finally:
-            show(faults, load, watch.last)
+            show(faults, load)
 
 
 if __name__ == "__main__":
