@@ -84,6 +84,11 @@ def landed(state: StreamState) -> tuple[int, int]:
             "stall",
             "stream s: Kafka at k:9092 has not answered for 28 s",
         ),
+        (
+            {"state": State.REGISTRY_UNREACHABLE, "sentence": "the registry responds with status 503"},
+            "registry",
+            "stream s waits for its schema registry, and cannot decode records until then. the registry responds with",
+        ),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),

@@ -369,6 +369,15 @@ def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec:
     assert line.needs[1] == OpenProblem(alert.sentence, "https://team/run#manifests")
 
 
+def test_a_held_window_that_an_alert_explains_is_said_once(spec: StreamSpec):
+    windows = Windows("hour", None, "", held=("2013-12-30T15",))
+    alert = ActiveAlert("care of demo.ticks", "held", OLD_MS, "demo.ticks: quality gates hold back 1 window")
+    for alerts, said in (((), "A quality gate holds the window 2013-12-30T15"), ((alert,), alert.sentence)):
+        line = build_line("ticks", spec, StreamReading(status(), NOW_MS), RelatedState(windows, alerts), now_ms=NOW_MS)
+        (need,) = line.needs
+        assert need.sentence.startswith(said)
+
+
 def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec: StreamSpec):
     same = ActiveAlert("stream ticks", "stall", OLD_MS, f"the writer of stream ticks is stalled: {STALL.reason}")
     other = ActiveAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")

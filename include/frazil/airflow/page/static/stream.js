@@ -55,9 +55,11 @@ function numbers(view) {
   );
 }
 
+const USUAL_S = 60; // a lag of fewer seconds of arrivals is usual
+
 /** When the lag will be 0, or how fast it grows, at the rates of the last minutes. */
 function catchesUp({ line, trend }) {
-  if (!trend || !line.lag) return "";
+  if (!trend || !line.lag || line.lag < USUAL_S * trend.arrived_per_s) return "";
   if (trend.caught_up_in_ms !== null) return `; caught up in ${duration(trend.caught_up_in_ms)}: ${rate(trend.records_per_s)} written, ${rate(trend.arrived_per_s)} arrive`;
   return trend.arrived_per_s > 1.05 * trend.records_per_s ? `; grows: ${rate(trend.arrived_per_s)} arrive, ${rate(trend.records_per_s)} written` : "";
 }

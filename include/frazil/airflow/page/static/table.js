@@ -198,6 +198,7 @@ function weekOf(key) {
 
 function files(it) {
   const most = Math.max(...it.histogram.map((bucket) => bucket.files), 1);
+  const all = it.histogram.reduce((sum, bucket) => sum + bucket.files, 0); // of the snapshot of the sizes, which may be another one
   const small = it.histogram.filter((bucket) => bucket.below <= it.target_bytes * 0.75).reduce((sum, bucket) => sum + bucket.files, 0);
   return h(
     "section",
@@ -205,7 +206,7 @@ function files(it) {
     h("h2", {}, "Files by size"),
     it.histogram.length
       ? [
-          h("p", { class: "soft" }, `${count(small)} of ${counted(it.files, "file")} are below three quarters of the target, ${bytes(it.target_bytes)}.`),
+          h("p", { class: "soft" }, `${count(small)} of ${counted(all, "file")} are below three quarters of the target, ${bytes(it.target_bytes)}.`),
           h("table", { class: "bars" }, h("thead", { class: "unseen" }, h("tr", {}, h("th", { scope: "col" }, "Size"), h("th", { scope: "col" }, "Files"))), h("tbody", {}, it.histogram.map((bucket) => h("tr", {}, h("th", { scope: "row" }, `${bucket.at_least ? bytes(bucket.at_least) : "0"} – ${bytes(bucket.below)}`), h("td", {}, bar(bucket.files / most), h("span", {}, count(bucket.files))))))),
         ]
       : h("p", { class: "soft" }, it.files ? "Too many files to read their manifests here. Run frazil health --deep to count them." : "No file yet."),
