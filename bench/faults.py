@@ -139,7 +139,7 @@ class World:
         yield Fault("flood", "dead letters", begin=partial(self._flood, yes=True), end=self._accept_flood)
         command = partial(self.command, "pause", "paused", "--reason", "a test")
         yield Fault("paused", "a test", alerts=False, begin=command, end=partial(self.command, "resume", "paused"))
-        yield Fault("topic", "topic", begin=self._delete_topic, end=self._make_topic_again)
+        yield Fault("topic", "no topic", begin=self._delete_topic, end=self._make_topic_again)
         alerts = "maintenance: {alerts: {lag: 2000, hold: 1m}}\ncommit: {interval: 5s, max-records: 100}\n"
         yield Fault("slow", "records wait", yaml=alerts, begin=partial(self._rate, 1_000), end=partial(self._rate, 1))
 
