@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import TypeVar
 
 from frazil.application.daemon_threads import DaemonThreads
@@ -28,23 +29,19 @@ def read_in_parallel(
     `group` returns what a read depends on, such as its catalog. Groups do not wait for each other. If no read of a
     group ends for `within_s`, the rest of the group is abandoned, and each of its entries is a TimeoutError.
     """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(group(name), []).append(name)
-    pools = {key: DaemonThreads(max_threads, "reads") for key in groups}
-    futures = {
-        name: (key, pools[key].submit(lambda name=name: read(name))) for key, some in groups.items() for name in some
-    }
-    _wait_while_groups_progress(futures.values(), within_s)
-    found = {name: _result(name, futures[name][1], within_s) for some in groups.values() for name in some}
+    groups = {name: group(name) for name in names}
+    pools = {key: DaemonThreads(max_threads, "reads") for key in groups.values()}
+    futures = {name: pools[key].submit(partial(read, name)) for name, key in groups.items()}
+    _wait_while_groups_progress({future: groups[name] for name, future in futures.items()}, within_s)
+    found: dict[str, T | Exception] = {name: _result(name, future, within_s) for name, future in futures.items()}
     for pool in pools.values():
         pool.close()
-    return {name: found[name] for name in futures}
+    return found
 
 
-def _wait_while_groups_progress(futures: Iterable[tuple[str, Future[T]]], within_s: float) -> None:
+def _wait_while_groups_progress(group_of: Mapping[Future[T], str], within_s: float) -> None:
     """Wait until each read has ended, or no read of its group has ended for `within_s`."""
-    group_of, now_s = {future: key for key, future in futures}, time.monotonic()
+    now_s = time.monotonic()
     deadlines = dict.fromkeys(group_of.values(), now_s + within_s)
     waiting = set(group_of)
     while waiting := {future for future in waiting if deadlines[group_of[future]] > now_s}:

@@ -133,7 +133,8 @@ def live_state(heartbeat: Heartbeat | None) -> State:
     """Return the state of a running writer that was not asked to stop."""
     if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
-    if heartbeat.stall is not None:
+    # Unread records are the effect of a service that does not work.
+    if heartbeat.stall is not None and not (heartbeat.outage and heartbeat.stall.kind is StallKind.OFFSETS):
         return State.KAFKA_UNREACHABLE if heartbeat.stall.kind is StallKind.KAFKA else State.STALLED
     if heartbeat.outage:
         return _STATES_BY_EXIT_CODE.get(heartbeat.outage_code, State.OUTAGE)
@@ -299,7 +300,7 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
     """Return the state if the table is missing or unreadable, or the last writer failed."""
     writer, first = known.writer, next(iter(known.problems), "")
     if known.table_exists is None and known.state not in OUTAGES:
-        return State.TABLE_UNREADABLE, first
+        return State.TABLE_UNREADABLE, known.unread or first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
     if writer.ended_at_ms is not None and writer.exit_code != 0 and not known.reset_since_end:
@@ -327,7 +328,7 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
 
 def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
     """Return the state if the writer is stalled, silent, late or slow, or has a problem."""
-    if known.stall is not None:
+    if known.stall is not None and known.state not in OUTAGES:
         return State.STALLED, known.stall.reason
     if known.writer.stale:
         return State.SILENT, next(iter(known.problems), "its heartbeat is old")

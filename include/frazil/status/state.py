@@ -145,6 +145,8 @@ class StreamState:
     snapshot_id: int | None = None
     """The snapshot of the commit that wrote the marker."""
     table_exists: bool | None = None
+    unread: str = ""
+    """Why the table could not be read; also in `problems`."""
     alive: bool | None = None
     """Whether a writer runs, on this host or, as its commits show, on another host."""
     waiting_batches: int | None = 0

@@ -161,6 +161,13 @@ def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
     assert (found.state, found.rule) == ("Kafka unreachable", "stall")
 
 
+def test_a_table_that_cannot_be_read_is_named_before_the_stall_that_follows_from_it():
+    behind = replace(STALL, kind=StallKind.OFFSETS)
+    unread = "the catalog 'lake' does not answer"
+    found = status(table_exists=None, stall=behind, unread=unread, problems=(behind.reason, unread))
+    assert (found.state, found.sentence) == ("table unreadable", unread)
+
+
 def test_a_writer_that_was_just_started_again_is_described_by_the_error_of_the_last_one():
     values = {"unreachable_since_ms": NOW_MS - 60_000, "sentence": "pid 7 was launched 0.0 s ago"}
     gone = status(state=State.TOPIC_MISSING, last_error="TopicMissing: the topic ticks does not exist", **values)

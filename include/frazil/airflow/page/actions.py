@@ -130,7 +130,9 @@ def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> Action
 def find_run(action: PageAction, name: str, run_id: str, sees: SelectVisible) -> RunResult | None:
     """Return the state of a run that the action started on a stream or table that the user may see, or None."""
     subject = find_action_subject(action, name, sees) if action in DAG_ACTIONS else None
-    return subject and read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
+    if subject is None:
+        return None
+    return read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form, *, may_unpause: bool = False) -> Plan:
@@ -141,8 +143,9 @@ def build_action_plan(action: PageAction, subject: ActionSubject, form: Form, *,
 def _plan_and_prepare(
     action: PageAction, subject: ActionSubject, form: Form, *, by: str, may_unpause: bool
 ) -> tuple[Plan, PreparedAction | None]:
-    chosen = {"may_unpause": may_unpause, "unpauses": may_unpause and form.get("unpause") is True}
-    plan = build_plan(action, replace(_action_context(action, subject), **chosen), dry=is_dry_run(form))
+    unpauses = may_unpause and form.get("unpause") is True
+    context = replace(_action_context(action, subject), may_unpause=may_unpause, unpauses=unpauses)
+    plan = build_plan(action, context, dry=is_dry_run(form))
     spec, name = subject.spec, subject.route_name or subject.name
     plan = replace(plan, missing=find_form_problem(action, name, form, now_ms=clock.now_ms()))
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):

@@ -106,7 +106,7 @@ def unpause(dag_id: str) -> None:
 def read_run_result(dag_id: str, run_id: str, *, subject: str) -> RunResult | None:
     """Return the state of a run, and what its tasks reported; None if the run is not for the stream or table."""
     one = select(DagRun.state, DagRun.conf).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
-    tasks = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(  # type: ignore[call-overload]
+    tasks = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
         TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
     )
     reports = select(XComModel).where(
