@@ -25,7 +25,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from bench.peer.records import FRAZIL, KINDS, Records
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.key_header_columns import units_of_fields
@@ -154,7 +154,7 @@ def main() -> None:
     gc.disable()
 
     def cost(values: list[bytes | None], decode: Decoder = decode) -> float:
-        chunk = Chunk.of_values(values)
+        chunk = RecordChunk.of_values(values)
         best = float("inf")
         for _ in range(arguments.repeats):
             started = time.process_time()

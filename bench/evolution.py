@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.peer.records import FRAZIL, KINDS, Records
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import create_decoder
 from frazil.spec import iceberg
@@ -57,7 +57,7 @@ def main() -> None:
     }
     gc.disable()
     for name, (records, made) in inputs.items():
-        chunk = Chunk.of_values([*made])
+        chunk = RecordChunk.of_values([*made])
         decoders = {mode: decoder_of(records, mode) for mode in MODES}
         best = dict.fromkeys(MODES, float("inf"))
         for _ in range(arguments.repeats):

@@ -191,11 +191,11 @@ class World:
             producer.poll(0)
 
     def _supervise(self, fault: Fault) -> None:
-        from frazil.supervise.supervised import WriterProgram
+        from frazil.supervise.supervised import Program, SupervisedStream
         from frazil.supervise.supervisor import Supervisor
 
         main = CHECKOUT / "tests" / "writer_without_jvm.py"
-        supervisor = Supervisor(WriterProgram(fault.name, self.streams, main))
+        supervisor = Supervisor(SupervisedStream(Program(fault.name, self.streams, main)))
         while not self.ended.wait(1):
             supervisor.step()
         supervisor.stop("the bench has ended")
@@ -278,14 +278,14 @@ class Watch:
     def green(self, name: str) -> bool:
         from frazil import clock
         from frazil.airflow.declared_streams import declared_streams
-        from frazil.airflow.page.views import RESPONSE_TIMEOUT_S, answer_cache, ask_status, build_reading
+        from frazil.airflow.page.views import RESPONSE_TIMEOUT_S, answer_cache, request_status, build_reading
         from frazil.operations.overview import RelatedState, build_line
         from frazil.status.state import Level
 
         one = next((one for one in declared_streams(self.world.streams) if one.name == name), None)
         if one is None or one.spec is None:
             return False
-        (answer,) = answer_cache().gather([ask_status(one.spec)], within_s=RESPONSE_TIMEOUT_S)
+        (answer,) = answer_cache().gather([request_status(one.spec)], timeout_s=RESPONSE_TIMEOUT_S)
         around = RelatedState(alerts=() if self.fixed_s else self.alerts.get(name, ()))
         line = build_line(name, one.spec, build_reading(one, answer), around, now_ms=clock.now_ms())
         fault = self.world.faults[name]
@@ -322,7 +322,7 @@ class Watch:
                 fault.last = " | ".join([f"page: {self.last.get(name)}", *(f"alert: {sentence}" for sentence in of)])
             if self.begun_s and not self.fixed_s and any(fault.word in sentence for sentence in of):
                 self.note(fault, "alert", self.begun_s)
-                if message and any(fault.word in one.sentence and name in one.about for one in message.troubles):
+                if message and any(fault.word in one.sentence and name in one.about for one in message.problems):
                     self.note(fault, "notified", self.begun_s)
             if self.fixed_s and not of:
                 self.note(fault, "over", self.fixed_s)

@@ -31,7 +31,7 @@ from google.protobuf import json_format, message_factory
 from pyiceberg.schema import Schema
 
 from bench.peer.records import FRAZIL, KINDS, Column, Records, avro_encoder, avro_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.avro.decoder import AvroDecoder
@@ -92,12 +92,12 @@ def as_protobuf(values: list[bytes], text: str) -> list[bytes]:
     return [b"\0\0\0\0\1\0" + json_format.Parse(value, made()).SerializeToString() for value in values]
 
 
-def cost(decode: Decoder, chunk: Chunk) -> float:
+def cost(decode: Decoder, chunk: RecordChunk) -> float:
     """Core-seconds per million records."""
     started = time.process_time()
     decoded = decode(chunk)
     spent = time.process_time() - started
-    if len(decoded.kept) != len(chunk):
+    if len(decoded.record_indexes) != len(chunk):
         raise RuntimeError(f"rejected: {decoded.rejections[:1]}")
     return spent / len(chunk) * 1e6
 
@@ -119,7 +119,7 @@ def main() -> None:
             "avro": (AvroDecoder(schema, {}, OneSchema(avro)), encoded),
             "protobuf": (ProtobufDecoder(schema, {}, OneSchema(protobuf)), as_protobuf(values, protobuf.text)),
         }
-        chunks = {of: Chunk.of_values(data) for of, (_, data) in made.items()}
+        chunks = {of: RecordChunk.of_values(data) for of, (_, data) in made.items()}
         rows = [made[of][0](chunks[of]).rows for of in made]
         if rows[0] != rows[1] or rows[0] != rows[2]:
             raise RuntimeError("the formats do not agree")

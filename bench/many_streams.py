@@ -117,7 +117,7 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
     from frazil.host.processes import identify_process
     from frazil.host.records import Launch, LaunchKind
     from frazil.spec.load import load_streams
-    from frazil.supervise.supervised import Declaration, WriterProgram
+    from frazil.supervise.supervised import Declaration, Program, SupervisedStream
     from frazil.supervise.supervisor import Supervisor
     from frazil.table.catalogs import load_catalog
     from frazil.table.tables import ensure_table
@@ -134,7 +134,7 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
         heartbeat.write(open_exchange(run))
 
     declarations = [Declaration(name, folder, clock=clock.now_ms) for name in names]
-    supervisors = [Supervisor(WriterProgram(name, folder, Path("unused"))) for name in names]
+    supervisors = [Supervisor(SupervisedStream(Program(name, folder, Path("unused")))) for name in names]
     print_check("declaration alone", [one.read for one in declarations], rounds)
     decisions = print_check("whole step", [one.step for one in supervisors], rounds)
     assert {step.decision.action for step in decisions} == {"keep"}, decisions[0]  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.ingest import stage as staging
 from frazil.ingest import stage_components
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
@@ -93,7 +93,7 @@ def declared(limit: int, mode: str, *, routed: bool) -> StreamSpec:
     )
 
 
-def chunks(records: int, tables: int) -> list[Chunk]:
+def chunks(records: int, tables: int) -> list[RecordChunk]:
     """About 120 bytes a record."""
     found = []
     for start in range(0, records, CHUNK):
@@ -106,14 +106,14 @@ def chunks(records: int, tables: int) -> list[Chunk]:
         stamps = np.full(count, 1_767_225_600_000, np.int64)
         nothing = BinaryColumn.nulls(count)
         offsets = np.arange(start, start + count, dtype=np.int64)
-        found.append(Chunk(BinaryColumn.of(values), nothing, np.zeros(count, np.int32), offsets, stamps))
+        found.append(RecordChunk(BinaryColumn.of(values), nothing, np.zeros(count, np.int32), offsets, stamps))
     return found
 
 
 class Reader:
     notice = None
 
-    def __init__(self, of: list[Chunk]) -> None:
+    def __init__(self, of: list[RecordChunk]) -> None:
         self._of = of
 
     def __enter__(self) -> Reader:
@@ -122,14 +122,14 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[RecordChunk]:
         return iter(self._of)
 
 
 class Bench:
     """One stream, from its first batch on."""
 
-    def __init__(self, spec: StreamSpec, records: list[Chunk]) -> None:
+    def __init__(self, spec: StreamSpec, records: list[RecordChunk]) -> None:
         self.spec, self.records = spec, records
         self.count = sum(map(len, records))
         catalog = load_catalog(None)

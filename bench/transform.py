@@ -22,7 +22,7 @@ import numpy as np
 from pyiceberg.table.sorting import SortOrder
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
 from frazil.ingest.range_reader import MAX_CHUNK_RECORDS
 from frazil.ingest.stage import _Stage
@@ -74,13 +74,13 @@ def context_of(folder: str, *, transform: bool) -> StageContext:
     return replace(context, transform=check_transform(spec).transform) if transform else context
 
 
-def chunks_of(values: list[bytes]) -> list[Chunk]:
-    whole = Chunk.of_column(BinaryColumn.of(values))
+def chunks_of(values: list[bytes]) -> list[RecordChunk]:
+    whole = RecordChunk.of_column(BinaryColumn.of(values))
     whole = replace(whole, timestamps_ms=np.full(len(values), 1_767_225_600_000))
     return [whole.slice(at, at + MAX_CHUNK_RECORDS) for at in range(0, len(values), MAX_CHUNK_RECORDS)]
 
 
-def cpu_s(context: StageContext, chunks: list[Chunk]) -> float:
+def cpu_s(context: StageContext, chunks: list[RecordChunk]) -> float:
     records = sum(map(len, chunks))
     run = _Stage(context, StageTask(0, (OffsetRange("t", 0, 0, records),)), attempt=0, now_us=lambda: 0)
     started = time.process_time()

@@ -23,7 +23,7 @@ from bench.decode import decoder_of
 from bench.peer.records import KINDS, PARTITIONS, Records
 from bench.peer.systems import Job, declared
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.coordinates import COORDINATE_COLUMNS, CoordinateColumns
 from frazil.ingest.encodings import choose_encodings
@@ -73,7 +73,7 @@ def rows_of(records: Records, count: int) -> pa.Table:
     for first in range(0, arrived.shape[1], CHUNK_RECORDS):
         partitions, offsets = arrived[:, first : first + CHUNK_RECORDS]
         numbers = offsets * PARTITIONS + partitions
-        chunk = Chunk(
+        chunk = RecordChunk(
             BinaryColumn.of([records.value(n) for n in numbers.tolist()]),
             BinaryColumn.nulls(len(numbers)),
             partitions.astype(np.int32),
@@ -81,7 +81,7 @@ def rows_of(records: Records, count: int) -> pa.Table:
             BEGIN_MS + numbers // 200,
         )
         decoded = decode(chunk)
-        tables.append(coordinates.add_to(decoded.rows, chunk, decoded.kept))
+        tables.append(coordinates.add_to(decoded.rows, chunk, decoded.record_indexes))
     return pa.concat_tables(tables)
 
 

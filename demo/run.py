@@ -113,7 +113,7 @@ class Demo:
         self._screen.say(f"{sign_in(self._parts)}. `.venv/bin/frazil status flights` shows the stream")
         client = self._parts.airflow.client()
         for dag_id in (WRITER_DAG, *DAY_DAGS):
-            client.wait_for_dag(dag_id, within_s=180)
+            client.wait_for_dag(dag_id, timeout_s=180)
         client.set_paused(WRITER_DAG, False)
         self._screen.say(f"its DAG {WRITER_DAG} launches the writer …")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from frazil.dev.airflow import EmbeddedAirflow
-from frazil.dev.airflow_client import AirflowClient, Json
+from frazil.dev.airflow import AirflowClient, EmbeddedAirflow, Json
 
 
 class AirflowApi(AirflowClient):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from enum import StrEnum
 
-from frazil.aggregate.due import WaitingDay
+from frazil.aggregate.day_input import WaitingDay
 from frazil.commit.rejection_reasons import Reason
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.alerts import CLEAR_RATIO, MIN_FILE_DIVISOR, Reading, evaluate_table_rules

@@ -8,6 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 from datetime import timedelta
+from enum import EnumType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -23,18 +24,17 @@ from frazil.spec.values import SIZE_FORM, YamlForm
 _INTRODUCTION = """\
 # Configuration
 
-This page lists every key of a stream's file, `include/streams/<stream>.yaml`. [Declare a
-stream](../how-to/declare-a-stream.md) is the guide. Keys in `_defaults.yaml` apply to all streams of the folder.
-`python -m tests.configuration_page` generates this page. A default stands after the type, or is bold. Write a duration
-as `250ms`, `60s` or `1h30m`, a size as `128MiB`, `1GB` or a number of bytes, a percentage as `50%`, and a time as ISO
-8601 with a zone. Mappings have their own sections; `off` in place of `maintenance` or a mapping in it switches it off.
+Every key of a stream's file, `include/streams/<stream>.yaml` ([guide](../how-to/declare-a-stream.md)). A default stands
+after the type, or is bold. Write a duration as `250ms`, `60s` or `1h30m`, a size as `128MiB`, `1GB` or a number of
+bytes, a percentage as `50%`, and a time as ISO 8601 with a zone. Mappings have their own sections; `off` in place of
+`maintenance` or a mapping in it switches it off. `python -m tests.configuration_page` generates this page.
 """
 
 _REFERENCES = """\
 ## References
 
-A declaration contains no secrets. `source.bootstrap-servers`, `source.properties`, `source.format.registry`,
-`sensitive.secret` and `resources.spark` take references, which are resolved when they are used:
+`source.bootstrap-servers`, `source.properties`, `source.format.registry`, `sensitive.secret` and `resources.spark` take
+references, which are resolved when they are used:
 
 | reference | value |
 |---|---|
@@ -42,7 +42,7 @@ A declaration contains no secrets. `source.bootstrap-servers`, `source.propertie
 | `${env:NAME:-default}` | the environment variable, or the default if it is unset or empty |
 | `${airflow:connection.field}` | `host`, `login`, `password`, … or an extra of `AIRFLOW_CONN_<CONNECTION>` |
 
-Properties that are secrets (`sasl.password`, `ssl.key.password`, …) must be references without a default.
+Secrets, such as `sasl.password`, must be references without a default.
 """
 
 
@@ -112,17 +112,17 @@ def _value(field: FieldInfo) -> str:
 def _type(field: FieldInfo) -> str:
     inside = (item for part in get_args(field.annotation) for item in getattr(part, "__metadata__", ()))
     written = next((item for item in (*field.metadata, *inside) if isinstance(item, YamlForm)), None)
-    return written.words.partition(":")[0] if written else _words(field.annotation)
+    return written.words.partition(": ")[0] if written else _words(field.annotation)
 
 
 def _words(annotation: Any) -> str:
-    simple = {str: "text", int: "integer", bool: "boolean"}
+    simple = {str: "text", int: "integer", float: "number", bool: "boolean"}
     if annotation in simple:
         return simple[annotation]
     if get_origin(annotation) is Annotated:
         return _words(get_args(annotation)[0])
-    if get_origin(annotation) is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if get_origin(annotation) is Literal or isinstance(annotation, EnumType):
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation) or annotation)
     if get_origin(annotation) in {Union, types.UnionType}:
         return ", ".join(_words(part) for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is tuple:

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 __version__ = "0.1.0"
-PYTHONS = ((3, 11), (3, 13))
-"""The first and the last version of Python that frazil accepts."""
+SUPPORTED_PYTHONS = ((3, 11), (3, 13))
+"""The oldest and the newest supported version of Python."""

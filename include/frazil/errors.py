@@ -151,3 +151,8 @@ NO_RESTART_EXIT_CODES = frozenset(
 def format_error(error: Exception) -> str:
     """Return an error's message, preceded by its type unless it is one of frazil's errors."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error's type and message on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

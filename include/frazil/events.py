@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -95,26 +96,30 @@ class FutureEventTimes:
     """A committed batch has rows whose event times are too far in the future to be trusted."""
 
     key: BatchKey
-    rows: int
-    top_partition: TopicPartition
-    """The topic-partition from which most of these rows come."""
+    by_partition: Mapping[TopicPartition, int]
+    """These rows by the topic-partition from which they come."""
     max_future: str
     """The declared limit, such as `10m`."""
     newest_ms: int | None = None
     """The newest of these event times; None if the version of frazil that staged the batch did not record it."""
 
+    @property
+    def rows(self) -> int:
+        return sum(self.by_partition.values())
+
     def __add__(self, other: FutureEventTimes) -> FutureEventTimes:
         newest_ms = max((ms for ms in (self.newest_ms, other.newest_ms) if ms is not None), default=None)
-        top_partition = max(self, other, key=lambda one: one.rows).top_partition
-        return replace(other, rows=self.rows + other.rows, top_partition=top_partition, newest_ms=newest_ms)
+        total = Counter(self.by_partition)
+        total.update(other.by_partition)
+        return replace(other, by_partition=total, newest_ms=newest_ms)
 
     def describe(self) -> str:
         """Return a sentence for operators. It does not name the batch."""
+        (topic, partition), rows = min(self.by_partition.items(), key=lambda item: (-item[1], item[0]))
         return (
             f"{format_count(self.rows, 'row', 'has|have')} an event time more than {self.max_future} ahead of Kafka's "
-            f"timestamp, most of them in {self.top_partition[0]}-{self.top_partition[1]}, the newest "
-            f"{format_utc(self.newest_ms)}: such rows land, but do not advance the watermark. Check the producers' "
-            "clocks"
+            f"timestamp, {rows:,} of them in {topic}-{partition}, the newest {format_utc(self.newest_ms)}: such rows "
+            "land, but do not advance the watermark. Check the producers' clocks"
         )
 
 

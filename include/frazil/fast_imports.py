@@ -10,7 +10,10 @@ from importlib.abc import MetaPathFinder
 
 
 class _NoPandas(MetaPathFinder):
-    """Makes imports of pandas fail. None in `sys.modules` would not: PyArrow would use None as the module."""
+    """Makes imports of pandas fail.
+
+    `sys.modules["pandas"] = None` does not help, because PyArrow would use None as the module.
+    """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
         if fullname == "pandas":
@@ -21,7 +24,7 @@ _NO_PANDAS = _NoPandas()
 
 
 def begin_fast_imports() -> None:
-    """Turn off garbage collection, and the import of pandas: it is the slowest import, and PyArrow tries it."""
+    """Turn off garbage collection and the slow import of pandas, which PyArrow tries."""
     gc.disable()
     if "pandas" not in sys.modules:
         sys.meta_path.insert(0, _NO_PANDAS)

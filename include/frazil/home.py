@@ -4,6 +4,7 @@
                          exit.json, writer.log
 <home>/page/             the last contents of the operations page: see `frazil.operations.answers`; and the
                          processes that serve the page: see `frazil.host.page_servers`
+<home>/maintain/         logs of `frazil maintain`, by table
 <home>/declared/         the last valid declarations: see `frazil.spec.last_valid`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow

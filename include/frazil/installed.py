@@ -1,5 +1,6 @@
-"""Detects whether frazil's files were replaced after this process started. Such a process may load new modules next to
-old ones, and then its errors say nothing about tables, catalogs or Kafka.
+"""Detects whether frazil's files were replaced after this process started.
+
+Such a process may mix modules of two versions. Its errors are then not caused by tables, catalogs or Kafka.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from frazil.errors import error_text
+
 FOLDER = Path(__file__).parent
 CODE_ERRORS = (ImportError, AttributeError, NameError, TypeError)
-"""Errors that occur when modules of different versions are loaded in one process."""
+"""Errors that occur if one process mixes modules of two versions."""
 FileVersions = frozenset[tuple[str, int, int]]
 """Path, size and modification time (ns) of each module's file."""
 
@@ -36,8 +39,7 @@ def explain_outdated(error: BaseException) -> str | None:
     process = _starts[0].process
     return (
         f"frazil's files were replaced after this {process} started, so it runs a mixture of old and new code. Restart "
-        "it. If the error persists, it has another cause: "
-        f"{type(error).__name__}: {' '.join(str(error).split())}"
+        f"it. If the error persists, it has another cause: {error_text(error)}"
     )
 
 

@@ -152,7 +152,7 @@ def test_on_a_narrow_screen_the_whole_picture_of_the_snapshots_is_seen_in_words_
     page.set_viewport_size({"width": 390, "height": 800})
     kinds = ["batch", "backfill", "compaction"]
     marks = [
-        {"at_ms": NOW + n * MINUTE_MS, "kind": kinds[n % 3], "label": kinds[n % 3], "stream": "trips", "said": "x"}
+        {"at_ms": NOW + n * MINUTE_MS, "kind": kinds[n % 3], "label": kinds[n % 3], "stream": "trips", "message": "x"}
         for n in range(90)
     ]
     page.evaluate(PART, {"name": "snapshots", "view": {"at_ms": NOW, "shape": {"marks": marks, "snapshots": 90}}})

@@ -55,9 +55,9 @@ class DagRunner:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let triggers that wait for windows fire at once. Otherwise they give Airflow time to notice the deferral."""
-    from frazil.airflow.partitions import polling_trigger  # needs AIRFLOW_HOME
+    from frazil.airflow.partitions import sensor  # needs AIRFLOW_HOME
 
-    monkeypatch.setattr(polling_trigger, "MIN_DEFERRAL_S", 0.0)
+    monkeypatch.setattr(sensor, "MIN_DEFERRAL_S", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -424,7 +424,7 @@ def end_task(dag_id: str, run_id: str, task_id: str, state: str, said: str) -> N
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
-    from frazil.airflow.task import RESULT_KEY  # needs AIRFLOW_HOME
+    from frazil.airflow.dag_profile import RESULT_KEY  # needs AIRFLOW_HOME
 
     set_run(dag_id, run_id, state)
     of = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id}
@@ -558,7 +558,7 @@ def doctor_of_dags() -> list[str]:
     """Return what `frazil doctor` finds about the DAGs of all streams."""
     from frazil.airflow.doctor import _check_shared_dags
 
-    return [one.said for one in _check_shared_dags()]
+    return [one.message for one in _check_shared_dags()]
 
 
 def give_to_team(team: str, dag_id: str) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
-from frazil.aggregate.due import WaitingDay
+from frazil.aggregate.day_input import WaitingDay
 from frazil.airflow.aggregations.reconcile import REQUESTED, find_days_to_request, reconcile
 from frazil.airflow.lineage_parent import CLUSTER_PREFIXES
 from frazil.partitions.completeness import Cursor

@@ -16,9 +16,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.backfills import dag as backfills
-from frazil.airflow.backfills.dag import StageOperator
-from frazil.airflow.task import run_name
+from frazil.airflow import backfills
+from frazil.airflow.backfills import StageOperator
+from frazil.airflow.dag_profile import run_name
 from frazil.audit.stream_audit import audit_stream
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request

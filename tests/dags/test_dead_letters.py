@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.dead_letters.dag import dlq_arguments
+from frazil.airflow.dead_letters import dlq_arguments
 
 FORM = {
     "stream": "flights",

@@ -84,13 +84,13 @@ def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
 def test_what_a_user_did_is_read_from_the_state_that_the_task_is_in(
     state: str | None, try_number_now: int | None, action: str
 ) -> None:
-    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
+    task_actions = importlib.import_module("frazil.airflow.writers.trigger")
     task = task_actions.DeferredTask(1, state, exists_now=True, try_number_now=try_number_now)
     assert task_actions.find_task_action(task) is task_actions.TaskAction[action]
 
 
 def test_a_task_that_is_gone_was_deleted_with_its_run() -> None:
-    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
+    task_actions = importlib.import_module("frazil.airflow.writers.trigger")
     assert (
         task_actions.find_task_action(task_actions.DeferredTask(1, None, exists_now=False, try_number_now=None))
         is task_actions.TaskAction.DELETED
@@ -232,7 +232,7 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
     claimed: tuple[str, int] | None, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cleared and deferred again at once, the task looks as if another triggerer had it."""
-    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
+    task_actions = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = _trigger_of("run", 1)
 
     async def fetch_task() -> Any:

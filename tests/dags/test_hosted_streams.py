@@ -112,7 +112,7 @@ def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: A
 def test_marked_pauses_and_cleared_restarts_it_alone(
     trigger: Any, state: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
+    task_actions = importlib.import_module("frazil.airflow.writers.trigger")
     one = trigger()
 
     async def fetch_task() -> Any:

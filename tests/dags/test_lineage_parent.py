@@ -20,7 +20,7 @@ from frazil.history.recorder import RecordingThreads
 from frazil.lineage.facts import PARENT_VARIABLE, LineageSettings
 from frazil.spec.load import load_stream
 from frazil.stream.recording import record_events
-from frazil.supervise.supervised import ApplicationProgram, WriterProgram
+from frazil.supervise.supervised import Program, SupervisedApplication, SupervisedStream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.lineage_backend import tracing
@@ -125,18 +125,17 @@ def test_a_writer_that_is_launched_for_a_task_is_its_child_unless_a_user_named_a
     (tmp_path / "s.yaml").write_text(STREAM)
     (tmp_path / "t.yaml").write_text(f"{STREAM.replace(' s', ' t').replace('.s', '.t')}application: both\n")
 
-    def launched(program: Any) -> str | None:
-        supervised = program.make_supervised(clock=lambda: 0)
+    def launched(kind: Any, name: str, parent: str | None) -> str | None:
+        supervised = kind(Program(name, tmp_path, tmp_path / "w.py", parent))
         supervised.read()
         request = supervised.build_launch_request(generation=0, connections=lambda _: {})
         return request.environment.get(PARENT_VARIABLE)  # type: ignore[no-any-return]
 
-    main, parent = tmp_path / "w.py", "a/b/c"
-    programs = [WriterProgram("s", tmp_path, main, parent), ApplicationProgram("both", tmp_path, main, parent)]
-    assert [launched(program) for program in programs] == ["a/b/c", "a/b/c"]
-    assert launched(WriterProgram("s", tmp_path, main)) is None
+    programs = [(SupervisedStream, "s", "a/b/c"), (SupervisedApplication, "both", "a/b/c")]
+    assert [launched(*program) for program in programs] == ["a/b/c", "a/b/c"]
+    assert launched(SupervisedStream, "s", None) is None
     monkeypatch.setenv(PARENT_VARIABLE, "x/y/z")
-    assert [launched(program) for program in programs] == ["x/y/z", "x/y/z"]
+    assert [launched(*program) for program in programs] == ["x/y/z", "x/y/z"]
 
 
 @pytest.mark.usefixtures("frazil_home")

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from frazil.airflow.health import routes as health_routes
+from frazil.airflow.health import subjects as health_routes
 from frazil.airflow.health import tasks as table_health
-from frazil.airflow.health.routes import RUNS_PER_ROUND, RouteFindings, select_share
+from frazil.airflow.health.subjects import RUNS_PER_ROUND, RouteFindings, select_share
 from frazil.airflow.maintenance import route as route_care
 from frazil.airflow.maintenance import tasks as table_care
 from frazil.airflow.maintenance.due import MaintenanceRun, due_tables
@@ -88,13 +88,13 @@ def test_spark_gets_the_tables_that_need_it_most_and_no_more_than_one_task_can_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    found = table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False)
+    found = table_care.find_tables_with_due_rewrites(ROUTE, tmp_path, actions=ACTIONS, dry_run=False)
     assert found == ["shop.raw_b", "shop.orders", "shop.raw_a"]
     assert "did not create them: shop.raw_x" in caplog.text
     monkeypatch.setattr(route_care, "MAX_TABLES_PER_RUN", 1)
-    assert table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False) == ["shop.raw_b"]
+    assert table_care.find_tables_with_due_rewrites(ROUTE, tmp_path, actions=ACTIONS, dry_run=False) == ["shop.raw_b"]
     with pytest.raises(AirflowSkipException, match=r"^dry run; 1 table needs a rewrite$"):
-        table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=True)
+        table_care.find_tables_with_due_rewrites(ROUTE, tmp_path, actions=ACTIONS, dry_run=True)
 
 
 def test_a_table_that_cannot_be_measured_comes_after_the_others_and_all_of_them_are_one_error(

@@ -17,7 +17,7 @@ from airflow.sdk import DAG, BaseNotifier
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow import each_alert
-from frazil.airflow.deadlines import deadline
+from frazil.airflow.dag_profile import deadline
 from frazil.airflow.health import dag as health
 from frazil.airflow.notifications import failure_message, with_message
 from tests.dags.in_airflow import CHECKOUT

@@ -232,9 +232,9 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
 
     found = eventually(lambda: next((body for body in [routed("one")] if body["routed"]), None), within_s=60)
     assert found["routed"] == {
-        "tables": [{"name": "demo.orders_one", "amiss": "", "level": 4}],
+        "tables": [{"name": "demo.orders_one", "problem": "", "level": 4}],
         "found": 1,
-        "in_all": 1,
+        "total": 1,
     }
     assert (routed("two")["routed"]["tables"], found["period"]["hours"], found["routes"]) == ([], 168, True)
     begin = (datetime.now(UTC) - timedelta(hours=2)).replace(tzinfo=None)
@@ -247,7 +247,7 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
         assert (answer["kind"], answer["streams"], answer["calendar"]) == (kind, ["orders"], None)
     assert ask("VIEWER", "api/table/frazil.signals")["status"] == 404
     plan = ask("OP", "api/plan/maintain/demo.orders_of_2", method="POST", headers=OURS, body={})["body"]
-    assert plan["says"][0].startswith("Each table of the route of orders that needs it is compacted")
+    assert plan["effects"][0].startswith("Each table of the route of orders that needs it is compacted")
     for action, name in (("maintain", "demo.orders_dead_letters"), ("release", "demo.orders_of_2")):
         assert ask("OP", f"api/plan/{action}/{name}", method="POST", headers=OURS, body={})["status"] == 404
 
@@ -303,7 +303,7 @@ def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_action_that_
         return [ask("VIEWER", f"api/{path}")["body"]["airflow"] for path in VIEWS]
 
     def says(action: str) -> str:
-        return " ".join(ask("OP", f"api/plan/{action}", method="POST", headers=OURS, body={})["body"]["says"])
+        return " ".join(ask("OP", f"api/plan/{action}", method="POST", headers=OURS, body={})["body"]["effects"])
 
     airflow_process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     assert views() == [[], [], []]
@@ -343,9 +343,9 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         return [rest for owner, *rest in airflow_process.call(in_airflow.audit_log, event) if owner == "op"]
 
     plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["version_token"]
-    assert "No writer starts until ticks is resumed." in plan["says"]
+    assert "No writer starts until ticks is resumed." in plan["effects"]
     paused = post("action", "pause", reason="an upgrade", version_token=plan["version_token"])
-    assert paused["body"]["said"].startswith("ticks is paused.")
+    assert paused["body"]["message"].startswith("ticks is paused.")
     for action in ("restart", "resume"):  # their dialogs were open in another tab before
         refused = post("action", action, version_token=stale)
         assert refused["status"] == 422
@@ -360,11 +360,11 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     assert line["notes"] == ["an upgrade"]
     assert post("plan", "pause")["body"]["refused"] == "ticks is already paused"
     resumed = post("action", "resume", version_token=post("plan", "resume")["body"]["version_token"])
-    assert resumed["body"]["said"].startswith("ticks is resumed.")
+    assert resumed["body"]["message"].startswith("ticks is resumed.")
     ((dag_id, extra),) = entries("frazil_pause")
     assert dag_id == "frazil_writer_ticks"
     reported = json.loads(extra)
-    assert (reported["reason"], reported["outcome"]) == ("an upgrade", f"done: {paused['body']['said']}")
+    assert (reported["reason"], reported["outcome"]) == ("an upgrade", f"done: {paused['body']['message']}")
     resumes = [json.loads(extra)["outcome"] for _, extra in entries("frazil_resume")]
     assert [outcome.partition(":")[0] for outcome in resumes] == ["refused", "refused", "done"]
     assert MOVED in resumes[0]

@@ -71,7 +71,7 @@ def requested(post: Post, action: str, stream: str = "ticks", **form: Any) -> di
 def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what_to_do(
     post: Post, airflow: AirflowProcess, action: str
 ) -> None:
-    said = requested(post, action)["body"]["said"]
+    said = requested(post, action)["body"]["message"]
     run = said.split()[2]
     for state, does, end in (
         ("queued", "is queued", "mark that run as failed in Airflow"),
@@ -135,11 +135,11 @@ def test_a_run_that_an_action_started_is_followed_to_its_result_by_those_who_see
     run = f"/dags/frazil_dead_letters/runs/{done['run']}"
     waits = {"state": "queued", "finished": False, "log": run}
     paused = "The run waits, because the DAG frazil_dead_letters is paused in Airflow: unpause it."
-    assert follow()["body"] == {**waits, "said": paused}
+    assert follow()["body"] == {**waits, "message": paused}
     airflow.call(in_airflow.unpause)
-    assert follow()["body"] == {**waits, "said": "The run is queued."}
+    assert follow()["body"] == {**waits, "message": "The run is queued."}
     airflow.call(in_airflow.end_task, "frazil_dead_letters", done["run"], "settle", "success", "landed: 3, failed: 0")
-    ended = {"state": "success", "finished": True, "said": "landed: 3, failed: 0.", "log": f"{run}/tasks/settle"}
+    ended = {"state": "success", "finished": True, "message": "landed: 3, failed: 0.", "log": f"{run}/tasks/settle"}
     assert follow()["body"] == ended
     assert follow(role="VIEWER")["body"] == ended
     assert [follow("quotes")["status"], follow("none")["status"], follow(action="pause")["status"]] == [404] * 3
@@ -149,9 +149,9 @@ def test_a_paused_dag_is_unpaused_with_the_action_that_needs_it(post: Post, airf
     airflow.call(in_airflow.pause, "frazil_dead_letters", True)
     plan = post("plan", "replay")["body"]
     assert plan["unpause"] == "frazil_dead_letters"
-    assert "which is paused: the run starts when you unpause it" in " ".join(plan["says"])
+    assert "which is paused: the run starts when you unpause it" in " ".join(plan["effects"])
     chosen = post("plan", "replay", unpause=True)["body"]
-    assert "This starts a run of the DAG frazil_dead_letters, and unpauses it." in chosen["says"]
+    assert "This starts a run of the DAG frazil_dead_letters, and unpauses it." in chosen["effects"]
     requested(post, "replay")
     assert airflow.call(in_airflow.dag_is_paused, "frazil_dead_letters"), "without the mark it stays paused"
     airflow.call(in_airflow.delete_runs, "frazil_dead_letters")

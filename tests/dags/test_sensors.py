@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from frazil.airflow.partitions import polling_trigger, tasks
+from frazil.airflow.partitions import sensor, tasks
 from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
 from frazil.airflow.shown_state import MIN_DEFERRAL_S
 from frazil.errors import CommitUnavailable, MarkerUnreadable, TableLost
@@ -109,8 +109,8 @@ def test_however_often_it_checks_it_fires_only_when_airflow_knows_that_its_task_
     async def nothing(seconds: float = 0) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(polling_trigger, "MIN_DEFERRAL_S", MIN_DEFERRAL_S)
-    monkeypatch.setattr(polling_trigger.asyncio, "sleep", nothing)
+    monkeypatch.setattr(sensor, "MIN_DEFERRAL_S", MIN_DEFERRAL_S)
+    monkeypatch.setattr(sensor.asyncio, "sleep", nothing)
     assert flow.answer("2013-12-30T01")["problem"] is None
     assert slept == [MIN_DEFERRAL_S]
 
@@ -129,8 +129,8 @@ def test_what_it_waits_for_is_reported_when_it_is_of_another_kind_and_its_number
         held = " is held" if checks > 100 else ""
         return ({"problem": None} if checks > 240 else None), f"look {min(checks, 120)}{held}"
 
-    monkeypatch.setattr(polling_trigger, "time", SimpleNamespace(monotonic=lambda: 1e6 + 60.0 * checks))
-    monkeypatch.setattr(polling_trigger.asyncio, "sleep", nothing)
+    monkeypatch.setattr(sensor, "time", SimpleNamespace(monotonic=lambda: 1e6 + 60.0 * checks))
+    monkeypatch.setattr(sensor.asyncio, "sleep", nothing)
     monkeypatch.setattr(trigger, "poll", check)
 
     async def fired() -> Any:

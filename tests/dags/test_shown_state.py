@@ -133,12 +133,12 @@ def test_the_state_that_stays_is_written_after_one_that_is_being_written(board: 
         board.answer = taken.wait
         await board.show("starting")
         await board.show("given up")
-        ending = asyncio.create_task(board.board.conclude(TASK, "given up", "why"))
+        ending = asyncio.create_task(board.board.write_final_state(TASK, "given up", "why"))
         await asyncio.sleep(0)
         assert board.tries == 1
         taken.set()
         await ending
-        await board.board.conclude(TASK, "given up", "why")
+        await board.board.write_final_state(TASK, "given up", "why")
 
     asyncio.run(ends())
     assert [(one["state"], one["says"]) for one in board.written] == [("starting", "words"), ("given up", "why")]

@@ -6,21 +6,21 @@ import threading
 
 import pytest
 
-from frazil.airflow.parallel_reads import read_in_parallel
+from frazil.table.parallel import read_in_parallel
 
 
 def test_every_name_gets_its_answer_or_what_was_raised() -> None:
-    found = read_in_parallel(["1", "x", "3"], int, within_s=60)
+    found = read_in_parallel(["1", "x", "3"], int, timeout_s=60)
     assert (found["1"], found["3"]) == (1, 3)
     assert isinstance(found["x"], ValueError)
     assert list(found) == ["1", "x", "3"]
-    assert read_in_parallel([], int, within_s=60) == {}
+    assert read_in_parallel([], int, timeout_s=60) == {}
 
 
 @pytest.mark.timeout(60)
 def test_what_hangs_is_given_up_and_what_waits_behind_it_too() -> None:
     go = threading.Event()
-    found = read_in_parallel(["hangs", "waits"], lambda _: go.wait(), within_s=0.01, max_threads=1)
+    found = read_in_parallel(["hangs", "waits"], lambda _: go.wait(), timeout_s=0.01, max_threads=1)
     go.set()
     assert {name: type(answer) for name, answer in found.items()} == dict.fromkeys(["hangs", "waits"], TimeoutError)
     assert "hangs could not be read within" in str(found["hangs"])
@@ -38,7 +38,7 @@ def test_what_hangs_is_given_up_with_its_group_and_the_others_are_read_to_their_
         return name
 
     names = ["far-1", "far-2", *map(str, range(75))]
-    found = read_in_parallel(names, read, within_s=1, group=lambda name: name.rpartition("-")[0], max_threads=1)
+    found = read_in_parallel(names, read, timeout_s=1, group=lambda name: name.rpartition("-")[0], max_threads=1)
     go.set()
     assert list(found) == names
     assert [name for name, answer in found.items() if answer != name] == ["far-1", "far-2"]

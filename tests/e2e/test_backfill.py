@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from frazil.audit.kafka_source import ask_kafka
+from frazil.audit.kafka_source import find_remaining_offsets
 from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import commit as backfill_commit
 from frazil.backfill import stage as stage_module
@@ -75,7 +75,7 @@ def is_clean(stream: Any) -> bool:
     """Audit all times and the last hour, both compared with Kafka."""
     tables = open_stream(stream.spec).tables
     for window in (None, last_period(timedelta(hours=1), datetime.now(UTC))):
-        found = audit_stream(tables, window=window, ask_kafka=partial(ask_kafka, stream.spec))
+        found = audit_stream(tables, window=window, find_remaining_offsets=partial(find_remaining_offsets, stream.spec))
         assert found.clean, found.wrong
     return sum(p.rows for p in found.partitions) == len(stream.ids())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -64,3 +65,20 @@ def test_a_missing_topic_and_a_catalog_out_of_reach_are_an_error_each(
     assert len(lines) == 4
     assert "rides.yaml: source: TopicMissing: " in result.stderr
     assert "trips.yaml: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127" in result.stderr
+
+
+def test_a_topic_that_was_made_again_is_an_error_of_validate_and_doctor(
+    stream: Any, events: Any, kafka: EmbeddedKafka
+) -> None:
+    stream.produce(events(range(8)), partitions=4)
+    stream.catch_up()
+    file = stream.streams / f"{stream.name}.yaml"
+    assert validate(str(file)).exit_code == 0
+    admin = kafka.admin()
+    admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
+    kafka.create_topic(stream.topic, 4)
+    result = validate(str(file))
+    assert result.exit_code == 10
+    assert f"source: TopicRecreated: topic '{stream.topic}' of stream '{stream.name}' was deleted" in result.stderr
+    said = CliRunner().invoke(frazil, ["doctor", "--streams", str(file.parent)]).stdout
+    assert said.count("TopicRecreated") == 1

@@ -50,7 +50,7 @@ def test_a_second_start_on_the_folder_uses_the_store_that_runs(store: EmbeddedOb
     first = store.server()
     assert first is not None
     assert EmbeddedObjectStore(store.folder).start().server() == first
-    with pytest.raises(EnvironmentUnusable, match="runs on other ports"):
+    with pytest.raises(EnvironmentUnusable, match="runs on ports other than"):
         EmbeddedObjectStore(store.folder, port=process.choose_free_port()).start()
 
 

@@ -133,7 +133,7 @@ def test_the_planner_and_both_readers_get_in(source: Source, way: str, each_read
         assert [offset for chunk in reader for offset in chunk.offsets.tolist()] == list(range(RECORDS))
     with KafkaAdmin(properties, [source.topic]) as kafka:
         assert kafka.ends(kafka.describe().partitions) == {(source.topic, 0): RECORDS}
-    check_readable(properties, [(source.topic, 0)], stream="rides", within_s=20)
+    check_readable(properties, [(source.topic, 0)], stream="rides", timeout_s=20)
 
 
 def test_a_function_is_called_again_before_its_token_expires(source: Source, each_reader: str) -> None:
@@ -258,7 +258,7 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
     admin = source.secured.broker.admin()
     groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}
     began = time.monotonic()
-    check_readable(source.ways["PLAIN"], [(source.topic, 0)], stream="rides", within_s=20)
+    check_readable(source.ways["PLAIN"], [(source.topic, 0)], stream="rides", timeout_s=20)
     assert time.monotonic() - began < 15, "the end of a topic is an answer"
     assert {group.group_id for group in admin.list_consumer_groups().result(30).valid} == groups
 

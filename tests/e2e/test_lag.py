@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from frazil.commit.open_streams import open_kafka
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.maintenance.measure import AskKafka, measure
+from frazil.maintenance.measure import LagQuery, measure
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
 from tests.unit.maintenance.day_by_day import land, made_stream
@@ -32,13 +32,13 @@ def test_kafka_is_requested_the_lag_where_it_decides(
         producer.produce(made.topic, b"{}")
     assert producer.flush(30) == 0
 
-    def lag(*, after_ms: int, ask_kafka: AskKafka = AskKafka.NEVER) -> int | None:
+    def lag(*, after_ms: int, lag_query: LagQuery = LagQuery.NEVER) -> int | None:
         maintained = find_maintained([made.spec], "demo.made")
-        found = measure(load_catalog(None), maintained, now_ms=made.now_ms + after_ms, ask_kafka=ask_kafka)
+        found = measure(load_catalog(None), maintained, now_ms=made.now_ms + after_ms, lag_query=lag_query)
         assert found is not None
         return found.streams[0].lag
 
     assert lag(after_ms=16 * 60_000) is None
-    assert lag(after_ms=60_000, ask_kafka=AskKafka.FOR_ALERTS) is None
-    assert lag(after_ms=16 * 60_000, ask_kafka=AskKafka.FOR_ALERTS) == 5
-    assert lag(after_ms=60_000, ask_kafka=AskKafka.ALWAYS) == 5
+    assert lag(after_ms=60_000, lag_query=LagQuery.FOR_ALERTS) is None
+    assert lag(after_ms=16 * 60_000, lag_query=LagQuery.FOR_ALERTS) == 5
+    assert lag(after_ms=60_000, lag_query=LagQuery.ALWAYS) == 5

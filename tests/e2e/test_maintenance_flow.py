@@ -43,7 +43,7 @@ from pathlib import Path
 from airflow.sdk import DAG, task
 
 from frazil.airflow import health_dag, maintenance_dag
-from frazil.airflow.deadlines import deadline
+from frazil.airflow.dag_profile import deadline
 
 STREAMS = Path(os.environ["FRAZIL_STREAMS"])
 
@@ -102,7 +102,7 @@ def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirf
     client = AirflowApi.of(airflow)
     stream = land(tmp_path / "streams", batches=12)
     before = stream.tables.main.refresh().scan().to_arrow().sort_by("kafka_offset")
-    client.wait_for_dag(HEALTH, within_s=120)
+    client.wait_for_dag(HEALTH, timeout_s=120)
     slow = client.trigger("slow")["dag_run_id"]
     client.set_paused(HEALTH, False)
 

@@ -147,7 +147,7 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
 ) -> None:
     client = AirflowApi.of(airflow)
     trips = Trips(tmp_path / "streams")
-    client.wait_for_dag("reader", within_s=120)
+    client.wait_for_dag("reader", timeout_s=120)
     waiting = client.trigger("reader")["dag_run_id"]
 
     # The sixth hour breaks the suite: 23 hours are reported, and the run that found it failed.

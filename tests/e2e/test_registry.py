@@ -236,4 +236,4 @@ def test_up_shows_the_registry_that_runs_and_what_to_declare(
     assert status["servers"]["registry"]["running"]
     other = CliRunner().invoke(frazil_command, ["dev", "up", "--registry", "--registry-port", str(registry.port + 1)])
     assert isinstance(other.exception, EnvironmentUnusable)
-    assert "another port" in str(other.exception)
+    assert "a port other than" in str(other.exception)

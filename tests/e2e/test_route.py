@@ -231,7 +231,7 @@ def test_columns_are_renamed_and_dropped_in_all_tables(stream: Any, frazil: Call
     send((0, "a"), (1, "b"))
     stream.catch_up()
     refused = frazil("evolve", "events", "--rename", "note=kind", "--yes")
-    assert "the column note cannot be changed: the route reads it by this name" in refused.stderr
+    assert "the column note cannot be changed: the route reads the column by its name" in refused.stderr
     with stream.writing():
         done = frazil("evolve", "events", "--rename", "size=weight", "--rename", "id=number", "--drop", "left", "--yes")
         assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from frazil.commit.open_streams import open_kafka
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.alerts import AlertStates, evaluate_alerts, evaluate_readings
-from frazil.maintenance.measure import AskKafka, measure
+from frazil.maintenance.measure import LagQuery, measure
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.load import load_stream
@@ -69,7 +69,7 @@ def test_a_stream_that_lags_is_reported_and_what_waits_is_written(kafka: Embedde
             load_catalog(None),
             find_maintained([spec], "city.rides"),
             now_ms=now_ms + minutes * MINUTE_MS,
-            ask_kafka=AskKafka.FOR_ALERTS,
+            lag_query=LagQuery.FOR_ALERTS,
         )
         assert found is not None
         made = evaluate_alerts(states, found, spec.maintenance, now_ms=now_ms + minutes * MINUTE_MS)

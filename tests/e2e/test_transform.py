@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
@@ -79,6 +80,19 @@ def test_records_are_filtered_renamed_and_cast_and_every_one_is_counted(messy: A
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
+def test_a_batch_that_is_dropped_as_a_whole_moves_the_position(stream: Any, frazil: Command) -> None:
+    declare(stream)
+    stream.produce([record(n, kind="test") for n in range(40)], partitions=4)
+    stream.catch_up()
+    assert stream.ids() == []
+    assert stream.table().current_snapshot().summary["frazil.dropped"] == "40"
+    stream.produce([record(n) for n in (1, 2)])
+    stream.catch_up()
+    assert stream.ids() == [1, 2]
+    assert dropped(stream) == 40
+    clean(stream, frazil)
+
+
 def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(
     messy: Any, frazil: Command, frazil_home: Path
 ) -> None:
@@ -92,6 +106,33 @@ def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(
     assert len(lines) == 21
     assert lines[-1] == "20 records: 14 records land, 6 dropped, 0 dead letters. Nothing was written."
     assert not (frazil_home / "catalog.db").exists()
+
+
+def test_preview_of_an_empty_topic_and_of_none_says_so(stream: Any, frazil: Command) -> None:
+    found = frazil("preview", stream.name)
+    assert (found.returncode, found.stdout) == (0, "The topics of stream events have no records.\n")
+    path = stream.streams / f"{stream.name}.yaml"
+    path.write_text(path.read_text().replace(f"[{stream.topic}]", "[no-such-topic]"))
+    missing = frazil("preview", stream.name)
+    assert missing.returncode > 0
+    assert "no-such-topic" in missing.stderr
+
+
+def test_preview_shortens_long_values_and_prints_valid_json(stream: Any, topic: Any, frazil: Command) -> None:
+    path, own = stream.streams / f"{stream.name}.yaml", topic(max_message_bytes="6000000")
+    text = path.read_text().replace("note: string", "note: string, x: double, m: 'map<string, float>'")
+    path.write_text(text.replace(stream.topic, own))
+    producer = Producer({"bootstrap.servers": stream.bootstrap, "message.max.bytes": 6_000_000})
+    note = b"y" * 5_000_000
+    producer.produce(own, b'{"id": 1, "at": "2026-01-01", "note": "%s", "x": NaN, "m": {"a": -Infinity}}' % note)
+    assert producer.flush(30) == 0
+    line, _ = frazil("preview", stream.name).stdout.splitlines()
+    assert len(line) < 600
+    assert "(5,000,000 characters)" in line
+    assert line.endswith('"x": "nan", "m": [["a", "-inf"]]}')
+    (record,) = json.loads(frazil("preview", stream.name, "--json").stdout, parse_constant=pytest.fail)["records"]
+    assert record["rows"][0]["x"] == "nan"
+    assert len(record["rows"][0]["note"]) == 5_000_000
 
 
 def clean(stream: Any, frazil: Command) -> None:

@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frazil.dev.airflow import EmbeddedAirflow
-from frazil.dev.airflow_client import AirflowClient, wait_for
+from frazil.dev.airflow import AirflowClient, EmbeddedAirflow, wait_for
 from frazil.dev.process import choose_free_port
 from tests.pages import CHECKOUT, Block, alike, blocks, says, section
 
@@ -132,7 +131,7 @@ def switch_on(airflow: AirflowClient, shown: str) -> None:
     def listed() -> dict[str, Any] | None:
         return next((dag for dag in airflow.dags() if dag["dag_display_name"] == shown), None)
 
-    airflow.set_paused(wait_for(listed, what=f"the DAG {shown}", within_s=120)["dag_id"], False)
+    airflow.set_paused(wait_for(listed, what=f"the DAG {shown}", timeout_s=120)["dag_id"], False)
 
 
 @pytest.mark.soak
@@ -150,7 +149,7 @@ def test_the_quick_start_can_be_followed_to_its_end(shell: Shell) -> None:
     assert len(shown) == 3
     walk(shell, [steady, *page, *wrong])
     seen = airflow.call("GET", "/frazil/ops/api/stream/rides")
-    assert [run["how"] for run in seen["runs"]][:2] == ["runs, supervised by Airflow", "was ended by signal 9"]
+    assert [run["outcome"] for run in seen["runs"]][:2] == ["runs, supervised by Airflow", "was ended by signal 9"]
     assert "TypeMismatch" in {rejected["reason"] for rejected in seen["rejected"]}
     walk(shell, clean_up)
     assert writers(shell.folder / ".frazil") == []

@@ -68,7 +68,7 @@ def test_its_history_has_the_batch_and_the_epoch(landed: Any):
     assert sum(point.records for point in history.points) == RECORDS
     assert sum(point.rejected for point in history.points) == len(BAD)
     assert sum(point.bytes for point in history.points) > 0
-    assert "a writer took over (epoch 1): no unfinished batch" in [what.sentence for what in history.happened]
+    assert "a writer took over (epoch 1): no unfinished batch" in [what.sentence for what in history.events]
 
 
 def test_one_task_reads_many_partitions_into_one_file(landed: Any):

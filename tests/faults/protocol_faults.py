@@ -9,7 +9,7 @@ from typing import Any
 from pyiceberg.io import OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 
 class InjectedError(OSError):

@@ -30,15 +30,15 @@ from frazil.commit.merging_modes import DEDUPE_MODE, MergingMode, merging_mode
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, batch_folder
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.spec.model import StreamSpec
-from frazil.table.atomic_commit import TableChange
+from frazil.table.atomic_catalogs import TableChange
 from frazil.table.atomic_sql import commit_by_sql
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
@@ -346,7 +346,7 @@ class World:
         record = self.log[offset]
         key, amount = record if isinstance(record, tuple) else (offset, None)
         place = {"kafka_topic": TP[0], "kafka_partition": TP[1], "kafka_offset": offset, "kafka_timestamp": None}
-        change = {CHANGE: UPSERT if amount is not None else DELETE, KEPT_COLUMNS: None}
+        change = {CHANGE: UPSERT if amount is not None else DELETE, OMITTED_COLUMNS: None}
         return {"id": key, "region": "eu", "amount": amount, "at": AT, **place, **change}
 
     def _dead_letter(self, offset: int) -> dict[str, Any]:

@@ -48,8 +48,8 @@ from frazil.offsets.tally import OffsetTally
 from frazil.table.branches import head_of
 from frazil.table.faster_commits import _change_class, _sharing_class
 from frazil.table.landed_offsets import RowSelection
-from frazil.table.local_storage import LocalStore
 from frazil.table.metadata_times import order_times
+from frazil.table.storage import LocalStore
 from frazil.table.tables import state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore

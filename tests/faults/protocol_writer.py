@@ -26,6 +26,7 @@ from frazil.kafka.logs import check_no_gap, check_not_truncated, describe_lost_r
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
+from frazil.stream.notices import Notices
 from frazil.stream.plan import BatchPolicy, Position
 from frazil.stream.planner import BatchPlanner, PlannerSettings
 from frazil.stream.progress import ProgressFolder
@@ -173,6 +174,7 @@ class Writer:
             run_folder=self.world.folder,
             progress=ProgressFolder(f"{self.world.folder}/progress", {}),
             route=StreamRoute.begin(SPECS[self.stream], self.tables, marker, None, lambda _: None),
+            notices=Notices(lambda _: None, self.tables.main.identifier),
         )
 
     def _plan_from(self, marker: Marker) -> BatchPlanner:

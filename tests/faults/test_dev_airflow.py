@@ -9,8 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
-from frazil.dev.airflow_client import AirflowClient, wait_for
+from frazil.dev.airflow import COMPONENTS, AirflowClient, EmbeddedAirflow, wait_for
 from frazil.doctor import host as doctor
 from frazil.doctor.finding import CheckState
 from frazil.errors import EnvironmentUnusable
@@ -49,7 +48,7 @@ def finished(client: AirflowApi, run_id: str) -> dict[str, Any]:
         run = client.run("hello", run_id)
         return run if run["state"] in {"success", "failed"} else None
 
-    return wait_for(ended, what="the end of the run", within_s=120)
+    return wait_for(ended, what="the end of the run", timeout_s=120)
 
 
 def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> None:
@@ -67,7 +66,7 @@ def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> N
 @pytest.mark.timeout(600)
 def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
     client = AirflowApi.of(airflow)
-    client.wait_for_dag("hello", within_s=120)
+    client.wait_for_dag("hello", timeout_s=120)
     client.set_paused("hello", False)
     run = finished(client, client.trigger("hello")["dag_run_id"])
     assert run["state"] == "success"
@@ -101,7 +100,7 @@ def test_a_wrong_password_is_refused(airflow: EmbeddedAirflow) -> None:
 
 def test_a_dag_that_never_appears_is_said_so(airflow: EmbeddedAirflow) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"the DAG nowhere did not appear within 1 s\. Airflow has no import"):
-        airflow.client().wait_for_dag("nowhere", within_s=1)
+        airflow.client().wait_for_dag("nowhere", timeout_s=1)
 
 
 def test_a_killed_component_comes_back_and_the_others_stay(airflow: EmbeddedAirflow) -> None:

@@ -191,7 +191,7 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
     # A DAG processor: the other finds what is declared meanwhile.
     deployment.kill("dag-processor")
     (deployment.root / "told" / "told.yaml").write_text(REPORT.format(name="told"))
-    client.wait_for_dag("frazil_writer_told", within_s=180)
+    client.wait_for_dag("frazil_writer_told", timeout_s=180)
     eventually(lambda: deployment.runs_on("told", "two"), within_s=180)
 
     # A triggerer and its host, as far as Airflow knows: the writer is there yet, and no one stops it.
@@ -232,7 +232,7 @@ def test_a_run_that_fails_on_another_host_than_the_triggerers_fails_once(deploym
     if process.find_server("triggerer-two", deployment.airflow.home) is None:
         deployment.triggerer("two")
     client, dag_id = deployment.client, "frazil_writer_refused"
-    client.wait_for_dag(dag_id, within_s=180)
+    client.wait_for_dag(dag_id, timeout_s=180)
 
     def holds() -> bool:
         runs = client.runs(dag_id)

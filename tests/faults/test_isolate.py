@@ -16,7 +16,7 @@ import pytest
 
 from frazil.errors import EnvironmentUnusable
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.isolate import IsolatedDecoder, _send, harmless_record
 from tests.unit.ingest.test_key_columns import stage_context, stream
@@ -77,11 +77,11 @@ def isolated(fragile: MakeFragile) -> Iterator[IsolatedDecoder]:
 def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> None:
     values: list[bytes | None] = [b"%d" % i for i in range(8)]
     values[1] = values[6] = b"deadly"
-    decoded = isolated(Chunk.of_values(values))
+    decoded = isolated(RecordChunk.of_values(values))
     assert [r.index for r in decoded.rejections] == [1, 6]
     assert {r.error_class for r in decoded.rejections} == {"DecoderCrashed"}
     assert f"exit code {-signal.SIGSEGV}" in decoded.rejections[0].error
-    assert decoded.kept.tolist() == [i for i in range(8) if i not in (1, 6)]
+    assert decoded.record_indexes.tolist() == [i for i in range(8) if i not in (1, 6)]
     assert decoded.rows["x"].to_pylist() == [v for v in values if v != b"deadly"]
 
 
@@ -111,7 +111,7 @@ def test_a_record_whose_key_kills_is_rejected_like_one_whose_value_kills(
     )
     keys = [b'{"id": 5}', b'{"id": 6}']
     try:
-        decoded = decoder(dataclasses.replace(Chunk.of_values([value] * 2), keys=BinaryColumn.of(keys)))
+        decoded = decoder(dataclasses.replace(RecordChunk.of_values([value] * 2), keys=BinaryColumn.of(keys)))
     finally:
         decoder.close()
     assert [(r.index, r.error_class) for r in decoded.rejections] == [(1, "DecoderCrashed")]
@@ -119,15 +119,15 @@ def test_a_record_whose_key_kills_is_rejected_like_one_whose_value_kills(
 
 
 def test_a_chunk_without_a_killer_passes_whole(isolated: IsolatedDecoder) -> None:
-    decoded = isolated(Chunk.of_values([b"a", None]))
+    decoded = isolated(RecordChunk.of_values([b"a", None]))
     assert decoded.rejections == []
     assert decoded.rows["x"].to_pylist() == [b"a", None]
 
 
 def test_a_decoders_own_error_is_raised_here(isolated: IsolatedDecoder) -> None:
     with pytest.raises(RuntimeError, match="a decoder's own error"):
-        isolated(Chunk.of_values([b"error"]))
-    assert isolated(Chunk.of_values([b"fine"])).rows.num_rows == 1
+        isolated(RecordChunk.of_values([b"error"]))
+    assert isolated(RecordChunk.of_values([b"fine"])).rows.num_rows == 1
 
 
 def test_a_record_that_was_there_when_the_host_killed_the_child_is_not_blamed(
@@ -135,7 +135,7 @@ def test_a_record_that_was_there_when_the_host_killed_the_child_is_not_blamed(
 ) -> None:
     once = tmp_path / "the host kills the next child"
     once.touch()
-    decoded = isolated(Chunk.of_values([str(once).encode()]))
+    decoded = isolated(RecordChunk.of_values([str(once).encode()]))
     assert not once.exists()
     assert decoded.rejections == []
     assert decoded.rows["x"].to_pylist() == [str(once).encode()]
@@ -150,7 +150,7 @@ def test_where_no_child_can_decode_anything_the_machine_is_blamed_and_no_record(
     decoder = IsolatedDecoder(fragile)
     monkeypatch.setattr("frazil.ingest.isolate.sys.executable", str(dying))
     with pytest.raises(EnvironmentUnusable, match=r"before any record reached it \(exit code 7\)"):
-        decoder(Chunk.of_values([b"%d" % i for i in range(16)]))
+        decoder(RecordChunk.of_values([b"%d" % i for i in range(16)]))
     decoder.close()
 
 
@@ -159,7 +159,7 @@ def test_the_known_record_has_the_length_of_the_one_that_is_tried() -> None:
 
 
 def test_closing_leaves_no_child(isolated: IsolatedDecoder) -> None:
-    isolated(Chunk.of_values([b"a"]))
+    isolated(RecordChunk.of_values([b"a"]))
     child = isolated._child
     assert child is not None
     isolated.close()
@@ -177,7 +177,7 @@ def test_a_child_whose_answers_nobody_reads_ends_quietly(fragile: MakeFragile) -
     ) as child:
         assert child.stdout is not None
         child.stdout.close()
-        for frame in (fragile, Chunk.of_values([harmless_record()])):
+        for frame in (fragile, RecordChunk.of_values([harmless_record()])):
             _send(child.stdin, frame)
         assert child.wait(60) == 1
         assert child.stderr is not None

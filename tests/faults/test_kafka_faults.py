@@ -121,14 +121,19 @@ def test_a_partition_without_a_leader_holds_its_windows_and_no_other_partition( 
         produce(0, 36_001)  # an hour later
         eventually(lambda: stream.has_rows(3) or not writer.runs)
         assert "leaderless-1 has had no leader since" in eventually(missing_leader).reason
+    newer = declared_stream(frazil_home.parent, name="newer", topic="leaderless", bootstrap=own_kafka.bootstrap)
+    for needs_all_leaders in (stream.catch_up, newer.catch_up, newer.writer().run):
+        with pytest.raises(KafkaUnavailable, match=r"no leader for leaderless-1 \(1 in all\). Start the brokers"):
+            needs_all_leaders()
+    for command in ("reset events --to earliest --yes", "backfill events --dry-run"):
+        refused = CliRunner().invoke(frazil, [*command.split(), "--streams", str(stream.streams)])
+        assert "no leader for leaderless-1 (1 in all). Start the brokers" in str(refused.exception), command
     with stream.writing() as writer:  # one that starts meanwhile
         produce(0, 36_002)
         eventually(lambda: stream.has_rows(4) or not writer.runs)
         assert watermark() == datetime(2024, 1, 1, tzinfo=UTC)
         audit = CliRunner().invoke(frazil, ["audit", "events", "--source", "--streams", str(stream.streams)])
-        assert (audit.exit_code, "leaderless-1: no broker leads the topic-partition" in audit.output) == (3, True), (
-            audit.output
-        )
+        assert (audit.exit_code, "leaderless-1: no leader" in audit.output) == (3, True), audit.output
         second_broker.start()
         produce(1, 36_003)
         eventually(lambda: stream.has_rows(5) or not writer.runs)

@@ -23,7 +23,7 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
-from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 from frazil.table.catalogs import load_catalog
 
@@ -98,7 +98,7 @@ def make_old(folder: Path) -> None:
 
 @contextmanager
 def supervised_writer(stream: Any) -> Iterator[None]:
-    supervisor = Supervisor(WriterProgram(stream.name, stream.streams, APPLICATION))
+    supervisor = Supervisor(SupervisedStream(Program(stream.name, stream.streams, APPLICATION)))
     try:
         with forever(supervisor.step, every_s=0.5):
             yield

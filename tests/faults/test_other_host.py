@@ -13,7 +13,7 @@ from frazil.errors import Fenced
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.supervise.decision import WriterAction
-from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ class Host:
         self._home, self._monkeypatch = home, monkeypatch
         self.launcher = LocalLauncher(stream.name, folder=home / "streams" / stream.name)
         with self._at_home():
-            self._supervisor = Supervisor(WriterProgram(stream.name, stream.streams, WRITER))
+            self._supervisor = Supervisor(SupervisedStream(Program(stream.name, stream.streams, WRITER)))
 
     def step(self) -> SupervisionStep:
         with self._at_home():

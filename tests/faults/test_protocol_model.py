@@ -34,7 +34,7 @@ from pyiceberg.exceptions import CommitFailedException
 from frazil.commit import committer, marker_changes
 from frazil.commit.adoption import row_count
 from frazil.commit.commit_checks import check_ancestry
-from frazil.commit.marker import BatchKey, Fate, Marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.sweep import bare_path, sweep
@@ -144,14 +144,14 @@ class Protocol(RuleBasedStateMachine):
         """The highest epoch that each stream ever had in each table."""
         self.resetting = False
         self.lost: set[tuple[str, BatchKey]] = set()
-        self.out_of_reach: set[Record] = set()
+        self.unreachable_records: set[Record] = set()
         """What retention deleted before it was committed, or before a reset could read it again: in or not in."""
 
     @property
     def record_lost(self) -> bool:
         """Whether a commit record is gone: that of a batch which was committed, be it after its journal was lost."""
         markers = {stream: self.world.marker(stream) for stream in STREAMS}
-        return any((m := markers[stream]) and m.fate(key) is Fate.COMMITTED for stream, key in self.lost)
+        return any((m := markers[stream]) and m.outcome_of(key) is BatchOutcome.COMMITTED for stream, key in self.lost)
 
     # Kafka
 
@@ -445,7 +445,7 @@ class Protocol(RuleBasedStateMachine):
     def _give_up(self, stream: str, partition: int, position: int) -> None:
         topic = self.world.topics[stream]
         first = topic.first.get(partition, 0)
-        self.out_of_reach |= {(t, p, o) for t, p, o in topic.records if p == partition and position <= o < first}
+        self.unreachable_records |= {(t, p, o) for t, p, o in topic.records if p == partition and position <= o < first}
 
     @precondition(lambda self: not self.record_lost)
     @rule(stream=streams, plan=plans, now=st.booleans())
@@ -504,14 +504,14 @@ class Protocol(RuleBasedStateMachine):
         below = {
             record: good
             for record, good in topic.records.items()
-            if record[2] < position.get(record[:2], 0) and record not in self.out_of_reach
+            if record[2] < position.get(record[:2], 0) and record not in self.unreachable_records
         }
         rows, dead = self.world.rows(MAIN, stream), self.world.rows(DEAD, stream)
         if stream in self.forgotten:
             assert rows == self.forgotten[stream].rows, "the rows of a stream that is forgotten stay"
         assert all(count == 1 for count in (*rows.values(), *dead.values())), (rows, dead)
         assert not rows.keys() & dead.keys(), "what is a dead letter stays one, whatever a later schema says of it"
-        assert rows.keys() - self.out_of_reach <= below.keys() <= rows.keys() | dead.keys()
+        assert rows.keys() - self.unreachable_records <= below.keys() <= rows.keys() | dead.keys()
         assert not any(topic.records[record] == "never" for record in rows)
         assert not any(topic.records[record] == "always" for record in dead)
 

@@ -33,14 +33,14 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from frazil.commit import compare_and_swap, followers, merging
 from frazil.commit import sweep as sweeping
 from frazil.commit.compare_and_swap import RetryPolicy
-from frazil.commit.marker import BatchKey, Fate, Marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.commit.marker_changes import discard_rows_of_existing_table, reset
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.routed_table_records import write_table_record
 from frazil.commit.sweep import sweep
 from frazil.errors import CommitUnavailable, Fenced, RolledBack, RouteBehind, StaleBatch
 from frazil.stream import routed_tables
-from frazil.table.made_tables import declare_routed_table
+from frazil.table.declared import declare_routed_table
 from frazil.table.tables import ensure_declared
 from tests.unit.commit.conftest import catalog_in
 
@@ -348,7 +348,12 @@ class Tables(RuleBasedStateMachine):
 
     def _waits(self, key: BatchKey, target: str, home: Marker) -> bool:
         """Whether the default table has a batch that a table does not have."""
-        if target in self.trouble or home.settled is None or key > home.settled or home.fate(key) is not Fate.COMMITTED:
+        if (
+            target in self.trouble
+            or home.settled is None
+            or key > home.settled
+            or home.outcome_of(key) is not BatchOutcome.COMMITTED
+        ):
             return False
         marker = self.world.marker(target) if self.world.there(target) else None
         return marker is not None and (marker.settled or BatchKey(0, 0)) < key

@@ -21,7 +21,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
-from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 
 from .exactness import check_exact
@@ -109,7 +109,7 @@ def test_kills_at_random_moments_under_load_lose_and_repeat_nothing(
 ):
     random.seed(int(os.environ["FRAZIL_TEST_SEED"]))
     load = Load(stream, event)
-    supervisor = Supervisor(WriterProgram(stream.name, stream.streams, APPLICATION))
+    supervisor = Supervisor(SupervisedStream(Program(stream.name, stream.streams, APPLICATION)))
     recoveries: dict[str, list[float]] = {"driver": [], "worker": []}
     try:
         with forever(supervisor.step, every_s=0.5):

@@ -20,7 +20,7 @@ from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
 from frazil.supervise.decision import WriterAction
-from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 
 from .exactness import check_exact, parquet_files
@@ -154,7 +154,7 @@ def test_a_stream_moves_to_a_process_of_its_own_and_back_while_the_others_go_on(
         return all(one.has_rows(rows) for one in shared.streams.values())
 
     moving = shared.streams["a"]
-    own = Supervisor(WriterProgram("a", shared.folder, WITHOUT_JVM))
+    own = Supervisor(SupervisedStream(Program("a", shared.folder, WITHOUT_JVM)))
     produce(range(100))
     process = shared.start()
     try:

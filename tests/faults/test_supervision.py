@@ -318,7 +318,7 @@ def test_a_circuit_that_opens_fails_the_task_with_its_samples_and_two_commands_g
     records = declared_stream(root / "real", name="tripped", topic=topic(2), bootstrap=kafka.bootstrap)
     records.declare(CIRCUIT)
     tripped = SupervisedStream("tripped", home=root / "frazil", streams=records.streams, airflow=client)
-    client.wait_for_dag(tripped.dag_id, within_s=60)
+    client.wait_for_dag(tripped.dag_id, timeout_s=60)
 
     def opened(number: int) -> str:
         """The log of the stream's n-th run, which the circuit failed, once the next run holds."""

@@ -19,7 +19,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from frazil.ingest.calendar_limits import find_out_of_range
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.avro.decoder import AvroDecoder
 from frazil.registry.client import SchemaText
@@ -251,7 +251,7 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     decoded.rows.validate(full=True)
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
     moments = find_out_of_range(decoded.rows)  # the shape that comes next rejects them
-    for i, place in enumerate(decoded.kept.tolist()):
+    for i, place in enumerate(decoded.record_indexes.tolist()):
         assert place not in found
         row = "OutOfRange" if i in moments else decoded.rows.slice(i, 1).to_pylist()[0]
         found[place] = row
@@ -262,7 +262,7 @@ def check_rows(topic: tuple[Kind, list[Any]]) -> None:
     kind, values = topic
     peer = Peer(kind)
     data = [peer.written(value) for value in values]
-    decoded = decoder(kind)(Chunk.of_values(data))
+    decoded = decoder(kind)(RecordChunk.of_values(data))
     assert not decoded.rejections
     assert outcomes(decoded, len(data)) == [peer.read(one)[0] for one in data]
 
@@ -303,9 +303,9 @@ def check_damaged(topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes],
     valid = [peer.written(value) for value in values]
     damaged = [one(valid[i % len(valid)]) for i, one in enumerate(damages)]
     decode = decoder(kind)
-    alone = [outcomes(decode(Chunk.of_values([one])), 1)[0] for one in damaged]
+    alone = [outcomes(decode(RecordChunk.of_values([one])), 1)[0] for one in damaged]
     mixed = [part for pair in zip(damaged, itertools.cycle(valid)) for part in pair]
-    found = outcomes(decode(Chunk.of_values(mixed)), len(mixed))
+    found = outcomes(decode(RecordChunk.of_values(mixed)), len(mixed))
     assert repr(found[::2]) == repr(alone)  # also of NaN
     assert found[1::2] == [peer.read(one)[0] for one in mixed[1::2]]
     for data, row in zip(damaged, alone, strict=True):

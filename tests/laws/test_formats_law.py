@@ -26,7 +26,7 @@ from google.protobuf import message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.protobuf.schema import message_of
@@ -308,12 +308,12 @@ def decoded_alone(form: str, what: str) -> None:
     spec = declared(of, kinds)
     schema = record_schema(iceberg.table_schema(spec), coordinates=True)
     decode = create_decoder(dump_portable_format(spec.value_format), schema, {})
-    decode(Chunk.of_values([b"{}", b"x", b'"']))  # what is imported and compiled is not the chunk's
-    chunk = Chunk.of_values(NASTY[what][:MAX_CHUNK_RECORDS])
+    decode(RecordChunk.of_values([b"{}", b"x", b'"']))  # what is imported and compiled is not the chunk's
+    chunk = RecordChunk.of_values(NASTY[what][:MAX_CHUNK_RECORDS])
     size = sum(map(len, NASTY[what][:MAX_CHUNK_RECORDS]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     found = decode(chunk)
-    if len(found.kept) + len(found.rejections) != len(chunk):
+    if len(found.record_indexes) + len(found.rejections) != len(chunk):
         raise AssertionError("a record is neither row nor rejection")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before
     print(max(0, grown - RESERVE_BYTES) / max(size, 1))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import columns
 from frazil.ingest.formats.json.decoder import JsonDecoder
@@ -199,7 +199,7 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Outcome]:
     decoded.rows.validate(full=True)
     schema = pa.schema([f.with_type(numbered(f.type)).with_nullable(True) for f in decoded.rows.schema])
     rows = decoded.rows.cast(schema).to_pylist()
-    found = {place: ("row", repr(row)) for place, row in zip(decoded.kept.tolist(), rows, strict=True)}
+    found = {place: ("row", repr(row)) for place, row in zip(decoded.record_indexes.tolist(), rows, strict=True)}
     found |= {r.index: (r.error_class, r.error) for r in decoded.rejections}
     assert len(found) == len(decoded.rejections) + decoded.rows.num_rows == count
     return [found[i] for i in range(count)]
@@ -207,7 +207,7 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Outcome]:
 
 def outcomes_of_each(chunks: list[DecodedChunk], count: int) -> list[list[Outcome]]:
     """The outcomes of chunks of `count` values, which costs little more than those of one chunk."""
-    places = [decoded.kept + count * i for i, decoded in enumerate(chunks)]
+    places = [decoded.record_indexes + count * i for i, decoded in enumerate(chunks)]
     rejections = [r._replace(index=r.index + count * i) for i, decoded in enumerate(chunks) for r in decoded.rejections]
     rows = pa.concat_tables([decoded.rows for decoded in chunks])
     found = outcomes(DecodedChunk(rows, np.concatenate(places), rejections), count * len(chunks))
@@ -227,9 +227,9 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
     expected = by_reference(decoder, some)
     with mock.patch.object(columns, "TARGET_WORDS", 0), mock.patch.object(columns, "MIN_RECORDS", piece):
-        assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
-        assert outcomes(decoder(Chunk.of_values(some[::-1])), len(some)) == expected[::-1]
-    assert outcomes(decoder(Chunk.of_values(some)), len(some)) == expected
+        assert outcomes(decoder(RecordChunk.of_values(some)), len(some)) == expected
+        assert outcomes(decoder(RecordChunk.of_values(some[::-1])), len(some)) == expected[::-1]
+    assert outcomes(decoder(RecordChunk.of_values(some)), len(some)) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -245,7 +245,7 @@ def test_every_odd_value_of_every_type_is_in_a_chunk_what_it_is_by_itself(name: 
     ):
         decoder = OF_ONE[name][kind]
         values = [form.replace("NAME", name).replace("VALUE", literal).encode() for literal in LITERALS]
-        beside = [decoder(Chunk.of_values([b"{}", value])) for value in values]
+        beside = [decoder(RecordChunk.of_values([b"{}", value])) for value in values]
         found = outcomes_of_each(beside, 2)
         for value, expected, (_, outcome) in zip(values, by_reference(decoder, values), found, strict=True):
             assert outcome == expected, value
@@ -257,7 +257,7 @@ def test_random_values_are_in_a_chunk_what_they_are_by_themselves(name: str, som
     decoder = OF_ONE[name]["flat"]
     literals = [*some, *(f'"{literal}"' for literal in some if '"' not in literal)]
     values = [f'{{"{name}":{literal}}}'.encode() for literal in literals]
-    found = outcomes_of_each([decoder(Chunk.of_values([value])) for value in values], 1)
+    found = outcomes_of_each([decoder(RecordChunk.of_values([value])) for value in values], 1)
     for value, expected, (outcome,) in zip(values, by_reference(decoder, values), found, strict=True):
         assert outcome == expected, value
 
@@ -295,6 +295,6 @@ def test_no_key_that_counts_is_lost_because_it_is_given_twice(
     """Compare with Python's own parser of the keys: the loop and the reference may share a mistake."""
     cells = [("m", joined(of_map)), ("k", joined(of_struct)), ("ms", f"[{joined(in_list)}]"), *(("", v) for v in empty)]
     twice = len(empty) > 1 or repeated(of_map) or repeated(in_list) or repeated(of_struct, frozenset({"", "k"}))
-    decoded = KEYED(Chunk.of_values([joined(cells).encode()]))
+    decoded = KEYED(RecordChunk.of_values([joined(cells).encode()]))
     assert (decoded.rows.num_rows == 0) == twice
     assert all(r.error_class == "TypeMismatch" and r.error.endswith("given twice") for r in decoded.rejections)

@@ -21,7 +21,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.json.decoder import ChunkReader, JsonDecoder
 from frazil.ingest.formats.json.types import Units
@@ -130,7 +130,7 @@ def rows(decoded: DecodedChunk) -> dict[int, str]:
     """Values by place in the chunk; moments as numbers, because Python has no year 0 and none after 9999."""
     decoded.rows.validate(full=True)
     plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in decoded.rows.schema])
-    return dict(zip(decoded.kept.tolist(), map(repr, decoded.rows.cast(plain).to_pylist()), strict=True))
+    return dict(zip(decoded.record_indexes.tolist(), map(repr, decoded.rows.cast(plain).to_pylist()), strict=True))
 
 
 def numbered(kind: Any) -> pa.DataType:
@@ -187,8 +187,8 @@ def strings(kind: t.IcebergType) -> Iterator[int]:
 def check(schema: Schema, values: list[bytes], units: Units, hidden: Sequence[tuple[str, ...]] = ()) -> None:
     """The law."""
     decoder = JsonDecoder(schema, units)
-    decoder.withhold(hidden)
-    decoded, alone = decoder(Chunk.of_values(values)), decoder._read_one_by_one(values, range(len(values)))
+    decoder.hide_from_rest(hidden)
+    decoded, alone = decoder(RecordChunk.of_values(values)), decoder._read_one_by_one(values, range(len(values)))
     assert rows(decoded) == rows(alone), (schema, values)
     assert sorted(decoded.rejections) == sorted(alone.rejections), (schema, values)
 
@@ -258,7 +258,7 @@ def test_the_loop_is_sure_of_values_with_escapes(kind: t.IcebergType, text: str,
 def test_room_grows_with_what_the_records_hold() -> None:
     """Elements, entries and escaped text beyond what there is room for at first, in the middle of a chunk."""
     values = [json.dumps({"ab": {f"é{k}": ["\n" * 9] * 50 for k in range(i % 7)}}).encode() for i in range(300)]
-    decoded = JsonDecoder(NESTED, {})(Chunk.of_values(values))
+    decoded = JsonDecoder(NESTED, {})(RecordChunk.of_values(values))
     assert [dict(m) for m in decoded.rows["ab"].to_pylist()] == [json.loads(v)["ab"] for v in values]
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
 from frazil.ingest.formats.protobuf.schema import message_of
@@ -220,7 +220,7 @@ def decoder(kind: Kind, text: str) -> ProtobufDecoder:
 def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     decoded.rows.validate(full=True)
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
-    for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
+    for place, row in zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True):
         assert place not in found
         found[place] = row
     return [found[i] for i in range(count)]
@@ -235,7 +235,7 @@ def expected(kind: Kind, text: str, data: bytes) -> str:
 
 def check_rows(topic: tuple[Kind, str, list[bytes]]) -> None:
     kind, text, values = topic
-    found = outcomes(decoder(kind, text)(Chunk.of_values(values)), len(values))
+    found = outcomes(decoder(kind, text)(RecordChunk.of_values(values)), len(values))
     for data, row in zip(values, found, strict=True):
         if row == "TypeMismatch":  # two messages, one after the other, with a map's key in both
             continue
@@ -271,9 +271,9 @@ def check_damaged(topic: tuple[Kind, str, list[bytes]], damages: list[Callable[[
     kind, text, values = topic
     damaged = [one(values[i % len(values)]) for i, one in enumerate(damages)]
     decode = decoder(kind, text)
-    alone = [outcomes(decode(Chunk.of_values([one])), 1)[0] for one in damaged]
+    alone = [outcomes(decode(RecordChunk.of_values([one])), 1)[0] for one in damaged]
     mixed = [part for pair in zip(damaged, itertools.cycle(values)) for part in pair]
-    found = outcomes(decode(Chunk.of_values(mixed)), len(mixed))
+    found = outcomes(decode(RecordChunk.of_values(mixed)), len(mixed))
     assert [shown(one, kind) for one in found[::2]] == [shown(one, kind) for one in alone]
     for data, row in zip(damaged, alone, strict=True):
         if isinstance(row, dict):

@@ -15,8 +15,7 @@ from pyiceberg.types import LongType
 
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
-from frazil.table.storage import open_store
+from frazil.table.storage import LocalStore, open_store
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.processes import several_processes
 from tests.unit.table.conftest import stream, unconfigured

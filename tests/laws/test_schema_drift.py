@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StructType
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.json.new_keys import MAX_SAMPLES
 from frazil.ingest.schema_drift import (
@@ -112,7 +112,7 @@ def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
     schema, refused = BASE, set()
     for _ in range(8):  # a struct may show more fields once it is a column
         decode = create_decoder("json", schema, {}, "additive")
-        decoded = decode(Chunk.of_values(values))
+        decoded = decode(RecordChunk.of_values(values))
         found = list(find_new_fields(decoded.drift))
         refused |= {new.path for new in found if new.type is None}
         changes = plan_growth(schema, (), [Addition(n.path, n.type, None) for n in found if n.type], max_columns=500)
@@ -122,7 +122,7 @@ def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
         schema = _grown(schema, [c for c in changes.changes if isinstance(c, Addition)])
     rejected = {rejection.index for rejection in decoded.rejections}
     assert all(_has_empty(json.loads(values[number])) for number in rejected)
-    order = {int(place): row for place, row in zip(decoded.kept, decoded.rows.to_pylist(), strict=True)}
+    order = {int(place): row for place, row in zip(decoded.record_indexes, decoded.rows.to_pylist(), strict=True)}
     for number, value in enumerate(values):
         for path, leaf in () if number in rejected else _leaves(json.loads(value), ()):
             if not _empty(leaf) and not any(path[: len(r)] == r[: len(path)] for r in refused):
@@ -132,16 +132,16 @@ def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
 def test_a_field_is_found_wherever_it_first_has_a_value():
     quiet = [b'{"id":1,"n":null,"e":{},"l":[]}'] * (MAX_SAMPLES * 3)
     decode = create_decoder("json", BASE, {}, "additive")
-    first = decode(Chunk.of_values(quiet)).drift
+    first = decode(RecordChunk.of_values(quiet)).drift
     assert not first.new
-    last = decode(Chunk.of_values([*quiet, b'{"id":1,"n":1,"e":{"x":true},"l":["y"]}'])).drift
+    last = decode(RecordChunk.of_values([*quiet, b'{"id":1,"n":1,"e":{"x":true},"l":["y"]}'])).drift
     assert last.new == {("n",): "long", ("e",): StructOf({"x": "boolean"}), ("l",): ListOf("string")}
     assert last.records == 1
 
 
 def test_no_more_records_are_checked_than_its_samples():
     decode = create_decoder("json", BASE, {}, "additive")
-    many = decode(Chunk.of_values([b'{"id":1,"n":1}'] * (MAX_SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
+    many = decode(RecordChunk.of_values([b'{"id":1,"n":1}'] * (MAX_SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
     assert many.new == {("n",): "long"}
     assert many.records == MAX_SAMPLES + 2
 

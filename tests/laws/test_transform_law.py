@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, TargetTable
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.transform import create_transformed_decoder
@@ -128,7 +128,7 @@ def comparable(rows: list[dict[str, Any]]) -> list[str]:
 @given(selects, st.lists(records, max_size=12), st.integers(1, 5))
 def test_rows_equal_those_of_duckdb_on_the_whole_input(sql: str, values: list[dict[str, Any]], size: int) -> None:
     transform, _ = transformed(sql)
-    chunk = Chunk.of_values([json.dumps(value).encode() for value in values])
+    chunk = RecordChunk.of_values([json.dumps(value).encode() for value in values])
     fields = transform._key_header_reader(transform._decode(chunk), chunk)
     parts: list[DecodedChunk] = [
         transform(chunk.slice(at, at + size)).with_indexes(np.arange(at, min(at + size, len(values))))
@@ -137,14 +137,14 @@ def test_rows_equal_those_of_duckdb_on_the_whole_input(sql: str, values: list[di
     whole = transform(chunk)
     rows = [row for part in parts for row in part.rows.to_pylist()]
     assert comparable(rows) == comparable(whole.rows.to_pylist())
-    kept = [i for part in parts for i in part.kept.tolist()]
+    kept = [i for part in parts for i in part.record_indexes.tolist()]
     failed = [r.index for part in parts for r in part.rejections]
     dropped = [i for part in parts for i in part.dropped.tolist()]
     assert sorted([*kept, *failed, *dropped]) == list(range(len(values)))
     decoded = {r.index for r in transform._decode(chunk).rejections}
-    sound = np.array([i not in failed for i in fields.kept.tolist()], bool)
+    sound = np.array([i not in failed for i in fields.record_indexes.tolist()], bool)
     assert comparable(reference(sql, fields.rows.filter(pa.array(sound)))) == comparable(rows)
-    for place, index in enumerate(fields.kept.tolist()):
+    for place, index in enumerate(fields.record_indexes.tolist()):
         if index in failed and index not in decoded:
             with pytest.raises(duckdb.Error):
                 reference(sql, fields.rows.slice(place, 1))

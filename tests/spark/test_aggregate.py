@@ -17,8 +17,7 @@ from pyiceberg.table import Table
 from demo import aggregates
 from demo.flights import read_flights
 from frazil.aggregate import run as aggregate
-from frazil.aggregate.day_input import choose_input
-from frazil.aggregate.due import find_aggregated_days
+from frazil.aggregate.day_input import choose_input, find_aggregated_days
 from frazil.aggregate.run import DayOutcome, DayRun, aggregate_day
 from frazil.aggregate.spec import AggregationSpec, load_aggregation
 from frazil.errors import SchemaIncompatible, SpecError
@@ -145,7 +144,7 @@ def test_an_older_input_does_nothing_and_says_so_unless_the_source_was_rolled_ba
     after = shop.rows()
     outcome = shop.run(older)
     assert not outcome.written
-    assert "2013-12-30 was not changed, because it already shows a newer state" in outcome.sentence
+    assert "2013-12-30 was not changed: it was computed from a newer state" in outcome.sentence
     assert shop.rows() == after
     assert shop.run(older, day=DAY + timedelta(days=1)).written, "another day stands for itself"
     shop.source.refresh().manage_snapshots().set_current_snapshot(snapshot_id=older.snapshot_id).commit()

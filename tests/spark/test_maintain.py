@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -510,3 +512,20 @@ def head(made: Made) -> int:
 def texts(table: Table) -> list[str]:
     """All rows; in words, since no NaN equals another."""
     return sorted(map(str, table.scan().to_arrow().to_pylist()))
+
+
+@pytest.mark.rotates(3)
+def test_a_failure_in_the_jvm_is_a_sentence_with_its_first_cause_and_its_trace_is_in_the_log(
+    tmp_path: Path,
+) -> None:
+    made = Made(None, tmp_path, "damaged_file", "day(at)")
+    made.land(4)
+    (file, *_) = made.table.scan().plan_files()
+    Path(file.file.file_path.removeprefix("file://")).write_bytes(b"PAR1 damaged PAR1")
+    command = [sys.executable, "-m", "frazil", "maintain", made.spec.table.identifier, "--actions", "compaction"]
+    done = subprocess.run([*command, "--streams", tmp_path], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "caused by java.lang.RuntimeException: " in done.stdout
+    assert "\tat " not in done.stdout + done.stderr
+    log = Path(done.stderr.splitlines()[-1].removeprefix("The log has the details: ")).read_text()
+    assert "\tat org.apache.iceberg" in log

@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401
 from frazil.commit.staging_targets import target_table
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.partitioning import apply_transform
 from frazil.ingest.table_writer import TableWriter, file_namer
@@ -81,7 +81,7 @@ def declared(name: str, schema: dict[str, str]) -> StreamSpec:
 def staged(table: Table, records: list[dict[str, Any]]) -> str:
     """One file of these records, in no table yet."""
     decoded = create_decoder("json", table.schema(), {})(
-        Chunk.of_values([json.dumps(record).encode() for record in records])
+        RecordChunk.of_values([json.dumps(record).encode() for record in records])
     )
     assert decoded.rejections == []
     writer = TableWriter(

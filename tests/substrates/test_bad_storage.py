@@ -27,11 +27,12 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.ingest import stage_components
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.kafka.admin import KafkaAdmin
 from frazil.stream import outage
 from frazil.stream.batch import BatchRunner
+from frazil.stream.notices import Notices
 from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
@@ -99,6 +100,7 @@ class Writer:
             progress=ProgressFolder(f"{tables.state}/progress", tables.main.io_properties),
             wait=self.waits.append,
             route=StreamRoute.begin(made.spec, tables, marker, None, self.events.emit),
+            notices=Notices(self.events.emit, tables.main.identifier),
         )
         return self
 
@@ -115,7 +117,7 @@ class Writer:
         (one,) = ranges
         count = one.end - one.start
         values = BinaryColumn.of([b'{"at": "2026-01-01T00:00:00Z"}'] * count)
-        chunk = Chunk(
+        chunk = RecordChunk(
             values,
             BinaryColumn.of([None] * count),
             np.zeros(count, np.int32),
@@ -131,7 +133,7 @@ class Writer:
         return found
 
 
-class Reader(list[Chunk]):
+class Reader(list[RecordChunk]):
     notice = None
 
 

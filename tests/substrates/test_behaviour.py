@@ -47,8 +47,7 @@ from frazil.spec.maintenance import Expiry
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import load_catalog
-from frazil.table.object_store import FileInfo, ObjectStore
-from frazil.table.storage import open_store
+from frazil.table.storage import FileInfo, ObjectStore, open_store
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import EventTimes, MadeStream
 from tests.substrates.conftest import NOW_MS, VERSION, soaked_but, view_of
@@ -111,7 +110,7 @@ def test_a_history_is_put_beside_the_table_and_taken_over_by_the_next_epoch(made
     assert {found.epoch for found in objects.list_objects()} == {2}
     history = read_history(stream.spec, since_ms=0)
     assert history.problem is None
-    assert len(history.happened) == 2
+    assert len(history.events) == 2
 
 
 def test_a_take_over_fences_the_writer_before_it(made: Made) -> None:

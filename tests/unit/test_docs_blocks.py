@@ -28,8 +28,8 @@ from click.testing import CliRunner
 
 from frazil.aggregate.spec import load_aggregation
 from frazil.cli.main import frazil
+from frazil.cluster.driver import ClusterDriver
 from frazil.cluster.kubernetes_pod import build_pod
-from frazil.cluster.submission import ClusterDriver
 from frazil.errors import FrazilError
 from frazil.ingest.transform_sql import check_transform
 from frazil.quality import gate
@@ -250,7 +250,7 @@ def hold_http(block: Block, *_: Any) -> None:
     line, body = block.text.split("\n", 1)
     assert re.fullmatch(r"POST /api/v2/dags/frazil_backfill/dagRuns", line)
     conf = json.loads(body)["conf"]
-    form = Path("include/frazil/airflow/backfills/dag.py").read_text()
+    form = Path("include/frazil/airflow/backfills.py").read_text()
     assert [key for key in conf if f'"{key}": ' not in form] == []
     datetime.fromisoformat(conf["from-time"])
 

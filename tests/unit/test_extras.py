@@ -55,7 +55,7 @@ def test_the_supported_versions_are_those_that_pip_allows() -> None:
         ]
         assert accepted == list(minors)
     pythons = [f"3.{minor}" for minor in range(20) if f"3.{minor}.1" in SpecifierSet(PROJECT["requires-python"])]
-    first, last = (f"{one[0]}.{one[1]}" for one in frazil.PYTHONS)
+    first, last = (f"{one[0]}.{one[1]}" for one in frazil.SUPPORTED_PYTHONS)
     assert (pythons[0], pythons[-1]) == (first, last)
     said = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if text.startswith("Programming")]
     assert said == pythons

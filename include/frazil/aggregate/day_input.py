@@ -1,4 +1,6 @@
-"""Chooses the source snapshot that a day's aggregation reads, and records it in the target. Does not need Spark."""
+"""Chooses the source snapshot that a day's aggregation reads, and records it in the target. Finds complete days that
+the target does not have. Does not need Spark.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +8,24 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.aggregate.spec import AggregationSpec
-from frazil.commit.history import ancestors, ancestors_and_kept
+from frazil.aggregate.spec import AggregationSpec, parse_day
+from frazil.commit.history import ancestors, ancestors_and_older_snapshots
 from frazil.errors import SpecError
-from frazil.partitions.windows import Window
+from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal
-from frazil.signals.signal_table import load_newest_signals
+from frazil.signals.signal_table import TableSignals, load_newest_signals
 from frazil.table.catalogs import translate_catalog_errors
 
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""Value of `revisions` for an incomplete day: not all its windows are signalled, or a quality gate holds one."""
+"""Value of `revisions` for a day with a window that is unsignalled or held by a gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def load_day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tupl
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
-    """Return whether the day is fully covered by signalled windows, and no quality gate holds one of them."""
+    """Return whether signalled windows cover the whole day, and no gate holds one of them."""
     whole = Window.parse(str(day))
     reached_us = whole.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):
@@ -61,8 +63,8 @@ def held_windows(signals: Sequence[Signal]) -> list[str]:
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
     """Return the input of a new run.
 
-    If the day is complete, this is the newest snapshot that the day's signals name. If the day is incomplete, or that
-    snapshot has expired or was rolled back, it is the current snapshot. Raises SpecError if the table has no snapshot.
+    For a complete day, reads the newest snapshot that the day's signals name. Reads the current snapshot if the day is
+    incomplete, or if the named snapshot has expired or was rolled back. Raises SpecError if the table has no snapshot.
     """
     branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))
@@ -79,9 +81,10 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
 
 
 def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose. If its snapshot is gone, return another with the same revisions.
+    """Return the input that an earlier task chose.
 
-    Raises SpecError if the day's signals have changed, or a quality gate holds one of its windows.
+    If its snapshot is gone, choose another snapshot for the same revisions. Raises SpecError in this case if the day's
+    signals have changed, or if a quality gate holds one of its windows.
     """
     branch = _source_snapshots(catalog, spec.source)
     if snapshot_id in branch:
@@ -105,7 +108,7 @@ def encode_revisions(signals: Sequence[Signal]) -> str:
 
 
 def input_summary(spec: AggregationSpec, day: date, day_input: DayInput) -> dict[str, str]:
-    """Return what a run adds to the target's snapshot summary to describe its input."""
+    """Return the properties with which a snapshot of the target records its input."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -119,9 +122,10 @@ def input_summary(spec: AggregationSpec, day: date, day_input: DayInput) -> dict
 def find_newer_input(
     spec: AggregationSpec, day: date, day_input: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
-    """Return the input summary of the target's newest run for the day, if its input is newer than `day_input`.
+    """Return the input of the target's newest run for the day, if it is newer than `day_input`.
 
-    An input that is no longer in the source's history, because the source was rolled back or recreated, is not newer.
+    The result has the keys of `input_summary`. Ignores an input that is no longer in the source's history, because the
+    source was rolled back or recreated.
     """
     keys = input_summary(spec, day, day_input)
     for snapshot in ancestors(target):
@@ -149,8 +153,8 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
-    """Return the history's sequence numbers by snapshot id, including older snapshots that expiry keeps for signals."""
-    return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
+    """Map the snapshot ids of main's history, and those kept for signals, to sequence numbers."""
+    return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_older_snapshots(metadata)}
 
 
 def is_in_history(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
@@ -161,3 +165,107 @@ def is_in_history(source: TableMetadata, snapshot_id: int, sequence_number: int)
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
         return snapshot_id in _sequence_numbers(source)
     return sequence_number <= max((s.sequence_number or 0 for s in source.snapshots), default=0)
+
+
+MAX_DAYS = 35
+"""Maximum number of days that are checked, back from the newest complete window."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDay:
+    """A complete day whose newest revisions are not aggregated yet. `since_ms` is the time of its newest signal."""
+
+    day: date
+    revisions: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatedDays:
+    """The days that an aggregation has written, according to the target's history."""
+
+    days: Mapping[date, tuple[str, int]]
+    """The input of each day's newest run: the revisions, and the source's sequence number."""
+    oldest_ms: int = 0
+    """Time of the oldest known snapshot of the target; 0 if the history is complete."""
+
+
+def find_waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
+    """Return the waiting days, beginning with `first`, in order. Raises the catalog's errors."""
+    with translate_catalog_errors(catalog.name):
+        signals = TableSignals.load(catalog, spec.source)
+        cursor = signals.cursor
+        if cursor is None:
+            return ()
+        first_us = Window.parse(str(first)).start_us
+        from_us = max(cursor.from_us, cursor.through_us - MAX_DAYS * Grain.DAY.us, first_us)
+        newest = signals.newest(from_us=Grain.DAY.floor(from_us), to_us=cursor.through_us)
+        return select_waiting_days(list(newest.values()), _load_aggregated_days(catalog, spec))
+
+
+def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
+    """Return the first incomplete day, or the target's first day if that is earlier; None before the first signal."""
+    with translate_catalog_errors(catalog.name):
+        cursor = TableSignals.load(catalog, spec.source).cursor
+        days = _load_aggregated_days(catalog, spec).days
+    if cursor is None:
+        return None
+    return min([parse_day(Window.containing(cursor.through_us, Grain.DAY).key), *days])
+
+
+def is_aggregated(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
+    """Return whether the target has the day, with these signals or from newer input."""
+    with translate_catalog_errors(catalog.name):
+        done = _load_aggregated_days(catalog, spec)
+    return day in done.days and not select_waiting_days(signals, done)
+
+
+def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> AggregatedDays:
+    try:
+        source = catalog.load_table(spec.source).metadata
+        return find_aggregated_days(catalog.load_table(spec.target).metadata, spec.name, source=source)
+    except NoSuchTableError:
+        return AggregatedDays({})
+
+
+def select_waiting_days(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
+    """Return the complete days whose newest revisions are not in the target."""
+    by_day: dict[date, list[Signal]] = {}
+    for signal in signals:
+        by_day.setdefault(parse_day(Window.containing(signal.start_us, Grain.DAY).key), []).append(signal)
+    complete = {
+        WaitingDay(day, encode_revisions(of_day), max(s.signalled_at_ms for s in of_day)): of_day
+        for day, of_day in sorted(by_day.items())
+        if is_complete(day, of_day)
+    }
+    return tuple(waiting for waiting, of_day in complete.items() if not _is_up_to_date(waiting, of_day, done))
+
+
+def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: AggregatedDays) -> bool:
+    if (aggregated := done.days.get(waiting.day)) is None:
+        return waiting.since_ms < done.oldest_ms
+    revisions, sequence_number = aggregated
+    return revisions == waiting.revisions or sequence_number >= max(s.sequence_number for s in signals)
+
+
+def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
+    """Return the days that an aggregation wrote, from the target's snapshots.
+
+    Omits days whose input is not in the source's history.
+    """
+    days: dict[date, tuple[str, int]] = {}
+    oldest_ms = 0
+    for snapshot in ancestors(target):
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        oldest_ms = snapshot.timestamp_ms if snapshot.parent_snapshot_id is not None else 0
+        if summary.get("frazil.aggregation") == name and "frazil.day" in summary:
+            day = date.fromisoformat(summary["frazil.day"])
+            number = int(summary.get("frazil.input-sequence-number", 0))
+            # Walking the source's history is expensive, so it is done once per day.
+            if day not in days and is_in_history(source, int(summary.get("frazil.input-snapshot-id", -1)), number):
+                days[day] = (summary.get("frazil.input-revisions", ""), number)
+    return AggregatedDays(days, oldest_ms)
+
+
+def select_overdue_days(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
+    return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

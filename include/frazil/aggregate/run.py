@@ -1,8 +1,8 @@
 """Aggregates one day in Spark: reads one snapshot of the source, and overwrites that day's partition of the target.
 
 If another run has written the partition since this run read the target, the write fails. The run then reads the target
-again, and ends without a write if the target already shows a newer snapshot. An error while reporting to OpenLineage
-never stops a run.
+again. If the target already has a result from a newer snapshot, the run ends without a write. An error while reporting
+to OpenLineage never stops a run.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class DayRun:
             return before
 
     def _written_totals(self, target: Table) -> Totals | None:
-        """Return the totals of this run's snapshot; None if the target already had a newer input."""
+        """Return the totals of this run's snapshot; None if this run did not write the target."""
         own = input_summary(self.spec, self.day, self.day_input)
         of_day = ("frazil.aggregation", "frazil.day")
         of_input = ("frazil.input-snapshot-id", "frazil.input-revisions")
@@ -142,7 +142,7 @@ def run_aggregation(
 
 
 def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
-    """Write the day's partition of the target, unless it already shows a newer state of the source.
+    """Write the day's partition of the target, unless it was written from newer input.
 
     The Spark session must name the catalog as `run.catalog` does, and use UTC. Raises SpecError if Spark refuses the
     SQL, SchemaIncompatible if its columns do not fit the target, and CommitUnavailable after MAX_ATTEMPTS conflicts.
@@ -157,14 +157,15 @@ def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
         if newer is not None:
             return DayOutcome(
                 False,
-                f"{spec.target}: {day} was not changed, because it already shows a newer state of {spec.source}: "
+                f"{spec.target}: {day} was not changed: it was computed from a newer state of {spec.source}: "
                 f"sequence number {newer['frazil.input-sequence-number']} (snapshot "
                 f"{newer['frazil.input-snapshot-id']}). The input of this run has sequence number "
                 f"{run.day_input.sequence_number} (snapshot {run.day_input.snapshot_id})",
             )
         if _overwrite(run, result, base=target):
             return DayOutcome(
-                True, f"{spec.target}: {day} now shows {spec.source} at snapshot {run.day_input.snapshot_id}"
+                True,
+                f"{spec.target}: {day} was computed from {spec.source} at snapshot {run.day_input.snapshot_id}",
             )
         log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
     raise CommitUnavailable(

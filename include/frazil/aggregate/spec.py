@@ -36,7 +36,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class AggregationSpec(Model):
-    """Aggregates a UTC day of a source table, by event time, into a partition of a target table."""
+    """A daily aggregation: SQL that computes one UTC day of a source table for a target table."""
 
     name: Text
     description: str = ""
@@ -50,7 +50,7 @@ class AggregationSpec(Model):
     within: PositiveDuration = timedelta(hours=2)
     """Time after which an alert fires for a day that is complete but not in the target."""
     sql: Text
-    """A SELECT over the view `source_day`, without the day."""
+    """A SELECT from the view `source_day`. frazil adds the column with the day."""
 
     @model_validator(mode="after")
     def _check_two_tables(self) -> Self:

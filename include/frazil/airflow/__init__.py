@@ -11,11 +11,10 @@ from frazil.extras import require_module
 
 if TYPE_CHECKING:
     from frazil.airflow.aggregations.dag import daily_dag_id, daily_dags, reopened_dag_id
-    from frazil.airflow.assets import partition_asset, reopened_asset
     from frazil.airflow.audits.dag import audit_asset, audit_dag
-    from frazil.airflow.backfills.dag import backfill_dag
-    from frazil.airflow.dag_ids import writer_dag_id
-    from frazil.airflow.dead_letters.dag import dead_letters_dag
+    from frazil.airflow.backfills import backfill_dag
+    from frazil.airflow.dag_ids import partition_asset, reopened_asset, writer_dag_id
+    from frazil.airflow.dead_letters import dead_letters_dag
     from frazil.airflow.declared_streams import check_declarations
     from frazil.airflow.health.dag import health_dag
     from frazil.airflow.maintenance.dag import maintenance_dag
@@ -56,15 +55,15 @@ _MODULES = {
     "WriterTrigger": "frazil.airflow.writers.trigger",
     "audit_asset": "frazil.airflow.audits.dag",
     "audit_dag": "frazil.airflow.audits.dag",
-    "backfill_dag": "frazil.airflow.backfills.dag",
+    "backfill_dag": "frazil.airflow.backfills",
     "check_declarations": "frazil.airflow.declared_streams",
-    "partition_asset": "frazil.airflow.assets",
+    "partition_asset": "frazil.airflow.dag_ids",
     "partition_dags": "frazil.airflow.partitions.dag",
     "partitions_dag_id": "frazil.spec.routed_stream",
-    "reopened_asset": "frazil.airflow.assets",
+    "reopened_asset": "frazil.airflow.dag_ids",
     "daily_dag_id": "frazil.airflow.aggregations.dag",
     "daily_dags": "frazil.airflow.aggregations.dag",
-    "dead_letters_dag": "frazil.airflow.dead_letters.dag",
+    "dead_letters_dag": "frazil.airflow.dead_letters",
     "reopened_dag_id": "frazil.airflow.aggregations.dag",
     "each_alert": "frazil.airflow.notifications",
     "health_dag": "frazil.airflow.health.dag",

@@ -36,6 +36,6 @@ def last_heartbeats(session: Session) -> dict[str, ComponentHeartbeat]:
         if at is None:
             continue
         component = COMPONENTS[str(kind)]
-        heartbeat = ComponentHeartbeat(int(at.timestamp() * 1000), runs=state == "running")
-        found[component] = max(found.get(component, heartbeat), heartbeat, key=lambda one: (one.runs, one.at_ms))
+        heartbeat = ComponentHeartbeat(int(at.timestamp() * 1000), should_run=state == "running")
+        found[component] = max(found.get(component, heartbeat), heartbeat, key=lambda one: (one.should_run, one.at_ms))
     return found

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow.sdk import Asset
+
 from frazil.operations.message import page_path
 from frazil.spec.routed_stream import partitions_dag_id
 
@@ -13,7 +15,7 @@ AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
 STREAM_TASK_PREFIX = "stream."
 ROUTE_PREFIX = "route of "
-"""Prefix of the maintenance DAG's name for all tables of a stream's route."""
+"""Prefix of a name in the maintenance DAG that stands for all tables of a stream's route."""
 
 
 def writer_dag_id(stream: str) -> str:
@@ -40,7 +42,7 @@ class TaskSubject:
 def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> TaskSubject:
     """Return the stream or table of a task instance.
 
-    `label` is the name of a mapped instance. `form` has the run's parameters.
+    `label` is the name of a mapped instance. `form` contains the parameters of the run.
     """
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
@@ -62,3 +64,24 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
         )
     stream, table = (form[key] if isinstance(form.get(key), str) and form[key] else None for key in ("stream", "table"))
     return TaskSubject(stream, table)
+
+
+AGAIN_PREFIX = "frazil.again."
+GROUP = "frazil"
+HEALTH = Asset("frazil.health", group=GROUP)
+"""Gets an event when an alert fires or resolves. Its store keeps state between measurements."""
+
+
+def partition_asset(table: str) -> Asset:
+    """Return the asset that gets one event for each window of the table, when it is first complete."""
+    return Asset(table, group=GROUP)
+
+
+def again_asset(aggregation: str) -> Asset:
+    """Return the asset that gets one event, with the day as its key, for each day to aggregate again."""
+    return Asset(f"{AGAIN_PREFIX}{aggregation}", group=GROUP)
+
+
+def reopened_asset(table: str) -> Asset:
+    """Return the asset that gets one event for each new revision of a window that late rows reopened."""
+    return Asset(f"{table}.reopened", group=GROUP)

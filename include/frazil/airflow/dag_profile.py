@@ -1,4 +1,5 @@
-"""Builds the arguments that frazil's DAGs share: names, tags, owners, default arguments and notifiers.
+"""Builds what frazil's DAGs share: names, tags, owners, default arguments, notifiers, and `@task`. Airflow attaches a
+plugin's links (`frazil.airflow.task_links`) by operator class, so frazil's tasks have their own classes.
 
 Environment variables of the DAG processor configure all of these DAGs:
 
@@ -11,18 +12,29 @@ Environment variables of the DAG processor configure all of these DAGs:
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
-from airflow.sdk import BaseNotifier
+from airflow.providers.standard.decorators.python import _PythonDecoratedOperator
+from airflow.providers.standard.decorators.short_circuit import _ShortCircuitDecoratedOperator
+from airflow.sdk import BaseNotifier, get_current_context
+from airflow.sdk.bases.decorator import task_decorator_factory
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from frazil.airflow.notifications import Call, with_message
-from frazil.errors import SpecError
-from frazil.operations.message import Message
+from frazil.airflow.notifications import CONTEXT_KEY, Call, with_message
+from frazil.airflow.page.address import base_url, page_url
+from frazil.errors import FrazilError, SpecError
+from frazil.operations.message import Message, build_late_run_message
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration, parse_duration
 
@@ -34,7 +46,7 @@ MIN_INTERVAL = timedelta(minutes=1)
 
 OnFailure = Call | Sequence[Call]
 MessageOf = Callable[[Any], Message | None]
-"""Returns the message about a task from its context; None if there is nothing to report."""
+"""Builds the message about a task from its context; returns None if there is nothing to report."""
 
 
 def dag_profile(  # noqa: PLR0913 - keywords, each with a default
@@ -91,7 +103,10 @@ def default_arguments(purpose: str) -> dict[str, Any]:
 
 
 def read_interval(variable: str, default: timedelta) -> timedelta:
-    """Return a DAG's interval from a variable such as `30m`. Raises SpecError for an invalid or too short duration."""
+    """Return a DAG's interval from an environment variable, which has a value such as `30m`.
+
+    Raises SpecError if the duration is invalid or too short.
+    """
     text = os.environ.get(variable)
     if not text:
         return default
@@ -105,12 +120,18 @@ def read_interval(variable: str, default: timedelta) -> timedelta:
 
 
 def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
-    """Return the notifiers for tasks that failed after all retries. The task's context has the message as `frazil`."""
+    """Return the notifiers for tasks that failed after all retries.
+
+    A notifier finds the message under the key `frazil` of the task's context.
+    """
     return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_FAILURE")]
 
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
-    """Return the notifiers for resolved alerts. The task's context has the message as `frazil`."""
+    """Return the notifiers for resolved alerts.
+
+    A notifier finds the message under the key `frazil` of the task's context.
+    """
     return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_RESOLVED")]
 
 
@@ -146,3 +167,120 @@ def _load_callback(path: str, variable: str) -> Any:
     if not callable(found):
         raise SpecError(f"{variable}: {path!r} is not a function or notifier; {how}")
     return found
+
+
+RESULT_KEY = "frazil_result"
+"""The XCom with the sentence that the operations page shows as a task's result."""
+MAX_RESULT_CHARACTERS = 1_000
+
+
+def report(sentence: str) -> None:
+    """Log a task's result, and store it for the operations page."""
+    log.info("%s", sentence)
+    _store(sentence)
+
+
+def _store(sentence: str) -> None:
+    """Store a sentence for the operations page. If that fails, the task still counts as it ended."""
+    try:
+        get_current_context()["ti"].xcom_push(key=RESULT_KEY, value=sentence[:MAX_RESULT_CHARACTERS])
+    except Exception:  # whatever Airflow raises
+        log.warning("cannot store the task's result for the operations page", exc_info=True)
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Store why a task fails or is skipped, for the operations page."""
+    try:
+        yield
+    except Exception as error:
+        _store(str(error) if isinstance(error, AirflowException) else f"{type(error).__name__}: {error}")
+        raise
+
+
+class FrazilTask(_PythonDecoratedOperator):
+    def execute(self, context: Any) -> Any:
+        with reported_errors():
+            return super().execute(context)
+
+
+class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
+    """Skips the downstream tasks if the function returns nothing."""
+
+    def execute(self, context: Any) -> Any:
+        """Call the function, and store its error."""
+        with reported_errors():
+            return super().execute(context)
+
+
+def run_name(context: Any) -> str:
+    """Return a name for a run that is unique outside Airflow, and the same for all tries.
+
+    It includes the run's date, because Airflow may reuse a run's id.
+    """
+    return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
+
+
+@contextmanager
+def fail_on_user_errors() -> Iterator[None]:
+    """Fail the task without retries on errors that a user has to correct. Other errors are retried."""
+    try:
+        yield
+    except FrazilError as error:
+        if error.restartable:
+            raise
+        raise AirflowFailException(f"{type(error).__name__}: {error}") from error
+
+
+def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
+    """Turn a function into a task with frazil's links, as `airflow.sdk.task` does."""
+    return task_decorator_factory(function, decorated_operator_class=FrazilTask, **settings)
+
+
+def short_circuit_task(function: Callable[..., Any]) -> Any:
+    """Turn a function into a task that may skip its downstream tasks, as `airflow.sdk.task.short_circuit` does."""
+    return task_decorator_factory(function, decorated_operator_class=FrazilShortCircuit)
+
+
+log = logging.getLogger(__name__)
+
+OnLate = Callable[..., Awaitable[None]]
+"""An async function at the top level of a module that the triggerer can import.
+
+It gets the argument `sentence`. If it has a parameter `context`, it also gets Airflow's context, with the message under
+the key `frazil`.
+"""
+
+
+def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
+    """Return a deadline that reports `sentence` if a run has not ended within `interval` after it was queued."""
+    target = AsyncCallback(on_late or late_callback() or log_late_run)
+    callback = AsyncCallback(notify_late, kwargs={"sentence": sentence, "to": target.path})
+    return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
+
+
+async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
+    """Call the function at the import path `to` with the message, in the triggerer."""
+    module, _, name = to.rpartition(".")
+    on_late = getattr(import_module(module), name)
+    extended = {"context": {**context, CONTEXT_KEY: _message(sentence, context.get("dag_run") or {})}}
+    parameters = inspect.signature(on_late).parameters.values()
+    takes_it = any(one.name == "context" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    await on_late(sentence=sentence, **(extended if takes_it else {}))
+
+
+def _message(sentence: str, run: Mapping[str, Any]) -> Message:
+    """Return the message about a late DAG run. `run` has the format of Airflow's REST API."""
+    dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
+    return build_late_run_message(
+        dag_id=dag_id or "a frazil DAG",
+        sentence=sentence,
+        since_ms=int(datetime.fromisoformat(queued).timestamp() * 1_000) if queued else None,
+        run=f"{base_url()}/dags/{quote(dag_id)}/runs/{quote(run_id)}" if base_url() and run_id else "",
+        overview=page_url(),
+    )
+
+
+async def log_late_run(*, context: Mapping[str, Any], **_: Any) -> None:
+    """Log the message in the triggerer. This is the default; Airflow's UI shows the missed deadline too."""
+    log.error("%s", context[CONTEXT_KEY].text)

@@ -30,7 +30,7 @@ class DeclaredStream:
     missing: bool = False
     """Whether its file is missing, perhaps temporarily: no alert fires until the stream counts as removed."""
     current: bool = False
-    """Whether `spec` is the content of its file. If so, `problem` is a conflict with another file."""
+    """Whether `spec` is the content of its file; `problem` is then a conflict with another file."""
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
@@ -65,8 +65,8 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams that feed a table, sorted by name.
 
-    A stream that feeds the table through its route is returned as a copy whose own table is this one. Raises SpecError
-    if no stream feeds the table, or if a file that has never been valid contains the table's name.
+    If a stream feeds the table through its route, returns its view for this table. Raises SpecError if no stream feeds
+    the table, or if a file that was never valid contains the table's name.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     specs = find_feeding_streams((one.spec for one in found if one.spec is not None), table)
@@ -75,7 +75,10 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
-    """Whether every stream that fed the table was removed, and no file that was never valid names the table."""
+    """Whether no stream feeds the table.
+
+    A file that was never valid is assumed to feed the table if it contains the table's name.
+    """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(view_from_table(one.spec, table) if one.spec else table in _read_text(one.path) for one in found)
 

@@ -28,7 +28,7 @@ GAUGES = {
     ),
     "frazil.windows.held": "windows that a quality gate holds",
 }
-"""Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
+"""Every gauge with its meaning. All have the tag `table`; gauges of streams also have `stream`."""
 
 
 def export_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """Makes an Airflow task the OpenLineage parent of the runs that it starts.
 
 The id comes from Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`). If the
-provider is not installed, frazil computes the same id, so a later installation changes no id.
+provider is not installed, frazil computes the same id, so installing it later changes no ids.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ CLUSTER_PREFIXES = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
 
 
 def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the parent id `<namespace>/<job>/<run id>`; None without a backend, or if a parent is set."""
+    """Return the parent id `<namespace>/<job>/<run id>`.
+
+    Returns None if no backend is configured, or if a parent is already set.
+    """
     from frazil.lineage.facts import PARENT_VARIABLE, LineageSettings  # a DAG file that is parsed needs no PyIceberg
 
     if environment.get(PARENT_VARIABLE) or not LineageSettings.load(environment).on:
@@ -41,7 +44,10 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def submit_as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the task the OpenLineage parent of runs that are submitted here. Yields `spark` with the parent added."""
+    """Make the task the OpenLineage parent of runs that are submitted in the `with` block.
+
+    Yields the Spark properties, including those that pass the parent to a driver in a cluster.
+    """
     from frazil.lineage.facts import PARENT_VARIABLE
 
     parent = parent_id(context)

@@ -6,7 +6,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from frazil.airflow.data_docs import address as docs_address
+from frazil.airflow import data_docs as docs_address
 from frazil.airflow.data_docs.app import VIEW as DOCS_VIEW
 from frazil.airflow.data_docs.app import data_docs
 from frazil.airflow.page import address as page_address

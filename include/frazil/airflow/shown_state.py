@@ -86,7 +86,7 @@ class ShownState:
         self._limit.record_attempt(now_s=now_s)
         self._writing = asyncio.create_task(self._write(instance, state, sentence))
 
-    async def conclude(self, instance: Instance | None, state: str, sentence: str) -> None:
+    async def write_final_state(self, instance: Instance | None, state: str, sentence: str) -> None:
         """Write the final state after any write in progress, so that no earlier state replaces it."""
         if self._writing is not None:
             await asyncio.wait({self._writing})

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperatorLink
 
+from frazil.airflow import data_docs
 from frazil.airflow.dag_ids import TaskSubject, is_shared, task_subject
-from frazil.airflow.data_docs import address as data_docs
 from frazil.airflow.page import address as page
 from frazil.spec.routed_stream import partitions_dag_id
 
@@ -27,11 +27,11 @@ class TaskLink(BaseOperatorLink):
     @property
     def operators(self) -> list[type[BaseOperator]]:  # type: ignore[override]
         """The operators that have the button, imported late because imports would slow each process."""
-        from frazil.airflow.backfills.dag import StageOperator
+        from frazil.airflow.backfills import StageOperator
+        from frazil.airflow.dag_profile import FrazilShortCircuit, FrazilTask
         from frazil.airflow.maintenance.dag import RewriteOperator
         from frazil.airflow.partitions.wait import CompletionOperator
         from frazil.airflow.spark import SubmitOperator
-        from frazil.airflow.task import FrazilShortCircuit, FrazilTask
         from frazil.airflow.writers.operator import HostedStreamOperator, WriterOperator
 
         return [

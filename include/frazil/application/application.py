@@ -34,7 +34,7 @@ from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Hosting
 from frazil.stream.writer import Writer
 from frazil.supervise.decision import RemovedDeclaration, UnreadableState, ValidDeclaration, WriterAction
-from frazil.supervise.supervised import FetchConnections, SupervisedProgram, SupervisedStream, WriterProgram
+from frazil.supervise.supervised import FetchConnections, Program, SupervisedStream
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class HostedState:
 
 
 class HostedStream(SupervisedStream):
-    """A supervised stream whose writer runs in this process and needs no command or environment."""
+    """A supervised stream whose writer runs in this process, without a command or environment."""
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         return self._declaration.read()
@@ -69,18 +69,6 @@ class HostedStream(SupervisedStream):
     def build_launch_request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:  # noqa: ARG002
         spec = self._valid_spec()
         return LaunchRequest((), {}, spec.fingerprint(), generation, (self.name,))
-
-
-@dataclass(frozen=True, slots=True)
-class HostedProgram:
-    """Makes one stream of this application a program that its supervisor can supervise."""
-
-    stream: str
-    streams: DeclaredStreams
-
-    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
-        program = WriterProgram(self.stream, self.streams.folder, Path())
-        return HostedStream(program, HostedDeclaration(self.stream, self.streams), clock=clock)
 
 
 @dataclass(slots=True)
@@ -173,7 +161,8 @@ class WriterApplication:
                 self.hosted[name].last_commit_at_ms = event.at_ms
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
-        one = HostedState(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
+        stream = HostedStream(Program(name, self.folder, Path()), HostedDeclaration(name, self._streams))
+        one = HostedState(launcher, Supervisor(stream, launcher=launcher))
         self.hosted[name] = one
         return one
 
@@ -190,7 +179,7 @@ class WriterApplication:
         return one.supervisor.step()
 
     def _handle_result(self, name: str, one: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
-        """Log a new decision, and record that the stream ended or was given up."""
+        """Log a new decision. Record that the stream ended, or was given up."""
         try:
             step = pending_check.result()
         except Exception:  # a full disk, or an unreadable run folder; the others continue
@@ -248,7 +237,10 @@ class WriterApplication:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """Return when a writer last made progress. The supervisor kills the application if no writer does."""
+        """Return when any writer last made progress.
+
+        If none makes progress for too long, the supervisor kills the application.
+        """
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
         return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
@@ -295,9 +287,9 @@ class DeclaredStreams:
         }
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
-        """Return a declaration with the problem that several files declare the stream.
+        """Return a declaration whose problem is that several files declare the stream.
 
-        With a problem, no writer starts, and a running writer continues.
+        While it has a problem, no writer starts, and a running writer continues.
         """
         before = self.declared.get(name)
         paths = " and ".join(str(one.path) for one in files)

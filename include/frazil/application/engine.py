@@ -21,9 +21,9 @@ class CancellableEngine(Engine, Protocol):
 
 
 class SharedEngine:
-    """An engine that many writers use at the same time, in few threads: each thread also needs one in the JVM.
+    """An engine that many writers share. It runs batches in few threads, because each also needs a JVM thread.
 
-    A writer that enters or leaves it changes nothing.
+    A writer's `with` block neither starts nor ends the engine.
     """
 
     def __init__(self, engine: CancellableEngine, *, batches: int) -> None:

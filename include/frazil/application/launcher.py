@@ -1,4 +1,7 @@
-"""Launches a stream's writer as a thread of this process, with the same run folder as a separate process."""
+"""Launches a stream's writer as a thread of this process.
+
+The run folder has the same content as that of a separate process.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class HostedWriter(Protocol):
 
 
 class HostedLauncher(Launcher):
-    """Launches one stream's writer in this process, with the lock and the records of a separate process."""
+    """Launches one stream's writer in this process, with the lock and records of a run folder."""
 
     def __init__(
         self, stream: str, *, application: str, make: Callable[[], HostedWriter], cancel: Callable[[str], None]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from frazil.errors import FrazilError, SpecError
 from frazil.fast_imports import fast_imports
 from frazil.host.process_log import log_to_stderr
-from frazil.signals.pins import read_pins
+from frazil.signals import read_pins
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.application import Application, find_application
 from frazil.spec.model import StreamSpec
@@ -93,9 +93,9 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """Return the declaration with which Spark starts: that of one stream, with the application's name and resources.
+    """Return the declaration with which the application starts Spark.
 
-    The scheduler mode is FAIR.
+    It is the first stream's, with the application's name and resources, and the scheduler mode FAIR.
     """
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}

@@ -71,7 +71,9 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> pa.Table:
-    """Return the rows of other topics: without coordinates, all rows of a shared table, because any may be one."""
+    """Return the rows of other topics. If rows have no coordinates, returns all rows of a shared table, because each
+    may be of another topic.
+    """
     if TOPIC not in rows.column_names:
         return rows if shared else rows.schema.empty_table()
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))

@@ -19,9 +19,16 @@ from frazil.commit.backfill_records import (
     published_records,
     record_path,
 )
-from frazil.commit.history import Period, ancestors, ancestors_and_kept, commit_records, merge_counts, skipped_ranges
+from frazil.commit.history import (
+    Period,
+    ancestors,
+    ancestors_and_older_snapshots,
+    commit_records,
+    merge_counts,
+    skipped_ranges,
+)
 from frazil.commit.journal import Journal, JournalStore, parse_key
-from frazil.commit.marker import BatchKey, Fate, Marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 
@@ -31,7 +38,7 @@ MAX_CLOCK_STEP_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a stream's commit records say its batches stored."""
+    """The offset ranges and record counts that a stream's commit records state."""
 
     ranges: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
     records: int = 0
@@ -46,7 +53,9 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Offsets of dead letters that became rows, in ranges of the original batches."""
     repeats: int | None = 0
-    """Number of repeats that batches without accepted losses dropped; None if unknown, or with backfills or replays."""
+    """Number of repeats that batches dropped, without batches whose loss was accepted. None if unknown, or if there are
+    backfills or replays.
+    """
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return the ranges of the topics with these ids, by topic-partition."""
@@ -88,7 +97,7 @@ def _missing_record_paths(
     for _, path in commit_records(metadata, marker.stream):
         if (key := parse_key(path)) is None or key in keys:
             continue
-        is_forgotten = marker.fate(key) is Fate.UNKNOWN and (first is None or key < first)
+        is_forgotten = marker.outcome_of(key) is BatchOutcome.UNKNOWN and (first is None or key < first)
         if not is_forgotten and journals.read(path) is None:
             yield path
 
@@ -101,9 +110,9 @@ def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata,
 
 def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
     """Read a period's commit records. A batch belongs to the period in which its snapshot was committed, so consecutive
-    periods count it once. If snapshots have expired, records are selected by the time when they were written. The
-    search then goes back to `MAX_CLOCK_STEP_MS` before the period. It finds no backfills or skipped ranges, but expiry
-    keeps their snapshots.
+    periods count it once. If snapshots have expired, records are selected by the time when they were written, beginning
+    `MAX_CLOCK_STEP_MS` before the period. Backfills and skipped ranges have no such records, but expiry keeps their
+    snapshots.
     """
     batches: list[Journal] = []
     missing_commit_records: list[str] = []
@@ -129,7 +138,7 @@ def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMe
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
-    """Return the batches, except batches that a rollback removed and whose loss was accepted."""
+    """Return the batches. Leaves out those that a rollback removed and whose loss an operator accepted."""
     current = claimed.of_topics(marker.source.topic_ids)
     lost = {
         tp: find_accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
@@ -149,7 +158,9 @@ def _count_repeats(
     journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal], backfills: Sequence[BackfillRecord]
 ) -> int | None:
     """Return how many repeats these batches dropped; None if the snapshot of any batch has expired."""
-    summaries = {s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_kept(metadata) if s.summary}
+    summaries = {
+        s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_older_snapshots(metadata) if s.summary
+    }
     paths = [journals.path(batch.key) for batch in batches]
     paths += [record_path(journals, record.backfill.id) for record in backfills]
     if any(path not in summaries for path in paths):
@@ -176,13 +187,19 @@ def _history_begins_ms(metadata: TableMetadata) -> int:
 
 
 def _is_committed(key: BatchKey, marker: Marker) -> bool:
-    return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
+    return (
+        marker.settled is not None
+        and key <= marker.settled
+        and marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
+    )
 
 
 def _backfill_chunks(
     journals: JournalStore, backfills: Iterable[BackfillRecord]
 ) -> Iterator[tuple[Journal, bool, None]]:
-    """Yield each chunk of backfills other than replays, whether its backfill selected records, and no epoch."""
+    """Yield the chunks of backfills other than replays, as triples: the chunk, whether its backfill selected records,
+    and None for the epoch.
+    """
     whole = (record for record in backfills if not record.backfill.replays)
     return ((chunk, record.selects, None) for record in whole for chunk in committed_chunks(journals, record.backfill))
 

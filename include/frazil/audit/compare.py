@@ -1,6 +1,6 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
-Pure. An offset is not missing if no commit record covers it, or if Kafka does not have it: compaction,
-transactions and retention leave gaps.
+Pure. An offset counts as missing only if a commit record covers it and Kafka has it: compaction, transactions and
+retention leave gaps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from frazil.audit.ranges import (
     find_accepted_loss,
     group_by_topic_id,
     merge_ranges,
+    offsets_claimed_again,
 )
 from frazil.offsets.spans import covered_offsets, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
@@ -27,7 +28,8 @@ from frazil.spec.units import format_count
 
 MAX_LISTED_SPANS = 5
 FORMER_TOPIC_PREDICATE = "of a former topic of this name and cannot be compared with Kafka"
-"""Ends a finding about records of an earlier topic with the same name."""
+"""The end of a finding about records of an earlier topic with the same name."""
+BY_COMMIT_RECORDS = ": they were checked against commit records only"
 
 
 def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
@@ -57,7 +59,9 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but no table has and no transform drops."""
+    """Return the offsets of missing records: Kafka has them and a commit record claims them, but no table has them and
+    the transform does not drop them.
+    """
     lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
         return lost
@@ -68,7 +72,9 @@ def find_missing_offsets(evidence: Evidence) -> BitMap64:
 
 
 def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but that have no row, dead letter or accepted loss."""
+    """Return the offsets that Kafka has and a commit record claims, without a row, a dead letter or an
+    accepted loss.
+    """
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -110,7 +116,9 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 
 def count_rows(e: Evidence) -> int:
-    """Return how many rows the audited commits have, without rows of topics that only other periods' commits have."""
+    """Return how many rows the audited commits have. Leaves out rows of topic ids that only commits of other periods
+    claim.
+    """
     own, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
@@ -252,13 +260,15 @@ class _TableClaims:
             is_rewritten = self.rewritten.range_cardinality(r.start, r.end) > 0
             return count_missing(r), 0 if is_rewritten else max(0, count(r) - self.claimed(r))
         audited = group_by_topic_id(group.audited)
-        missing_ = max(group.missing(count_missing), self.count_short(group, audited))
+        missing_ = max(group.missing(count_missing), self.count_missing_records(group, audited))
         highest = sum(highest for _, highest in group.bounds(self.claimed).values())
         surplus = len((self.tally.seen | self.lost) & group.offsets) - highest
         return missing_, 0 if self.rewritten & group.offsets else max(0, surplus)
 
-    def count_short(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
-        """Return how many records of these topics a group is missing, if it has none of other topics of the name."""
+    def count_missing_records(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
+        """Return the minimum number of missing records of the topics with these ids. Assumes that all rows of the group
+        are of these topics.
+        """
         if group.is_single:
             return 0
         bounds, offsets = group.bounds(self.claimed), group.offsets
@@ -306,7 +316,7 @@ def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Fi
         if e.drops_repeats and of_rows:
             missing_ = 0
         fewer, more = fewer + missing_, more + surplus
-        unknown += max(0, witness.count_short(group, group.ranges_by_topic_id) - missing_)
+        unknown += max(0, witness.count_missing_records(group, group.ranges_by_topic_id) - missing_)
         first = first or (group if missing_ or surplus else None)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, unknown,
@@ -327,9 +337,13 @@ def _claimed_records(r: CommittedRange) -> int:
     return min(r.end - r.start, r.records + r.rejected)
 
 
-def _max_records(group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
-    """Return the maximum number of records that a group can have, except records of the topic with the id `but`."""
-    return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
+def _max_records(
+    group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, excluded_topic_id: str | None = None
+) -> int:
+    """Return the maximum number of records in a group. Leaves out records of the topic with the id
+    `excluded_topic_id`.
+    """
+    return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != excluded_topic_id)
 
 
 def _is_exact(e: Evidence, group: OverlappingRanges) -> bool:
@@ -351,7 +365,8 @@ def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
     """Compare a dedupe stream's number of rows with its records minus `repeats`. If commit records do not determine
-    this number, only reports that, unless records are also compared `by_source`.
+    this number, only reports that it was not compared. With `by_source`, reports nothing then, because rows are
+    compared with Kafka's records.
     """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
@@ -376,8 +391,8 @@ def compare_repeats(
 def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
     """Return whether commit records alone determine a dedupe stream's rows."""
     evidence = [_without_accepted(e) for e in evidence]
-    replays = any(e.replayed_of(r) for e in evidence if not e.whole for r in e.ranges)  # of other periods
-    return repeats is not None and not replays and all(map(is_counted_once, evidence))
+    replays = any(e.replayed_of(r) for e in evidence if not e.covers_history for r in e.ranges)  # of other periods
+    return repeats is not None and not replays and all(map(_is_counted_once_by_topic, evidence))
 
 
 def _without_accepted(e: Evidence) -> Evidence:
@@ -418,7 +433,7 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
 def _report_limits(e: Evidence) -> Iterable[Finding]:
     """Report offsets that could not be checked, or that were skipped on purpose."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
-    if e.whole:
+    if e.covers_history:
         # The marker is the last range: a reset may have moved it, and nothing was committed since.
         read = [*merge_ranges(current), (e.marker, e.marker)] if current else []
         seen = e.seen
@@ -434,9 +449,11 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         f"forgotten stream's topic was recreated. The table may have two rows at: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        former = sum(_max_records(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
-        sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}"
-        yield _make_finding(e, FindingKind.NOT_COMPARED, former, sentence)
+        former = sum(
+            _max_records(g, lambda r: r.records + e.replayed_of(r), excluded_topic_id=e.topic_id) for g in e.groups
+        )
+        sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
+        yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
         gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))
         yield _make_finding(e, FindingKind.UNCHECKED, gone, describe_deleted_offsets(gone, e.kafka.first))
 
@@ -453,8 +470,15 @@ def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> 
 
 def is_counted_once(e: Evidence) -> bool:
     """Return whether each audited offset was committed once, for a single record. Counting rows is then sufficient."""
-    once = all(group.is_single for group in e.groups)
-    return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
+    return all(group.is_single for group in e.groups) and _is_counted_once_by_topic(e)
+
+
+def _is_counted_once_by_topic(e: Evidence) -> bool:
+    """Return whether each topic of the name has each audited offset once, for a single record."""
+    if covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges):
+        return False
+    topics = (ranges for group in e.groups for ranges in group.ranges_by_topic_id.values())
+    return not any(group.others for group in e.groups) and not any(map(offsets_claimed_again, topics))
 
 
 def format_at_offsets(offsets: BitMap64) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from frazil.audit.findings import Audit
-from frazil.audit.kafka_source import ask_kafka
+from frazil.audit.kafka_source import find_remaining_offsets
 from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import Period
 from frazil.commit.open_streams import open_read_only
@@ -29,13 +29,13 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         from frazil.audit.upserts import compare_with_source
 
         return result.with_findings(compare_with_source(spec, tables, window=window))
-    ask = partial(ask_kafka, spec, whole=window is None) if with_source else None
+    ask = partial(find_remaining_offsets, spec, report_uncommitted=window is None) if with_source else None
     if ask and spec.transform:
         from frazil.audit.source_records import dropped_offsets  # imports decoding, only if needed
 
         ask = partial(ask, dropped=partial(dropped_offsets, spec, tables))
     place = None
-    if with_source and sinks.can_follow:
+    if with_source and sinks.has_routed_tables:
         from frazil.audit.source_records import records_by_table
 
         place = partial(records_by_table, spec, tables)
@@ -43,8 +43,8 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         tables,
         coordinates=spec.coordinates,
         window=window,
-        ask_kafka=ask,
-        named=sinks.named,
+        find_remaining_offsets=ask,
+        candidate_names=sinks.named_tables,
         place=place,
         signals=signals,
     )

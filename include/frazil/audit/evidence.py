@@ -43,7 +43,7 @@ class Evidence:
     rows: OffsetTally
     dead_letters: OffsetTally
     kafka: RemainingOffsets | None = None
-    whole: bool = True
+    covers_history: bool = True
     """False if ranges, rows and dead letters cover only a period."""
     ranges_outside_period: tuple[CommittedRange, ...] = ()
     """Ranges outside the audited period, which may explain differences; empty if they were not read."""
@@ -100,13 +100,15 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     rows: Tallies,
     dead_letters: Tallies,
     kafka: Mapping[TopicPartition, RemainingOffsets],
-    whole: bool = True,
+    covers_history: bool = True,
     drops_repeats: bool = False,
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each partition in the claims and, if `whole`, for each in the marker or with rows."""
-    tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
+    """Return the evidence for each partition in the claims. With `covers_history`, also for partitions
+    that are only in the marker or have only rows.
+    """
+    tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if covers_history else set())
     return tuple(
         Evidence(
             topic=tp[0],
@@ -117,7 +119,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
             rows=rows.get(tp) or OffsetTally(),
             dead_letters=dead_letters.get(tp) or OffsetTally(),
             kafka=kafka.get(tp),
-            whole=whole,
+            covers_history=covers_history,
             rewritten=marker.rewritten.get(tp, ()),
             given_up=marker.given_up.get(tp, ()),
             given_up_epoch=marker.given_up_epoch,

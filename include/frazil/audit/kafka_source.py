@@ -23,19 +23,19 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.spec.units import format_count
 
-NO_LEADER = "no broker leads the topic-partition: nothing is compared with Kafka. Start one that has a replica"
+NO_LEADER = "no leader: nothing is compared with Kafka. Start a broker that has a replica"
 
 
-def ask_kafka(
+def find_remaining_offsets(
     spec: StreamSpec,
     marker: Marker,
     claimed: Claims,
     *,
-    whole: bool = True,
+    report_uncommitted: bool = True,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
-    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared. If `whole`,
-    also report the records after the stream's position.
+    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared. With
+    `report_uncommitted`, also report the records after the stream's position.
     """
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
@@ -44,7 +44,7 @@ def ask_kafka(
         ranges: dict[TopicPartition, Span] = {}
         current = claimed.of_topics(marker.source.topic_ids)
         for tp in sorted(claimed.ranges):
-            sentence = why_not_comparable(tp[0], marker.source, topics.identity, spec)
+            sentence = explain_not_comparable(tp[0], marker.source, topics.identity, spec)
             if sentence or tp in topics.leaderless:
                 offsets = len(claimed_offsets(claimed.ranges[tp]))
                 notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence or NO_LEADER, f"{tp[0]}-{tp[1]}"))
@@ -54,7 +54,7 @@ def ask_kafka(
             # A truncated log may end before the committed end. Waiting for records after its end would never succeed.
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
         truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
-    if whole:
+    if report_uncommitted:
         log_ends = {tp: end for tp, end in ends.items() if tp not in truncated}
         notes += report_not_committed(spec, marker, topics.identity, first, log_ends)
     tallies = read_offsets(resolve_kafka_properties(spec, os.environ), ranges)
@@ -74,14 +74,14 @@ def report_not_committed(
     ends: Mapping[TopicPartition, LogEnd],
 ) -> Iterator[Finding]:
     """Report the records after the stream's position, which are not compared."""
-    read = {tp: end.stable for tp, end in ends.items() if not why_not_comparable(tp[0], marker.source, now, spec)}
+    read = {tp: end.stable for tp, end in ends.items() if not explain_not_comparable(tp[0], marker.source, now, spec)}
     position = {tp: max(offset, first.get(tp, 0)) for tp, offset in marker.offsets.items()}
     if unread := count_unread(position, first, read):
         sentence = f"{format_count(unread, 'record', 'is|are')} not committed yet"
         yield Finding(FindingKind.NOT_COMMITTED, unread, sentence, spec.name)
 
 
-def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+def explain_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
     """Return why Kafka's topic cannot be compared with the committed records; None if it can."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"

@@ -1,6 +1,6 @@
-"""Computes bounds on the number of records in overlapping committed ranges, as after a reset, a backfill or a recreated
-topic. Pure. A record in several ranges is counted once, so the ranges' own counts only give the smallest and the
-largest possible number.
+"""Computes the minimum and maximum number of records in overlapping committed ranges. Ranges overlap after a reset, a
+backfill or the recreation of a topic. A record in several ranges counts once, so the ranges' own counts give only these
+bounds. Pure.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class OverlappingRanges:
     def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
         """Return the minimum number of distinct records within `offsets`. All ranges must belong to one topic id.
 
-        `claimed` returns how many records of a range its commit record counts; the range's other offsets are gaps. The
-        minimum is the number of offsets minus the fewest gaps of ranges that together cover all offsets. It is exact if
-        these ranges have no gaps.
+        `claimed` returns how many records of a range its commit record counts. The range's other
+        offsets are gaps. Of all selections of ranges that cover all offsets, one has the fewest
+        gaps. The result is the number of offsets minus these gaps, and is exact if there are none.
         """
         return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 

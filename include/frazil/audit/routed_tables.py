@@ -20,7 +20,7 @@ from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import claimed_offsets, merge_ranges
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
-from frazil.commit.backfill_records import committed_chunks, published_records, targets_given_up
+from frazil.commit.backfill_records import committed_chunks, list_given_up_targets, published_records
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
 from frazil.commit.marker import Marker, property_name
@@ -37,8 +37,7 @@ from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 from frazil.offsets.tally import OffsetTally, Tallies, get_offsets, merge_tallies, seen_offsets
 from frazil.spec.units import format_count
-from frazil.table.file_bounds import COORDINATES, OffsetRanges
-from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
+from frazil.table.landed_offsets import COORDINATES, OffsetRanges, RowSelection, tally_files, tally_rows
 from frazil.table.lost import registration_command
 from frazil.table.parallel import run_in_parallel
 
@@ -67,7 +66,9 @@ class PublishedReplays:
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """Rows in each routed table."""
     last: BackfillMarker | None = None
-    """The last replay while its rows may wait for routed tables, so that its dead letters stay; otherwise None."""
+    """The last replay, if its rows may still wait for routed tables. Its dead letters are still in the dead-letter
+    table then.
+    """
     journals: Sequence[Journal] = ()
     given_up: Set[Target] = frozenset()
     """Tables for which an operator discarded the rows of the last replay."""
@@ -84,7 +85,7 @@ class PublishedReplays:
         if last is None:
             return cls(rows, routed)
         return cls(
-            rows, routed, last, committed_chunks(tables.journals, last), targets_given_up(tables.journals, last.id)
+            rows, routed, last, committed_chunks(tables.journals, last), list_given_up_targets(tables.journals, last.id)
         )
 
     def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
@@ -101,9 +102,11 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     *,
     within: OffsetRanges | None,
     replays: PublishedReplays,
-    named: Collection[Target] = (),
+    candidate_names: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the rows of the routed tables that commit records name. `named` has names that a renamed table may have."""
+    """Read the rows of the routed tables that commit records name. A renamed table may have a name in
+    `candidate_names`.
+    """
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
     if not targets:
         return ()
@@ -113,7 +116,7 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
         within = {
             tp: ((0, max(ends.get(tp, 0), marker.offsets.get(tp, 0))),) for tp in ends.keys() | marker.offsets.keys()
         }
-    step = partial(_read_with_retries, _RowSearch(tables, waiting, within, replays, named))
+    step = partial(_read_with_retries, _RowSearch(tables, waiting, within, replays, candidate_names))
     found = run_in_parallel(step, targets)
     more = sorted({one.renamed for one in found if one.renamed} - {*targets})
     return (*found, *(run_in_parallel(step, more) if more else ()))
@@ -125,7 +128,7 @@ class _RowSearch:
     waiting: Mapping[Target, Sequence[Journal]]
     within: OffsetRanges
     replays: PublishedReplays
-    named: Collection[Target]
+    candidate_names: Collection[Target]
 
 
 def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
@@ -147,7 +150,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
         table = tables.handle(target).refresh()
     except NoSuchTableError:
         member = read_table_record(tables, target)
-        renamed_to = None if member is None else find_renamed_table(tables, member, search.named)
+        renamed_to = None if member is None else find_renamed_table(tables, member, search.candidate_names)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
         elif member or not waiting or not all_files_wait(tables, waiting, target):
@@ -185,7 +188,11 @@ def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target |
     if property_name(search.tables.stream) in table.properties:
         return None
     member = read_table_record(search.tables, target)
-    return find_renamed_table(search.tables, member, search.named) if member and member.is_another(table) else None
+    return (
+        find_renamed_table(search.tables, member, search.candidate_names)
+        if member and member.is_other_table(table)
+        else None
+    )
 
 
 def _missing_table_message(tables: StreamTables, target: Target, member: RoutedTableRecord | None) -> str:
@@ -231,7 +238,7 @@ def compare_table_counts(
 def row_counts(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
 ) -> dict[Target, tuple[int, int]]:
-    """Return, by table, the number of its rows in the claimed ranges and the number that commit records count."""
+    """Return two numbers for each table: its rows in the claimed ranges, and the rows that commit records count."""
     replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
     expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})

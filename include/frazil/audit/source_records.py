@@ -35,8 +35,8 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import executor_kafka_properties
 from frazil.spec.sinks import Sinks
 from frazil.stream.stage_context import build_stage_context, staged_target
+from frazil.table.declared import load_route_tables
 from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
-from frazil.table.made_tables import load_route_tables
 
 
 @contextmanager
@@ -112,7 +112,7 @@ class ComparedTables:
     @classmethod
     def load(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> ComparedTables:
         """Load the routed tables, after `main` and its `marker` have been loaded."""
-        if not (sinks := spec.sinks).can_follow:
+        if not (sinks := spec.sinks).has_routed_tables:
             return cls({"main": main}, {})
         routed = load_route_tables(main.catalog, sinks)
         made = {sinks.find_value(name, table.properties): name for name, table in routed.items()}
@@ -140,7 +140,7 @@ def _not_comparable(
 ) -> Iterator[tuple[Target, str]]:
     """Yield the tables that cannot be compared, with reasons."""
     waiting = Followers.load(tables, marker).waiting
-    for target in sorted({*sinks.named} - routed.keys()):
+    for target in sorted({*sinks.named_tables} - routed.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
     for target, table in routed.items():
         own = read_marker(table.properties, tables.stream)

@@ -42,7 +42,7 @@ from frazil.commit.adoption import other_streams
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.history import Period, ancestors, parse_number
 from frazil.commit.journal import parse_key
-from frazil.commit.marker import Fate, Marker, open_branch_name, property_name, read_marker
+from frazil.commit.marker import BatchOutcome, Marker, open_branch_name, property_name, read_marker
 from frazil.commit.reset_plan import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
@@ -51,11 +51,10 @@ from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
 from frazil.spec.units import format_count
 from frazil.table.branches import MAIN, head_of
-from frazil.table.file_bounds import OffsetRanges
-from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
+from frazil.table.landed_offsets import OffsetRanges, RowSelection, has_coordinates, tally_rows
 from frazil.timetext import format_utc
 
-AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
+FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
 """Returns the claimed offsets that Kafka has, and findings about ranges that cannot be compared."""
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
 """Returns, for each table, the offsets in these spans that the declared route would write to it."""
@@ -69,9 +68,9 @@ class _Run:
     table: Table
     marker: Marker
     window: Period | None
-    ask_kafka: AskKafka | None
+    find_remaining_offsets: FindRemainingOffsets | None
     drops_repeats: bool
-    named: Collection[Target]
+    candidate_names: Collection[Target]
     """The tables that the declared route names."""
     place: PlaceRecords | None = None
     signals: bool = True
@@ -84,7 +83,7 @@ class _Run:
         all times; it is needed if a former topic may have had the same offsets as the period's commits.
         """
         topics, within = self._topics(claimed), self._within(claimed)
-        kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
+        kafka, notes = self.find_remaining_offsets(self.marker, claimed) if self.find_remaining_offsets else ({}, ())
         default = tally_rows(
             self.table,
             RowSelection(topics, within),
@@ -95,7 +94,12 @@ class _Run:
         )
         dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
         routed = read_routed_rows(
-            self.tables, self.marker, every or claimed, within=within, replays=replays, named=self.named
+            self.tables,
+            self.marker,
+            every or claimed,
+            within=within,
+            replays=replays,
+            candidate_names=self.candidate_names,
         )
         found = gather_evidence(
             self.marker,
@@ -104,7 +108,7 @@ class _Run:
             tables="the route" if routed else "the table",
             dead_letters=dead_letters,
             kafka=kafka,
-            whole=self.window is None,
+            covers_history=self.window is None,
             drops_repeats=self.drops_repeats,
             former_dead_letters=former_dead_letters,
         )
@@ -182,10 +186,10 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     *,
     coordinates: bool = True,
     window: Period | None = None,
-    ask_kafka: AskKafka | None = None,
+    find_remaining_offsets: FindRemainingOffsets | None = None,
     drops_repeats: bool = False,
     replayed_from_source: bool = False,
-    named: Collection[Target] = (),
+    candidate_names: Collection[Target] = (),
     place: PlaceRecords | None = None,
     signals: bool = True,
 ) -> Audit:
@@ -197,7 +201,9 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     for attempt in count(1):
         table = tables.main.refresh()
         marker = require_marker(tables, table)
-        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place, signals)
+        run = _Run(
+            tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, place, signals
+        )
         claimed = load_claims(tables.journals, marker, table.metadata, window)
         before = _metadata_findings(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
@@ -220,14 +226,14 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 
 
 def audit_changes(
-    tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
+    tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, candidate_names: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upsert stream with its commit records; for a period, or without coordinates, compare only its dead
-    letters. Returns the findings and the number of rows, if counted. Returns None if a replay was published since
-    `table` was loaded: the caller must then load the table again.
+    """Compare an upsert stream with its commit records. For a period, or for a table without coordinates, compare only
+    its dead letters. Returns the findings and the number of rows, if counted. Returns None if a replay was published
+    since `table` was loaded: the caller must then load the table again.
     """
     marker = require_marker(tables, table)
-    run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
+    run = _Run(tables, table, marker, window, None, drops_repeats=True, candidate_names=candidate_names)
     by_offset = window is None and has_coordinates(table.schema())
     if by_offset:
         compared: Callable[[Evidence], tuple[Finding, ...]] = compare_partition
@@ -235,7 +241,9 @@ def audit_changes(
     else:
         compared, notes = compare_dead_letters, ()
         dead_letters, _ = run.tally_dead_letters(claimed)
-        evidence = gather_evidence(marker, claimed, rows={}, dead_letters=dead_letters, kafka={}, whole=window is None)
+        evidence = gather_evidence(
+            marker, claimed, rows={}, dead_letters=dead_letters, kafka={}, covers_history=window is None
+        )
     if _has_new_replay(run):
         return None
     evidence = _add_other_claims(run, claimed, evidence, compared)
@@ -267,7 +275,7 @@ def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[F
     findings = []
     for path in claimed.missing_commit_records:
         key = parse_key(path)
-        is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
+        is_forgotten = key is None or marker.outcome_of(key) is BatchOutcome.UNKNOWN
         kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         findings.append(Finding(kind, 1, sentence, marker.stream))
@@ -331,12 +339,12 @@ def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], fin
 
 def _count_partition(e: Evidence) -> PartitionAudit:
     rows, surplus = count_rows(e), count_duplicates(e)
-    current = [r for r in e.ranges if r.topic_id == e.topic_id] or ([] if e.whole else e.ranges)
+    current = [r for r in e.ranges if r.topic_id == e.topic_id] or ([] if e.covers_history else e.ranges)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
         start=min((r.start for r in current), default=None),
-        end=e.marker if e.whole else max(r.end for r in current),
+        end=e.marker if e.covers_history else max(r.end for r in current),
         rows=rows,
         distinct=rows - surplus,
         duplicates=surplus,
@@ -380,11 +388,16 @@ def _report_foreign_changes(table: Table, *, where: str, window: Period | None, 
 
 def _describe_change(summary: Summary | None) -> str:
     """Return how many rows a commit removed, apart from rows that it only copied into other files."""
-    names = ("deleted-records", "added-position-deletes", "removed-position-deletes", "added-records")
-    in_files, marked, unmarked, added = (parse_number(summary.get(name) if summary else None) for name in names)
-    deleted = in_files + max(
-        marked - unmarked, 0
-    )  # a new deletion vector contains the marks of the one that it replaces
+
+    def count(name: str) -> int:
+        return parse_number(summary.get(name) if summary else None)
+
+    added, by_value = count("added-records"), count("added-equality-deletes")
+    # A new deletion vector contains the marks of the one that it replaces.
+    deleted = count("deleted-records") + max(count("added-position-deletes") - count("removed-position-deletes"), 0)
+    if by_value:
+        counted = f"deleted {format_count(deleted, 'row')}, added {added:,}, and " if deleted or added else ""
+        return f"{counted}wrote {format_count(by_value, 'equality delete')}, each of any number of rows"
     if deleted <= added:
         return f"replaced {format_count(deleted, 'row')} with {added:,}"
     rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""

@@ -16,10 +16,16 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, find_changed_keys
 from frazil.audit.claims import Claims, load_all_claims, load_claims
-from frazil.audit.compare import FORMER_TOPIC_PREDICATE, can_count_rows, describe_deleted_offsets, format_at_offsets
+from frazil.audit.compare import (
+    BY_COMMIT_RECORDS,
+    FORMER_TOPIC_PREDICATE,
+    can_count_rows,
+    describe_deleted_offsets,
+    format_at_offsets,
+)
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.kafka_source import NO_LEADER, find_truncated_logs, report_not_committed, why_not_comparable
+from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
 from frazil.audit.ranges import (
     CommittedRange,
     claimed_offsets,
@@ -44,8 +50,7 @@ from frazil.merge.task import run_merge_task
 from frazil.offsets.spans import TopicPartition, iter_runs, offset_bitmap
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.table.file_bounds import COORDINATES
-from frazil.table.landed_offsets import split_by_partition
+from frazil.table.landed_offsets import COORDINATES, split_by_partition
 
 _CompletedTask = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
@@ -58,10 +63,10 @@ def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
     """Audit the table and its dead letters. With `with_source`, also compares the rows' values with Kafka's records."""
-    named, result = spec.sinks.named, None
+    named, result = spec.sinks.named_tables, None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
-        result = audit_changes(tables, table, claimed, window=window, named=named)
+        result = audit_changes(tables, table, claimed, window=window, candidate_names=named)
     of_commits, rows = result
     partitions = tuple(_count_partitions(claimed, marker.source.topic_ids))
     changes = sum(partition.rows for partition in partitions)
@@ -91,7 +96,7 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
     """Yield findings about Kafka's records that a dedupe table does not have. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
-    evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
+    evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, covers_history=window is None)
     by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
     yield from _compare_with_kafka(spec, tables, table, marker, claimed, window=window, by_records=by_records)
 
@@ -137,7 +142,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     by_records: bool = False,
 ) -> Iterator[Finding]:
     """Report how merging Kafka's records of the claimed ranges would change the tables. Commits nothing."""
-    if marker.routed is not None and not spec.sinks.can_follow:
+    if marker.routed is not None and not spec.sinks.has_routed_tables:
         sentence = (
             f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
             "records may belong to other tables. To compare them with Kafka's records, declare the route again"
@@ -148,7 +153,10 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
     if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
         sentence = f"{format_count(former, 'offset', 'is|are')} {FORMER_TOPIC_PREDICATE}"
-        yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
+        if by_records:
+            yield Finding(FindingKind.UNCHECKED, former, f"{sentence}{BY_COMMIT_RECORDS}", spec.name)
+        else:
+            yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "
@@ -160,7 +168,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         why_not = {
             topic: why
             for topic in sorted({topic for topic, _ in starts})
-            if (why := why_not_comparable(topic, marker.source, topics.identity, spec))
+            if (why := explain_not_comparable(topic, marker.source, topics.identity, spec))
         }
         why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
         first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)

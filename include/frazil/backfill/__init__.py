@@ -1,3 +1,3 @@
-"""Backfills plan, stage and audit records that are missing from the table, and publish them once."""
+"""Plans, stages and audits records that are missing from a table, and publishes them once."""
 
 from __future__ import annotations

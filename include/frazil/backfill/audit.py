@@ -19,7 +19,10 @@ from frazil.spec.units import format_count
 def find_complete_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of committed ranges whose records, except dropped ones, are all in the tables."""
+    """Return the offsets of committed ranges whose records are all in the tables.
+
+    Skips ranges that a backfill read only in part.
+    """
     complete = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
         present = _seen_in_any(tallies, tp)
@@ -32,7 +35,10 @@ def find_complete_ranges(
 def topic_generations(
     requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str
 ) -> set[str]:
-    """Return the ids of topics with this name whose committed ranges overlap the requested offsets."""
+    """Return the topic ids under which the requested offsets of this topic were committed.
+
+    There are several ids if the topic was deleted and created again.
+    """
     return {
         r.topic_id
         for tp, spans in requested.items()
@@ -43,7 +49,7 @@ def topic_generations(
 
 @dataclass(frozen=True, slots=True)
 class StagedRecords:
-    """The records that a backfill staged, with the records of the tables and of the source."""
+    """The records that a backfill staged, and those of the tables and the source for comparison."""
 
     journals: tuple[Journal, ...]
     rows: Tallies
@@ -88,7 +94,7 @@ def find_problems(staged: StagedRecords) -> list[str]:
 
 
 def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Yield a message for each table that has rows whose records are now staged for another table."""
+    """Yield a message for each table that has rows of records now staged for another table."""
     for target, own in staged.items():
         for other in tables.keys() - {target}:
             if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):

@@ -15,9 +15,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.backfill.audit import staged_spans
-from frazil.backfill.changes import backfill_summary, staged_files, writer_for_older_files
 from frazil.backfill.request import BackfillRequest
-from frazil.backfill.routes import commit_to_routed_tables
+from frazil.backfill.routes import backfill_summary, commit_to_routed_tables, staged_files, writer_for_older_files
 from frazil.backfill.rules import (
     already_ended_message,
     check_files_fit,
@@ -79,7 +78,7 @@ class BackfillCommitter:
 
     tables: StreamTables
     own: StreamTables
-    """The same tables, but with the backfill's own staging folders and journals."""
+    """The stream's tables, but with the staging folders and journals of this backfill."""
     backfill: BackfillMarker
 
     @classmethod
@@ -127,9 +126,11 @@ class BackfillCommitter:
     def publish(
         self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
-        """Append or merge the staged files on main in one commit, which ends the backfill. `audited_at` is the snapshot
-        of main in which the audit found none of the records. Raises StaleBatch if main may have some of them now, and
-        WriterBusy if the stream has read further than `read_to`.
+        """Append or merge the staged files on main in one commit, which ends the backfill.
+
+        `audited_at` is the snapshot of main with which the audit compared the records. Raises
+        StaleBatch if a later snapshot may contain some of the records, and WriterBusy if the stream
+        has read beyond `read_to`.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
@@ -200,7 +201,7 @@ class BackfillCommitter:
             return Done(check_owned(found, self.backfill))
         if found is None or found.id != self.backfill.id:
             return dataclasses.replace(self.backfill, batches={self.backfill.epoch: 0})
-        return found.owned_by(self.backfill.epoch)
+        return found.with_epoch(self.backfill.epoch)
 
     def _settle(self) -> None:
         """Commit the journals of interrupted epochs; discard a journal if its offsets have been staged again."""
@@ -272,9 +273,10 @@ def _publish(  # noqa: PLR0913 - what is published, and where
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
-    """End an open backfill: remove its branches and everything that it staged. Returns its final marker. If an operator
-    abandons it (`by`), its runs cannot start it again. If its own run drops it, `by` is None. Changes nothing and
-    raises FrazilError if another backfill has begun since.
+    """End an open backfill: remove its branches and everything that it staged. Returns its final marker.
+
+    If `by` names an operator, the runs of the backfill cannot start it again. A run that drops its own backfill passes
+    None. Changes nothing and raises FrazilError if another backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:

@@ -34,7 +34,7 @@ class Estimate:
     files: int
     chunks: int
     partitions: int
-    """Number of table partitions that have rows of the sample. The backfill writes to at least as many."""
+    """Number of table partitions with rows of the sample, and so a minimum for the backfill."""
     sampled: int
     topic_partitions: int
     source_files: int

@@ -37,10 +37,8 @@ from frazil.offsets.spans import Spans, TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
-from frazil.table.file_bounds import COORDINATES
-from frazil.table.landed_offsets import split_by_partition
-from frazil.table.object_store import FileInfo
-from frazil.table.storage import open_store
+from frazil.table.landed_offsets import COORDINATES, split_by_partition
+from frazil.table.storage import FileInfo, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class FileSource:
     io_properties: Mapping[str, str]
     schema: Schema
     is_whole: bool = False
-    """False, because files may have records that compaction removed from the topic before the stream read it."""
+    """False: compaction may have removed records of the files before the stream read the topic."""
 
     @classmethod
     def open(cls, location: str, table: Table, spec: StreamSpec) -> FileSource:
@@ -83,7 +81,10 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with these files' fingerprint. Raises SpecError if the request has another one."""
+        """Return the request with the fingerprint of these files.
+
+        Raises SpecError if the request already has a different fingerprint.
+        """
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})
@@ -112,7 +113,7 @@ class FileSource:
         return index
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Return `known`, because files have no identity. Raises SpecError if the files have changed."""
+        """Return `known`: files have no identity. Raises SpecError if the files have changed."""
         if _list_record_files(self.location, self.io_properties) != self.files:
             raise SpecError(self._changed_message())
         return known

@@ -40,7 +40,10 @@ class BackfillRequest(Model):
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
     dead_letters: str | None = None
-    """The selection of dead letters to replay, as text; `files` is then a copy of them. None for a backfill."""
+    """The dead letters that a replay selects, as text. `files` is then the path of their copy.
+
+    None for a backfill.
+    """
     listing: str | None = None
     """Fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"
@@ -125,11 +128,7 @@ def _microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def can_backfill(spec: StreamSpec) -> bool:
-    return spec.coordinates
-
-
-def deletes_rows(spec: StreamSpec) -> bool:
+def can_delete_rows(spec: StreamSpec) -> bool:
     return spec.sinks.mode.replaces_rows and (spec.delete is not None or envelope_of(spec.source.format) is not None)
 
 
@@ -137,7 +136,7 @@ def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -
     """Raise SpecError if a backfill may restore deleted rows, because it skips the records that deleted them."""
     bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
     given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
-    if given and deletes_rows(spec) and not request.dead_letters:
+    if given and can_delete_rows(spec) and not request.dead_letters:
         raise SpecError(
             f"stream {spec.name!r} deletes rows, and the table does not record deleted rows: with {', '.join(given)}, "
             "a backfill could restore rows that a later record deleted. Nothing was changed. Give only from-time or "
@@ -145,9 +144,12 @@ def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -
         )
 
 
-def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Raise SpecError unless the stream stores Kafka coordinates and the table has columns for them (`table_has`)."""
-    if not (spec.coordinates and table_has):
+def check_coordinates(spec: StreamSpec, *, table_has_coordinates: bool = True) -> None:
+    """Raise SpecError unless the stream stores Kafka coordinates.
+
+    `table_has_coordinates` says whether its table has columns for them.
+    """
+    if not (spec.coordinates and table_has_coordinates):
         where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(
             f"stream {spec.name!r} does not store Kafka coordinates ({where}), so frazil cannot determine which "

@@ -1,5 +1,5 @@
-"""Commits the rows of a backfill or replay to the routed tables. Until a routed table has its rows, they wait in files
-next to the journals. One commit per routed table adds the rows and records the backfill in the table's properties. The
+"""Commits the rows of a backfill or replay to the routed tables. Rows wait in files next to the journals until their
+table has them. One commit per routed table adds the rows and records the backfill in the table's properties. The
 dead-letter table changes only after that.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
+from pyroaring import BitMap64
 
-from frazil.backfill.changes import backfill_summary, writer_for_older_files
 from frazil.backfill.rules import continue_command, require_own_marker
 from frazil.commit.backfill_marker import (
     BackfillMarker,
@@ -22,13 +22,16 @@ from frazil.commit.backfill_marker import (
     read_backfill,
     staging_stream,
 )
-from frazil.commit.backfill_records import targets_given_up
+from frazil.commit.backfill_records import list_given_up_targets
 from frazil.commit.commit_checks import files_fit
 from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.merging import MergeWriter
+from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.missing_rows import find_lagging_tables
+from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import rewrite_files
 from frazil.errors import (
@@ -39,8 +42,9 @@ from frazil.errors import (
     format_error,
 )
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
-from frazil.offsets.spans import TopicPartition
-from frazil.offsets.tally import OffsetTally
+from frazil.merge.contract import MergeRules
+from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
+from frazil.offsets.tally import OffsetTally, Tallies, get_offsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.stream.routed_tables import RoutedTables
@@ -48,12 +52,55 @@ from frazil.table.catalogs import load_catalog
 from frazil.table.landed_offsets import tally_files
 from frazil.table.tables import data_location
 
+
+def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
+    """Return a writer for files whose records may be older than rows in the table. It appends or merges the files."""
+    merging = tables.merging
+    if merging is None or not files or files[0].content not in MERGING_MODES:
+        return SnapshotWriter(files)
+
+    def rules(table: Table) -> MergeRules:
+        return dataclasses.replace(merging.rules(table), replays=True)
+
+    older = dataclasses.replace(merging, rules=rules, parallelism=lambda: len(files))
+    return MergeWriter(tables.stream, files, older, tables.landed)
+
+
+def staged_files(journals: Iterable[Journal], target: Target) -> tuple[StagedFile, ...]:
+    return tuple(file for journal in journals for file in journal.staged_for(target))
+
+
+def backfill_summary(backfill: BackfillMarker) -> dict[str, str]:
+    """Return the snapshot properties of a backfill or replay, without the live stream's `frazil.stream`."""
+    return {
+        "frazil.operation": "replay" if backfill.replays else "backfill",
+        "frazil.backfill": backfill.id,
+        "frazil.backfill-stream": backfill.stream,
+    }
+
+
+def tally_files_to_merge(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
+    """Collect the offsets of the records in the staged files that must be merged into the default table."""
+    return tally_files(table.io, (f.path for f in staged_files(journals, "main") if f.content in MERGING_MODES))
+
+
+def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
+    """Return the offsets of the spans that are not dead letters."""
+    return {tp: offsets - get_offsets(dead_letters, tp) for tp, offsets in to_bitmaps(spans).items()}
+
+
+def tally_former_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
+    """Return the offsets of staged rows whose records are no longer dead letters."""
+    left = {tp: tally.seen - get_offsets(dead_letters, tp) for tp, tally in rows.items()}
+    return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}
+
+
 log = logging.getLogger(__name__)
 
 ROUTED_TABLES_TIMEOUT_S = 15.0
 """Seconds to wait for a running writer to commit the last batch to the routed tables."""
 MAX_OPEN_ATTEMPTS = 3
-"""Maximum number of attempts to open the routed tables, which fails while a writer begins."""
+"""Maximum number of attempts to open the routed tables, in case a writer is just starting."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,7 +169,10 @@ def _refusal_message(stream: str, why: str) -> str:
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """Collect the offsets of each routed table's staged rows, from the default table's storage."""
+    """Collect the offsets of the staged rows of each routed table.
+
+    Their files are in the storage of the default table.
+    """
     waiting = _group_waiting_files(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 
@@ -138,7 +188,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
     """Commit the rows of a published backfill to the routed tables that do not have them yet. Leaves out rows that an
     operator discarded. Tries all tables, and then raises CommitUnavailable if any failed.
     """
-    discarded = targets_given_up(tables.journals, backfill.id)
+    discarded = list_given_up_targets(tables.journals, backfill.id)
     waiting = {target: files for target, files in _group_waiting_files(journals).items() if target not in discarded}
     reason = behind = ""
     for target, files in sorted(waiting.items()):

@@ -69,14 +69,17 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the next epoch's marker, for the request's open backfill or a new one. Raises WriterBusy for another."""
+    """Return the marker of the next epoch: of the request's open backfill, or of a new backfill.
+
+    Raises WriterBusy if a backfill of another request is open.
+    """
     check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:
         wanted = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
         new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", wanted, request.digest, epoch)
         new = dataclasses.replace(new, abandoned_runs=backfill.abandoned_runs if backfill else ())
-        return new.owned_by(epoch, request.run)
+        return new.with_epoch(epoch, request.run)
     if backfill.digest != request.digest:
         check_no_replay(backfill)
         raise WriterBusy(
@@ -84,7 +87,7 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
             f"{json.dumps(backfill.request)}. Run that request again to finish it, or end it with `frazil backfill "
             f"{request.stream} --abandon`"
         )
-    return backfill.owned_by(epoch, request.run)
+    return backfill.with_epoch(epoch, request.run)
 
 
 def check_run_not_abandoned(found: BackfillMarker | None, run: str | None) -> None:
@@ -146,7 +149,7 @@ def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
 
 
 def read_further_message(backfill: BackfillMarker) -> str:
-    """Return the message for a stream that deletes rows and has read on since the staging."""
+    """Return the message for a stream that deletes rows and has read on since staging."""
     return (
         f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. They "
         "may delete rows that the backfill would restore, so nothing was published. Run `frazil pause "

@@ -22,22 +22,23 @@ from frazil.audit.claims import Claims, load_all_claims
 from frazil.audit.routed_tables import PublishedReplays, read_routed_rows
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import StagedRecords, staged_spans
-from frazil.backfill.changes import (
-    offsets_without_dead_letters,
-    staged_files,
-    tally_files_to_merge,
-    tally_former_dead_letters,
-)
 from frazil.backfill.commit import BackfillCommitter, abandon, finish_ended_backfill
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import (
     BackfillRequest,
+    can_delete_rows,
     check_coordinates,
     check_not_in_future,
     check_restores_no_deleted_rows,
-    deletes_rows,
 )
-from frazil.backfill.routes import BackfillRoute, tally_routed
+from frazil.backfill.routes import (
+    BackfillRoute,
+    offsets_without_dead_letters,
+    staged_files,
+    tally_files_to_merge,
+    tally_former_dead_letters,
+    tally_routed,
+)
 from frazil.backfill.rules import (
     check_declared_mode,
     check_not_abandoned,
@@ -161,7 +162,10 @@ class Backfill:
         return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
-        """Return whether `dedupe` would drop every row that is read again, because all rows have an event time."""
+        """Whether `dedupe` would drop every row that is read again.
+
+        That is so if all rows have an event time.
+        """
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.sinks.mode.drops_repeats and column.required and not self.request.dead_letters
 
@@ -231,21 +235,24 @@ class Backfill:
         check_run_not_abandoned(last, self.request.run)
 
     def check(self) -> None:
-        """Check that the stream can be backfilled, before Spark starts. Raises some of the errors of `plan`."""
+        """Check, before Spark starts, that the stream can be backfilled.
+
+        Raises AdoptionRequired and SpecError.
+        """
         self._load_table_and_marker()
 
     def _load_table_and_marker(self) -> tuple[Table, Marker]:
         table = self.opened.tables.main.refresh()
         marker = require_marker(self.spec, read_marker(table.metadata.properties, self.spec.name))
-        check_coordinates(self.spec, table_has=has_coordinates(table.schema()))
+        check_coordinates(self.spec, table_has_coordinates=has_coordinates(table.schema()))
         return table, marker
 
     def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
         """Collect the offsets of rows on main, on the open branch and in routed tables, and of dead letters. Leaves out
-        rows of an upsert stream, because later records may have replaced them. For a replay, leaves out the dead
-        letters, because the replay reads them, and offsets of a deleted topic of the same name.
+        rows of an upsert stream, because later records may have replaced them. A replay leaves out the dead letters,
+        because it reads them. It also leaves out the offsets of a deleted topic of the same name.
         """
         if self.request.dead_letters:
             claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
@@ -264,10 +271,10 @@ class Backfill:
         """Return the offsets of each routed table's rows, including waiting rows. Raises RouteBehind on errors."""
         if marker.routed is None:
             return {}
-        tables, named = self.opened.tables, self.spec.sinks.named
+        tables, named = self.opened.tables, self.spec.sinks.named_tables
         claimed = claimed or load_all_claims(tables.journals, marker, table.metadata)
         replays = PublishedReplays.load(tables, table)
-        routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
+        routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, candidate_names=named)
         if problems := [f"{one.target}: {one.problem}" for one in routed if one.problem]:
             raise RouteBehind(
                 f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "
@@ -283,13 +290,13 @@ class Backfill:
 
     @property
     def _is_decided_by_dead_letters(self) -> bool:
-        """Whether the dead-letter table shows which records a replay still has to write."""
+        """Whether a replay must write exactly the records that are still dead letters."""
         return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
 
     @property
     def _skips_records(self) -> bool:
         """Whether some records may change no row, such as deletes whose routing value has no table."""
-        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.can_follow and not self.request.files
+        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.has_routed_tables and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
@@ -357,8 +364,11 @@ class Backfill:
         return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
     def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
-        """Return the position that the stream must keep until publication; None if it may go on. Raises WriterBusy."""
-        if self.request.target == "branch" or not deletes_rows(self.spec):
+        """Return the position that the stream must keep until publication; None if it may advance.
+
+        Raises WriterBusy if the stream has read further than the backfill.
+        """
+        if self.request.target == "branch" or not can_delete_rows(self.spec):
             return None
         if self.plan(backfill).spans:
             raise WriterBusy(read_further_message(backfill))

@@ -1,5 +1,7 @@
-"""Reads Kafka as a backfill's source. `frazil.backfill.files` has the other source, with the same methods. Computes the
-offsets that a backfill reads: requested ones before the marker that are in no table yet.
+"""Reads Kafka as a backfill's source, and computes the offsets that a backfill reads.
+
+These are the requested offsets before the marker whose records are in no table yet.
+`frazil.backfill.files` is the source for files, with the same methods.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets, iter_runs, offset_bitmap, offsets_within
 from frazil.offsets.tally import seen_offsets
 from frazil.stream.plan import split_ranges
-from frazil.table.object_store import FileInfo
+from frazil.table.storage import FileInfo
 
 
 def requested_spans(

@@ -1,4 +1,4 @@
-"""`frazil backfill`: runs a backfill from a terminal, like the DAG `frazil_backfill`; or shows or abandons one."""
+"""`frazil backfill`: runs, shows and abandons backfills, like the DAG `frazil_backfill`."""
 
 from __future__ import annotations
 

@@ -46,9 +46,10 @@ def cost(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Show the CPU, the storage requests and the price of STREAMS, or of all streams.
 
-    Sums the commit records, which have the CPU of a batch's tasks, of the writer and of its JVM. Idle time counts for
-    the next batch. Counts requests to object storage, except those that a REST catalog makes. Does not include Kafka,
-    Airflow, maintenance, audits and readers. The price of storage is that of the table at its current size.
+    Sums the commit records, which contain the CPU time of each batch's tasks, and of the writer and its JVM. CPU time
+    between batches counts for the next batch. Counts requests to object storage, except those of a REST catalog. Does
+    not include Kafka, Airflow, maintenance, audits or readers. The price of storage assumes that the table always had
+    its current size.
 
     \b
     Example:

@@ -15,17 +15,25 @@ from frazil.cli.options import TimeParam, json_option, streams_argument, streams
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.compare_and_swap import RetryPolicy
-from frazil.commit.consistent_cut import TAG_PREFIX, Cut, CutStream, CutTable, find_cut, remove_tag, set_tag
 from frazil.commit.marker import read_marker
 from frazil.commit.missing_rows import find_tables_missing_backfill, first_batch_missing_anywhere
 from frazil.commit.open_streams import RETRY_TIMEOUT_S, open_read_only
+from frazil.commit.snapshot_sets import (
+    TAG_PREFIX,
+    SnapshotSet,
+    StreamTableNames,
+    TableSnapshot,
+    find_snapshot_set,
+    remove_tag,
+    set_tag,
+)
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, RouteBehind, TableLost, WriterBusy
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.dropped_tables import describe_unknown_table, find_dropped_tables, shorten_dropped_tables
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.made_tables import load_route_tables
+from frazil.table.declared import load_route_tables
 from frazil.timetext import format_utc
 
 Engine = Literal["spark", "trino", "duckdb"]
@@ -78,13 +86,13 @@ def cut(  # noqa: PLR0913 - a command's options
         _untag(untag, tables)
         return
     at_ms = None if at is None else int(at.timestamp() * 1000)
-    found = find_cut(histories, {name: table for name, (table, _) in tables.items()}, at_ms=at_ms)
+    found = find_snapshot_set(histories, {name: table for name, (table, _) in tables.items()}, at_ms=at_ms)
     if tag:
         _tag(tag, found, tables)
     if as_json:
         echo_json(found)
     elif engine is None:
-        _print_cut(found)
+        _print_snapshot_set(found)
     else:
         for table in found.tables:
             echo(format_select(engine, tables[table.table][1], table))
@@ -94,7 +102,9 @@ LoadedTables = dict[str, tuple[Table, str]]
 """Maps each table's identifier to the loaded table and its catalog's name."""
 
 
-def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tuple[list[CutStream], LoadedTables]:
+def _load_unchanged(
+    names: Sequence[str], folder: Path, *, complete: bool
+) -> tuple[list[StreamTableNames], LoadedTables]:
     """Return the streams and their tables, all with the same published backfills. Raises WriterBusy."""
     for _ in range(MAX_LOAD_ATTEMPTS):
         opened, histories, tables = _load_streams(names, folder, complete=complete)
@@ -121,10 +131,10 @@ def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) ->
 
 def _load_streams(
     names: Sequence[str], folder: Path, *, complete: bool
-) -> tuple[list[StreamTables], list[CutStream], LoadedTables]:
-    """Return the handles, the records for `find_cut`, and the tables. `complete` requires that no rows are missing."""
+) -> tuple[list[StreamTables], list[StreamTableNames], LoadedTables]:
+    """Return handles, the names of the streams' tables, and the tables. With `complete`, no rows may be missing."""
     streams: list[StreamTables] = []
-    histories: list[CutStream] = []
+    histories: list[StreamTableNames] = []
     tables: LoadedTables = {}
     for name in dict.fromkeys(names):
         spec = find_stream(folder, name)
@@ -136,7 +146,7 @@ def _load_streams(
                 raise FrazilError(f"table {handle.identifier} is in two catalogs: cut the streams one by one")
         default_marker, since = read_marker(opened.main.current().properties, name), None
         routed = {}
-        if spec.sinks.can_follow and default_marker is not None:
+        if spec.sinks.has_routed_tables and default_marker is not None:
             with translate_catalog_errors(opened.main.catalog_name):
                 since = first_batch_missing_anywhere(opened, default_marker)
                 routed = load_route_tables(opened.main.current().catalog, spec.sinks)
@@ -146,14 +156,14 @@ def _load_streams(
             echo(f"stream {name} no longer has a route: its former tables are not in this cut", err=True)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
         own = opened.main.identifier, opened.dead_letters.identifier
-        histories.append(CutStream(name, *own, tuple(routed), since))
+        histories.append(StreamTableNames(name, *own, tuple(routed), since))
     return streams, histories, tables
 
 
 def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[str, Table]) -> None:
     """Raise TableLost if a table of the route is missing, and RouteBehind if a backfill's rows wait for a table."""
     dropped = find_dropped_tables(spec, tables, existing)
-    unknown = sorted({*spec.sinks.named} - {*existing, *(table.target for table in dropped)})
+    unknown = sorted({*spec.sinks.named_tables} - {*existing, *(table.target for table in dropped)})
     with translate_catalog_errors(tables.main.catalog_name):
         lost = [*shorten_dropped_tables(dropped), *(describe_unknown_table(spec, tables, target) for target in unknown)]
     missing = [*lost, *map(str, find_tables_missing_backfill(tables, existing))]
@@ -163,7 +173,7 @@ def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[st
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
 
 
-def _tag(name: str, found: Cut, tables: LoadedTables) -> None:
+def _tag(name: str, found: SnapshotSet, tables: LoadedTables) -> None:
     """Tag the snapshots of all tables. If one fails, remove the new tags from the others."""
     tagged = []
     try:
@@ -189,7 +199,7 @@ def _untag(name: str, tables: LoadedTables) -> None:
     echo(f"{TAG_PREFIX}{name} is removed from {', '.join(removed)}")
 
 
-def format_select(engine: Engine, catalog: str, table: CutTable) -> str:
+def format_select(engine: Engine, catalog: str, table: TableSnapshot) -> str:
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
     parts = [catalog, *table.table.split(".")]
@@ -204,7 +214,7 @@ def format_select(engine: Engine, catalog: str, table: CutTable) -> str:
             return f"SELECT * FROM iceberg_scan('{location}', snapshot_from_id = {table.snapshot_id});"
 
 
-def _print_cut(found: Cut) -> None:
+def _print_snapshot_set(found: SnapshotSet) -> None:
     def moment(ms: int | None) -> str:
         return "" if ms is None else format_utc(ms)
 

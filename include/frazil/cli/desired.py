@@ -139,7 +139,7 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
 
 
 def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> None:
-    """Let all rejected records before the current ends of the topics become dead letters."""
+    """Make the circuit breaker ignore rejected records before the current ends of the topics."""
     from frazil.commit.accepted_rejects import AcceptedRejects, store_acceptance  # with librdkafka, for --accept
     from frazil.commit.open_streams import open_kafka, open_stream
 

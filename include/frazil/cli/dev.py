@@ -211,7 +211,7 @@ def find_dev_servers() -> DevServers:
 
 
 def _create_kafka(port: int | None = None) -> EmbeddedKafka:
-    """Return the embedded Kafka. `port` defaults to the port last used, as for the other servers."""
+    """Return the embedded Kafka. `port` defaults to the last used port."""
     folder = home() / "dev" / "kafka"
     return EmbeddedKafka(folder, port=port or process.last_port(folder) or DEFAULT_KAFKA_PORT)
 

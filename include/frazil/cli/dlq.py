@@ -17,8 +17,15 @@ from frazil.cli.options import TimeParam, check_reason, current_user, stream_opt
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.open_streams import OpenStream, open_read_only
 from frazil.dead_letters.discard import DiscardMark, discard
-from frazil.dead_letters.left_out import LeftOutReason, count_left_out, left_out_messages
-from frazil.dead_letters.selection import ERROR_CLASS_PATTERN, Selection, count_by_day, read_samples
+from frazil.dead_letters.selection import (
+    ERROR_CLASS_PATTERN,
+    LeftOutReason,
+    Selection,
+    count_by_day,
+    count_left_out,
+    left_out_messages,
+    read_samples,
+)
 from frazil.errors import AdoptionRequired, SchemaIncompatible
 from frazil.fast_imports import allow_pandas
 from frazil.safe_text import escape_unsafe
@@ -167,9 +174,9 @@ def discard_(  # noqa: PLR0913 - a command's options
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
     """Decode dead letters of STREAM again, with the current declaration.
 
-    Dead letters that decode now become rows, or are merged, in one commit, and are no longer dead letters. The others
-    stay, with the new error before the earlier one. If interrupted, run the command again: it continues. A writer may
-    run meanwhile.
+    If a record now decodes, it becomes a row or is merged, and is no longer a dead letter. The other dead letters stay,
+    and get the new error in front of the earlier one. All of this takes one commit per table. If interrupted, run the
+    command again: it continues. A writer may run meanwhile.
 
     \b
     Example:
@@ -215,7 +222,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
 
 
 def _left_out_messages(opened: OpenStream, selection: Selection) -> list[str]:
-    """Return why a replay leaves out dead letters; empty if the stream has no marker."""
+    """Return why a replay leaves out dead letters; empty for a stream without a marker."""
     try:
         return left_out_messages(count_left_out(opened, selection), opened.spec.name)
     except AdoptionRequired:
@@ -289,7 +296,7 @@ def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    """Open the stream. Warns on stderr if none of its dead letters has a given reason."""
+    """Open the stream. Warns on stderr about reasons that no dead letter of the stream has."""
     opened = open_read_only(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)

@@ -45,16 +45,16 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     environment, default_ports, used_ports = _dev_environment()
     checks = {
         "python": Check(host.check_python),
-        "java": Check(host.check_java, within_s=65),
+        "java": Check(host.check_java, timeout_s=65),
         "jars": Check(host.check_jars),
         "folders": Check(host.check_folders),
-        "tasks' python": Check(host.check_task_python, within_s=65),
+        "tasks' python": Check(host.check_task_python, timeout_s=65),
         **({"ports": Check(partial(host.check_ports, default_ports, used_ports))} if default_ports else {}),
         "declarations": Check(lambda: declared),
-        "connections": Check(partial(check_connections, streams), within_s=180),
-        "clock": Check(partial(check_stream_clocks, streams), within_s=60),
+        "connections": Check(partial(check_connections, streams), timeout_s=180),
+        "clock": Check(partial(check_stream_clocks, streams), timeout_s=60),
         "api server": Check(host.check_api_servers),
-        "airflow": Check(partial(host.check_airflow, streams_folder, environment), within_s=host.AIRFLOW_TIMEOUT_S),
+        "airflow": Check(partial(host.check_airflow, streams_folder, environment), timeout_s=host.AIRFLOW_TIMEOUT_S),
     }
     found = []
     for finding in run_checks(checks):
@@ -76,13 +76,16 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
 
 def _print_finding(finding: Finding) -> None:
     sign, style = SIGNS[finding.state]
-    echo_line(f"{sign} {finding.subject:<14} {finding.said}", style=style, head=len(sign))
+    echo_line(f"{sign} {finding.subject:<14} {finding.message}", style=style, head=len(sign))
     if finding.fix:
         echo(f"  {'':<14} → {finding.fix}")
 
 
 def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """Return the environment of the Airflow to check, and the default and the used ports of `frazil dev up`."""
+    """Return the environment of the Airflow to check, and two mappings of `frazil dev up`'s servers to ports.
+
+    The first has the default ports; the second has the ports of running servers.
+    """
     environment = dict(os.environ)
     if find_spec("httpx") is None:  # these servers only exist with frazil[dev]
         return environment, {}, {}

@@ -17,7 +17,7 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.units import format_count
-from frazil.table.made_tables import load_route_tables
+from frazil.table.declared import load_route_tables
 from frazil.table.renamed import ColumnChanges, change_columns, check_changes, layout_field_ids
 
 
@@ -104,8 +104,9 @@ def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
     layout = layout_field_ids(table)
     names = (field.name for field in table.schema().fields if field.field_id in layout)
     fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")
-    fixed |= dict.fromkeys(spec.key_header_columns, "a record's key or header fills it by this name")
-    fixed |= dict.fromkeys(RESERVED_COLUMNS, "frazil fills it by this name")
+    fixed |= dict.fromkeys(spec.key_header_columns, "a record's key or header fills the column by its name")
+    fixed |= dict.fromkeys(RESERVED_COLUMNS, "frazil fills the column by its name")
     if field := spec.sinks.field:
-        fixed[field] = "the route reads it by this name"
-    return fixed | {spec.event_time.column: "it is the event time, which signals and gates read by this name"}
+        fixed[field] = "the route reads the column by its name"
+    reason = "it is the event time, and signals and gates read the column by its name"
+    return fixed | {spec.event_time.column: reason}

@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 WAIT_REPORT_INTERVAL_S = 30.0
-"""How long a wait lasts before it is shown, and the time between two lines about it."""
+"""Seconds until a wait is first shown, and between later lines about the same wait."""
 MAX_BUFFERED_LINES = 1000
-"""Maximum number of lines buffered while the terminal is blocked; twice as many for the writer's last words."""
+"""Maximum number of lines buffered for a blocked terminal.
+
+The writer's last lines may use twice as many.
+"""
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -52,9 +55,9 @@ class WriterPipe(logging.Handler):
         """Send a JSON document, which is printed only with --json."""
         self._write("report", json.dumps(document))
 
-    def complain(self, line: str) -> None:
+    def print_error(self, line: str) -> None:
         """Send a line that explains why the writer ends."""
-        self._write("complain", line)
+        self._write("print_error", line)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._write("warn", f"warning: {record.getMessage()}")
@@ -106,11 +109,11 @@ class Terminal:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 kind, text = json.loads(line)
-                {"complain": self.complain, "warn": self.warn, "report": self.report}.get(kind, self.say)(text)
+                {"print_error": self.print_error, "warn": self.warn, "report": self.report}.get(kind, self.say)(text)
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """Wait for bytes. The call returns at intervals, for the handlers of signals that arrived just before it."""
+        """Wait for bytes. Python handles pending signals at least every half second."""
         while not select.select([fd], [], [], 0.5)[0]:
             pass
         return os.read(fd, 65_536)
@@ -133,7 +136,7 @@ class Terminal:
     def warn(self, line: str) -> None:
         self._queue(sys.stderr, line)
 
-    def complain(self, line: str) -> None:
+    def print_error(self, line: str) -> None:
         self.complained = True
         self._queue(sys.stderr, line, limit=2 * MAX_BUFFERED_LINES)
 
@@ -240,9 +243,9 @@ class RunTotals:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
         sinks = spec.sinks
         self._merges, self._drops_repeats = sinks.mode.replaces_rows, sinks.mode.drops_repeats
-        self._dropped: int | None = 0 if self._drops_repeats and not sinks.can_follow else None
+        self._dropped: int | None = 0 if self._drops_repeats and not sinks.has_routed_tables else None
         self._stream = spec.name
-        self._tables = f"the tables of the route of {spec.name}" if sinks.can_follow else self._table
+        self._tables = f"the tables of the route of {spec.name}" if sinks.has_routed_tables else self._table
         self.records = self.rejected = self.filtered = 0
 
     def add(self, batch: BatchCommitted) -> str:
@@ -302,7 +305,7 @@ class RunTotals:
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
 
     def _records_text(self, records: int) -> str:
-        """Return the number of records with a noun. An upsert has `changes`, because they may replace each other."""
+        """Return the number of records with their noun, which depends on the stream's mode."""
         if self._drops_repeats:
             return format_count(records, "record")
         return f"{format_count(records, 'change')} merged" if self._merges else format_count(records, "row")

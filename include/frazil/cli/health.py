@@ -13,10 +13,10 @@ from frazil import clock
 from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_terminal_narrow, prefix_subject
 from frazil.commit.marker import property_name
-from frazil.errors import FrazilError, SpecError, TableLost
+from frazil.errors import FrazilError, SpecError, TableLost, error_text
 from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
-from frazil.maintenance.measure import AskKafka, NotMadeByRoute, find_template_tables, measure
+from frazil.maintenance.measure import LagQuery, NotMadeByRoute, find_template_tables, measure
 from frazil.maintenance.stream_rules import evaluate_stream_rules, read_window_rules
 from frazil.maintenance.tables import (
     MaintainedTable,
@@ -88,7 +88,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
-        report = _measure_table(maintained, now_ms=now_ms, deep=deep, ask_kafka=AskKafka.ALWAYS)
+        report = _measure_table(maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
         measured = [(maintained, report)]
         reports, unknown = (
             ([report], {}) if report.health else _add_missing_tables(measured, maintained.streams, requests)
@@ -129,7 +129,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _add_missing_tables(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Return the reports including missing tables, and the error of each route whose tables could not be checked."""
+    """Add missing tables to the reports. Also return the error of each uncheckable route."""
 
     def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
@@ -138,7 +138,9 @@ def _add_missing_tables(
             return error
 
     absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
-    checked = [spec for spec in specs if spec.sinks.can_follow or (spec.table.catalog, spec.table.identifier) in absent]
+    checked = [
+        spec for spec in specs if spec.sinks.has_routed_tables or (spec.table.catalog, spec.table.identifier) in absent
+    ]
     answers = [*zip(checked, run_in_parallel(find_missing, checked), strict=True)]
     gone = {
         (spec.table.catalog, name): (spec, problem)
@@ -166,7 +168,10 @@ def _add_missing_tables(
 
 
 def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
-    """Return why a dead-letter table is missing; None if no stream of it has started, or if unknown."""
+    """Return why a dead-letter table is missing.
+
+    None if no stream of the table has started, or if the reason cannot be determined.
+    """
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
@@ -178,10 +183,10 @@ def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
 
 
 def _measure_table(
-    maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: AskKafka = AskKafka.NEVER
+    maintained: MaintainedTable, *, now_ms: int, deep: bool, lag_query: LagQuery = LagQuery.NEVER
 ) -> TableReport:
     catalog = open_existing_catalog(maintained.catalog)
-    found = measure(catalog, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
+    found = measure(catalog, maintained, now_ms=now_ms, deep=deep, lag_query=lag_query)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
     ratios = {
@@ -217,7 +222,7 @@ def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[M
 
 
 def _problem_message(error: Exception) -> str:
-    return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+    return f"it cannot be measured: {error_text(error)}"
 
 
 def _report_if_possible(
@@ -292,7 +297,7 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
     per_file = format_rounded_bytes(one.manifest_list_bytes_per_file)
     bytes_since = format_rounded_bytes(one.bytes_since_compaction)
     added = f"{format_count(one.files_since_compaction, 'file')} of {bytes_since}"
-    never = f"never in its history, {added} not compacted"
+    never = f"never in its history; not compacted: {added}"
     return {
         "table": one.table,
         **({"format version": str(one.format_version)} if one.format_version > 2 else {}),
@@ -301,7 +306,7 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
         "data": f"{format_rounded_bytes(one.data_bytes)}, {format_count(one.rows, 'row')}",
         "recent files": _recent_files_text(one.recent),
         "delete files": f"{one.delete_files:,} ({one.delete_files_per_file:.2f} per data file)",
-        "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of the rows there",
+        "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of their rows",
         "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
         f"{format_rounded_bytes(one.manifests_bytes)}",
         "manifest list": f"{format_rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
@@ -326,8 +331,9 @@ def _recent_files_text(recent: RecentFiles | None) -> str:
     if recent is None:
         return "unknown"
     return (
-        f"{recent.files:,} of the last {format_count(recent.commits, 'commit')}, {recent.files_per_partition:.1f} per "
-        f"partition and commit; 10 % of them have at most {format_rounded_bytes(recent.p10_bytes)}"
+        f"{recent.files:,} from the last {format_count(recent.commits, 'commit')}, "
+        f"{recent.files_per_partition:.1f} per partition and commit; the smallest 10 % have at most "
+        f"{format_rounded_bytes(recent.p10_bytes)}"
     )
 
 

@@ -55,9 +55,9 @@ def infer(  # noqa: PLR0913 - one for each option
     Example:
       frazil infer orders --table shop.orders > include/streams/orders.yaml
     """
+    from frazil.infer.observed import read_sample  # loads Arrow and librdkafka
     from frazil.infer.proposal import StreamNames, propose_declaration  # as below
     from frazil.infer.registered import fetch_registered_schemas  # as below
-    from frazil.infer.sample import read_sample  # loads Arrow and librdkafka
     from frazil.registry.client import SchemaRegistry
 
     stream = name or _to_stream_name(topic)

@@ -64,7 +64,7 @@ COMMANDS_WITHOUT_CATALOG = frozenset(
 
 
 COMMANDS_WITHOUT_DEMO = frozenset({"dev", "init", "run"})
-"""Commands that do not use a running demo, because what they start must not end with the demo."""
+"""Commands that ignore a running demo, because the processes that they start must outlive it."""
 
 
 def enter_running_demo() -> None:

@@ -18,6 +18,8 @@ from frazil.cli.options import table_options
 from frazil.cli.output import echo, echo_json, echo_table, progress
 from frazil.commit.expiry import ExpiryPlan
 from frazil.fast_imports import allow_pandas
+from frazil.home import home, make_folder
+from frazil.host.process_log import log_to_file
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled
@@ -26,6 +28,7 @@ from frazil.maintenance.outcomes import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark.jars import ensure_catalog_jars
+from frazil.spark.java import log_file_options
 from frazil.spec.load import load_streams, load_valid_streams, no_stream_error
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import format_count
@@ -85,7 +88,10 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
     allow_pandas()
     from frazil.maintenance import run  # takes seconds to import, and only a run needs it
 
+    log_file = home() / "maintain" / f"{found.identifier}.log"
+    make_folder(log_file.parent)
     with ExitStack() as end:
+        end.enter_context(log_to_file(log_file))
 
         @cache
         def spark() -> SparkSession:
@@ -93,7 +99,7 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             name = f"frazil maintain {found.identifier}"
-            session = start_session(name, found.catalog, properties=local_spark_settings(found.catalog))
+            session = start_session(name, found.catalog, properties=local_spark_settings(found.catalog, log_file))
             end.callback(session.stop)
             return session
 
@@ -104,15 +110,20 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
             with openlineage_jobs() as jobs:
                 report_maintenance(jobs, found, outcomes, began_ms=began_ms)
     echo_json(outcomes) if as_json else echo("\n".join(map(str, outcomes)))
-    sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
+    if exit_code := next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0):
+        echo(f"The log has the details: {log_file}", err=True)
+        sys.exit(exit_code)
 
 
-def local_spark_settings(catalog: str | None) -> dict[str, str]:
-    """Return the settings of a local Spark session that uses all cores, only localhost, and one catalog's jars."""
+def local_spark_settings(catalog: str | None, log_file: Path | None = None) -> dict[str, str]:
+    """Return the settings of a local Spark session that uses all cores, only localhost, and one catalog's jars. Spark
+    logs to `log_file`, if given.
+    """
     return {
         "spark.master": "local[*,4]",
         "spark.driver.memory": "4g",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",  # used least CPU in bench/compaction.py
+        # The serial collector used least CPU in bench/compaction.py.
+        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC {log_file_options(log_file) if log_file else ''}".strip(),
         "spark.jars": ",".join(map(str, ensure_catalog_jars(catalog))),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -130,8 +141,8 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
                 echo(
                     f"{format_count(len(plan.dangling), 'delete file')} whose data files are gone would be dropped too"
                 )
-        elif isinstance(plan, ExpiryPlan) and plan.kept:
-            kept = [(str(snapshot), why) for snapshot, why in plan.kept.items()]
+        elif isinstance(plan, ExpiryPlan) and plan.retained_reasons:
+            kept = [(str(snapshot), why) for snapshot, why in plan.retained_reasons.items()]
             echo_table(("kept snapshot", "why"), kept[:MAX_SHOWN_ROWS])
     for action in (action for action in plans if not is_enabled(settings, action)):
         echo(f"{action} is switched off: a run skips it")

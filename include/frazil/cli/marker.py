@@ -16,7 +16,7 @@ from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_opt
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit import marker_changes
 from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
-from frazil.commit.catalog_probe import check_can_hold
+from frazil.commit.catalog_probe import check_catalog_guarantees
 from frazil.commit.marker import nest_by_topic, property_name
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.open_streams import open_dead_letters, open_kafka, open_read_only, open_stream, open_with_table
@@ -67,8 +67,8 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
     Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. For each topic-partition, shows what it skips
     (records that never reach the table) and what it reads again (duplicates, if the table has them). Asks for
-    confirmation, and commits the new marker with the next epoch in one snapshot. This fences a running writer: it ends
-    within a minute, or after the batch that it stages. No row is deleted.
+    confirmation, and commits the new marker with the next epoch in one snapshot. This fences a running writer. It ends
+    within a minute, or after its current batch. No row is deleted.
 
     \b
     Example:
@@ -176,7 +176,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     for sentence in _describe_earlier_readers(stream, others, forgotten=forgotten):
         output.say(sentence)
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
-    check_can_hold(table.catalog, spec, now_ms=clock.now_ms())
+    check_catalog_guarantees(table.catalog, spec, now_ms=clock.now_ms())
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
     begin = continued_offsets(offsets, others)

@@ -27,7 +27,7 @@ A = TypeVar("A")
 
 JSON = "--json"
 UNRESPONSIVE_AFTER_S = 10.0
-"""A request that fails after at least this time marks its catalog as unresponsive."""
+"""Seconds after which a failed request marks its catalog as unresponsive."""
 
 
 def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

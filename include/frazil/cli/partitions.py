@@ -39,7 +39,7 @@ class SourceStream:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsDocument:
-    """The document that `--json` prints. Times are None before the first signal, or while unknown."""
+    """The document that `--json` prints. Times are None before the first signal or if unknown."""
 
     table: str
     window: str
@@ -48,7 +48,7 @@ class PartitionsDocument:
     signalled_to: str | None
     waits_for: str
     delay: str
-    """Why waiting DAGs have no event for complete windows, or why no first window is set; empty if neither applies."""
+    """Why complete windows have no event, or why there is no first window; otherwise empty."""
     held: tuple[str, ...]
     streams: tuple[SourceStream, ...]
     signals: tuple[Signal, ...]
@@ -150,7 +150,7 @@ def _parse_window(key: str) -> Window:
 
 
 def _windows_of_day(key: str, grain: Grain) -> Sequence[Window]:
-    """Return all windows of a day. Refuses an hour: the roll-up of its day would wait for the other hours."""
+    """Return all windows of a day. Refuses an hour: a day's roll-up waits for all of its hours."""
     window = _parse_window(key)
     if window.grain is not Grain.DAY:
         raise click.UsageError(f"--send-again needs a day, but {key} is an hour: give {key[:10]}")
@@ -177,7 +177,7 @@ def _build_document(assessment: Assessment, last: int) -> PartitionsDocument:
                 f.stream,
                 None if f.watermark_us is None else format_time(f.watermark_us),
                 format_duration(timedelta(microseconds=f.lateness_us)),
-                f"{f.holding_back[0]}-{f.holding_back[1]}" if f.holding_back else None,
+                f"{f.delaying_partition[0]}-{f.delaying_partition[1]}" if f.delaying_partition else None,
             )
             for f in assessment.feeds
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -18,12 +19,15 @@ from frazil.errors import SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import format_count
 
+MAX_SHOWN_CHARACTERS = 200
+"""Maximum length of a text in a row. Longer texts are shortened, except with --json."""
+
 
 @click.command()
 @stream_options
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of records.")
 def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> None:
-    """Show what the newest records of STREAM would become: rows, dead letters, or records that the transform drops.
+    """Show what the newest records of STREAM would become: rows, deletes, dead letters, or nothing.
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
     come from the end of each topic-partition. The command does not look for repeats, and does not choose routed tables.
@@ -38,12 +42,17 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     if as_json:
         echo_json({"stream": stream, "records": [_to_json_value(dataclasses.asdict(one)) for one in found]})
         return
+    if not found:
+        echo(f"The topics of stream {stream} have no records.")
+        return
     for one in found:
-        what = one.error or " ".join(json.dumps(_to_json_value(row), ensure_ascii=False) for row in one.rows)
+        rows = (json.dumps(_to_json_value(row, limit=MAX_SHOWN_CHARACTERS), ensure_ascii=False) for row in one.rows)
+        what = _shorten(one.error or " ".join(rows), 10 * MAX_SHOWN_CHARACTERS)
         echo(f"{one.topic}-{one.partition}@{one.offset}  {one.fate:<11}  {what}".rstrip())
     fates = Counter(one.fate for one in found)
     words = [format_count(fates["row"], "record", "lands|land"), f"{fates['dropped']:,} dropped"]
     words += [format_count(fates["dead letter"], "dead letter")]
+    words += [format_count(fates["delete"], "delete")] * bool(fates["delete"])
     words += [f"{fates['no change']:,} without a change"] * bool(fates["no change"])
     echo(f"{format_count(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
 
@@ -83,9 +92,16 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
         echo_json({"stream": stream, "texts": texts})
 
 
-def _to_json_value(value: Any) -> Any:
+def _to_json_value(value: Any, *, limit: int | None = None) -> Any:
+    """Convert a value to JSON, which has no NaN and no infinity. Texts of over `limit` characters are shortened."""
     if isinstance(value, dict):
-        return {str(key): _to_json_value(inner) for key, inner in value.items()}
+        return {str(key): _to_json_value(inner, limit=limit) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json_value(inner) for inner in value]
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+        return [_to_json_value(inner, limit=limit) for inner in value]
+    if value is None or isinstance(value, int | bool) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return _shorten(str(value), limit)
+
+
+def _shorten(text: str, limit: int | None) -> str:
+    return text if limit is None or len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"

@@ -11,7 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask, prefix_subject
 from frazil.commit import marker_changes
-from frazil.commit.backfill_records import give_up_rows
+from frazil.commit.backfill_records import record_given_up_rows
 from frazil.commit.followers import LaggingTable, check_routed_not_rolled_back
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.marker_changes import is_ahead
@@ -30,7 +30,7 @@ from frazil.stream.dropped_tables import (
 )
 from frazil.stream.routed_tables import is_foreign_table
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.made_tables import load_route_tables
+from frazil.table.declared import load_route_tables
 from frazil.timetext import format_utc
 
 _GIVE_UP_HELP = "Let this table continue without its waiting rows; may be repeated."
@@ -61,10 +61,10 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     output = CommandOutput(as_json)
     opened = (open_stream if given_up else open_read_only)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
-    if marker is None or (marker.routed is None and not opened.spec.sinks.can_follow):
+    if marker is None or (marker.routed is None and not opened.spec.sinks.has_routed_tables):
         what = (
             "has no route"
-            if not opened.spec.sinks.can_follow
+            if not opened.spec.sinks.has_routed_tables
             else "has never started: its first start creates its tables"
         )
         raise SpecError(f"stream {stream!r} {what}")
@@ -106,7 +106,7 @@ class _RouteDifferences:
 
     @property
     def stopped(self) -> set[str]:
-        """Tables that get rows again only after an operator's --give-up."""
+        """Tables that get no more rows until an operator uses --give-up."""
         return {*(each.target for each in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
@@ -201,7 +201,7 @@ def _give_up(  # noqa: PLR0913
 def _needs_no_action(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Whether a table for which no rows wait agrees with the default table, or was given up before."""
+    """Whether no rows wait for a table because it is up to date or was given up."""
     if table in found.stopped:
         return False
     if not exists or is_foreign_table(opened.spec, opened.tables, table):
@@ -219,10 +219,13 @@ def _needs_no_action(
 def _discard_rows(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Discard rows that wait for a table that the route no longer includes. Return True if nothing more is to do."""
+    """Discard rows that wait for a table that the route no longer includes.
+
+    Return True if nothing else is to be done.
+    """
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
-        give_up_rows(opened.tables.journals, waiting.backfill, table)
+        record_given_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not exists:
         marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
     return not exists or (waiting is not None and not of_batches)
@@ -234,7 +237,7 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
     if table in found.tables() or _were_rows_discarded(opened, table):
         return
     is_own = table in {spec.sinks.default_table, spec.sinks.dead_letter_table}
-    is_listed = table in spec.sinks.named
+    is_listed = table in spec.sinks.named_tables
     is_written = _table_exists(opened, table) and marker in opened.tables.handle(table).current().properties
     if is_own or not (is_written or is_listed):
         others = ", ".join(sorted(found.tables()))
@@ -243,7 +246,7 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
 
 
 def _were_rows_discarded(opened: OpenStream, table: str) -> bool:
-    """Return whether an operator discarded rows of a table that was missing, or not created by the route."""
+    """Return whether an operator discarded rows of a missing table or of a foreign table."""
     note = load_missing_table_note(opened.tables, table)
     return note is not None and note.given_up is not None
 

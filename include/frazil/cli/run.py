@@ -37,7 +37,7 @@ from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import AGENT_KILLED, end_group, identify_process, is_agent
 from frazil.host.writer_log import LOG_FILE, redirect_output, rotate_log
 from frazil.safe_text import escape_unsafe
-from frazil.signals.pins import read_pins
+from frazil.signals import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_valid import find_and_remember
@@ -128,7 +128,7 @@ def run_in_foreground(
         try:
             record_exit(folder, launch, code=code, ended_at_ms=clock.now_ms(), error=follower.ended_by)
         except OSError as error:  # the writer's exit code is reported anyway
-            follower.terminal.complain(f"{folder} cannot be written, so `frazil status` will not show this: {error}")
+            follower.terminal.print_error(f"{folder} cannot be written, so `frazil status` will not show this: {error}")
     lock.release()
     # The terminal may block for hours; the writer's end is recorded already.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -170,7 +170,7 @@ class ForegroundWriter:
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
             where = full_disk_message(self._folder) or f"its last output is in {self._log}"
-            self.terminal.complain(f"the writer ended {how}; {where}")
+            self.terminal.print_error(f"the writer ended {how}; {where}")
         return code
 
     def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -220,12 +220,12 @@ def _run_writer(
         code = end.code if isinstance(end.code, int) else CRASH_EXIT_CODE
     except FrazilError as error:
         print(escape_unsafe(f"{type(error).__name__}: {error}"), file=sys.stderr)  # also the last line of the log
-        pipe.complain(f"{type(error).__name__}: {error}")
+        pipe.print_error(f"{type(error).__name__}: {error}")
         code = error.exit_code
     except BaseException as error:
         traceback.print_exc()
         text = textwrap.shorten(f"{type(error).__name__}: {error}", MAX_ERROR_CHARACTERS, placeholder=" ...")
-        pipe.complain(f"the writer crashed: {text}; the traceback is in {folder / LOG_FILE}")
+        pipe.print_error(f"the writer crashed: {text}; the traceback is in {folder / LOG_FILE}")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -262,6 +262,8 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
             case events.OutageReported(sentence=sentence) | events.TablesBehind(sentence=sentence):
                 if line := waits.report(sentence):
                     pipe.say(line)
+            case events.StallBegan(stall=stall):
+                pipe.say(f"waiting: {stall.reason}")
             case events.EpochBegan():
                 _report_pause(spec, pipe)
             case events.BatchCommitted() as batch:
@@ -286,7 +288,9 @@ def _count_waiting(spec: StreamSpec) -> tuple[int, int | None]:
         tables = open_read_only(spec).tables
         if marker := tables.marker():
             lag, _ = fetch_lag(spec, marker)
-            waiting = sum(each.rows for each in find_lagging_tables(tables, marker)) if spec.sinks.can_follow else 0
+            waiting = (
+                sum(each.rows for each in find_lagging_tables(tables, marker)) if spec.sinks.has_routed_tables else 0
+            )
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
         log.info("cannot determine what waits for the next writer: %r", error)
     return waiting, lag

@@ -89,7 +89,7 @@ class StatusReport:
     in_full: bool
     application: str | None = None
     left: int | None = None
-    """Number of the last day's rejected records that are still dead letters, if fewer than all; else None."""
+    """Number of the last day's rejected records that are still dead letters. None if all are."""
 
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
@@ -148,7 +148,7 @@ def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int)
         return None
     treatments = find_treatments(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
     found = count_rejected(main.metadata, spec.name, treatments, now_ms=now_ms)
-    left, counted_by_class = sum(reason.there for reason in found), sum(reason.count for reason in found)
+    left, counted_by_class = sum(reason.remaining for reason in found), sum(reason.count for reason in found)
     return left if left < counted_by_class == one.flow.rejected_last_day else None
 
 

@@ -33,7 +33,7 @@ class KubernetesAccess:
     token_file: Path | None = None
     """The token's file, if any. Each session reads it, because Kubernetes replaces the token about every hour."""
     authority: Path | str | None = None
-    """The certificate authority, as a file or as PEM text; None for the authorities that this host trusts."""
+    """The certificate authority, as a file or PEM text. None uses the authorities of this host."""
     certificate: tuple[Path, Path] | None = None
     """The files with the client's certificate and its key."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from frazil.cluster.submission import PYTHON_OVERHEAD_MIB, ClusterDriver
+from frazil.cluster.driver import PYTHON_OVERHEAD_MIB, ClusterDriver
 from frazil.errors import SpecError
 
 CONTAINER = "spark-kubernetes-driver"
@@ -21,7 +21,7 @@ POD_NAME, POD_IP = "FRAZIL_POD_NAME", "FRAZIL_POD_IP"
 IN_CLUSTER_MASTER = "k8s://https://kubernetes.default.svc"
 """The API's address from inside any pod. `resources.master` may be for hosts outside the cluster."""
 PROPERTIES = ("spark.kubernetes.", "spark.pyspark.", "spark.driver.memory")
-"""Beginnings of the properties from which the pod is built. The driver resolves references in all others."""
+"""Prefixes of properties that this module uses. The driver resolves references in all others."""
 _KUBERNETES_PREFIX = "spark.kubernetes."
 _DRIVER_PREFIX = f"{_KUBERNETES_PREFIX}driver."
 _TEMPLATE_PROPERTY = f"{_DRIVER_PREFIX}podTemplateFile"

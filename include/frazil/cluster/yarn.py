@@ -38,11 +38,6 @@ def parse_application_id(output: str) -> str | None:
     return found[1] if found else None
 
 
-def is_submitted(output: str) -> bool:
-    """Whether spark-submit has sent the application to YARN, according to its output."""
-    return "Submitting application application_" in output
-
-
 def read_resource_managers(configuration: Path) -> tuple[str, ...]:
     """Return the addresses in yarn-site.xml of the folder `configuration`. Raises EnvironmentUnusable."""
     file = configuration / "yarn-site.xml"
@@ -188,7 +183,10 @@ def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failed_status(message: str, first: str) -> DriverStatus:
-    """Return the status of a failed application from its diagnostics. Their last exit code is the last attempt's."""
+    """Return the status of a failed application from its diagnostics.
+
+    The last exit code in the diagnostics is that of the last attempt.
+    """
     if codes := _PYTHON_EXIT_CODE.findall(message):
         return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
     if _ENDED_BEFORE_SPARK in message:

@@ -1,5 +1,5 @@
-"""An operator's acceptance of rejected records: one object in the stream's state folder. Rejected records before its
-offsets no longer count towards the circuit breaker.
+"""Stores the offsets up to which an operator has accepted rejected records, as one object in the stream's state folder.
+The circuit breaker does not count earlier rejected records.
 """
 
 from __future__ import annotations

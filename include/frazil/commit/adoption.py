@@ -49,7 +49,7 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 
 def row_count(metadata: TableMetadata) -> int | None:
-    """Return the number of rows in main according to its newest snapshot's summary; None if it does not say."""
+    """Return main's number of rows, from its newest snapshot's summary; None if it is missing."""
     head = head_of(metadata)
     text = "0" if head is None else head.summary.get("total-records") if head.summary else None
     return int(text) if text else None
@@ -58,7 +58,7 @@ def row_count(metadata: TableMetadata) -> int | None:
 def other_readers(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
-    """Return, by stream and topic, the next offsets of the table's other streams that read the same topics."""
+    """Return the next offsets, by stream and topic, of the table's other streams that read topics of `source`."""
     readers = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
@@ -75,7 +75,7 @@ def other_readers(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return a forgotten stream that had this name or has read this source's topics, otherwise None."""
+    """Return the name of a forgotten stream with this name or with a topic of `source`; None if there is none."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     for name in sorted(properties):
@@ -87,13 +87,13 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def other_streams(properties: Mapping[str, str], *, stream: str) -> set[str]:
-    """Return the names of the other streams that write to this table, or that did and were forgotten."""
+    """Return the names of the table's other streams, including forgotten ones."""
     prefixes = (PROPERTY_PREFIX, FORGOTTEN_PREFIX)
     return {name.removeprefix(p) for name in properties for p in prefixes if name.startswith(p)} - {stream}
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """Return the table property that records a forgotten stream. Keeps the topics that an earlier one lists."""
+    """Return the table property that records a forgotten stream. Keeps the topics that the existing property lists."""
     marker = try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
@@ -117,7 +117,9 @@ def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
 
 
 def forgotten_ends(properties: Mapping[str, str], source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offsets that forgotten streams reached in deleted topics whose names topics of `source` now have."""
+    """Return the offsets that forgotten streams reached in deleted topics, if `source` has topics with
+    the same names.
+    """
     ends: dict[TopicPartition, int] = {}
     for note in (_parse_note(text) for name, text in properties.items() if name.startswith(FORGOTTEN_PREFIX)):
         read = _topic_ids(note).get(source.cluster_id, {})
@@ -147,6 +149,6 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return each partition's first offset: the furthest that a stream in `others` has read, else that in `starts`."""
+    """Return the offset at which each partition begins: the highest in `others`, or else its offset in `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

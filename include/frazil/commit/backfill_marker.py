@@ -21,7 +21,7 @@ from frazil.host.processes import identify_process
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Maximum number of recorded runs. An older run that is cleared in Airflow starts its backfill again."""
+"""Maximum number of recorded runs. If an older run is cleared in Airflow, it may start its abandoned backfill again."""
 
 
 class BackfillState(StrEnum):
@@ -45,7 +45,7 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackfillMarker:
-    """A backfill's progress. Each run begins an epoch of the backfill, not of the stream, and keys its chunks by it."""
+    """A backfill's progress. Each run begins a new epoch. Backfill epochs are independent of the stream's epochs."""
 
     stream: str
     id: str
@@ -64,7 +64,7 @@ class BackfillMarker:
     bytes: int = 0
     files: int = 0
     worker: Worker | None = None
-    """The process that began the current epoch; None if an earlier version began it."""
+    """The process that began the current epoch; None if an earlier version of frazil began it."""
     runs: tuple[str, ...] = ()
     """The last runs that worked on the backfill, such as Airflow's run ids, oldest first."""
     abandoned_by: str = ""
@@ -88,7 +88,7 @@ class BackfillMarker:
         """Whether a chunk is committed. An epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)
 
-    def owned_by(self, epoch: int, run: str | None = None) -> BackfillMarker:
+    def with_epoch(self, epoch: int, run: str | None = None) -> BackfillMarker:
         """Return the marker at the start of a new epoch, which `run` owns."""
         runs = _latest_runs(self.runs, (run,) if run else ())
         return dataclasses.replace(
@@ -96,7 +96,7 @@ class BackfillMarker:
         )
 
     def as_abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the marker after the operator `by` abandoned the backfill. If `by` is None, its own run did."""
+        """Return the marker of the abandoned backfill. `by` is the operator; None if its own run abandoned it."""
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
@@ -178,7 +178,7 @@ def unsettled_backfill(
 
 
 def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Return whether this is the last backfill that added rows to a routed table with these properties."""
+    """Return whether this is the last backfill that added rows to the routed table with these properties."""
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 

@@ -1,5 +1,6 @@
-"""The objects of backfills next to a stream's journals: chunk journals, and one record for each published backfill.
-Backfills have no commit records. From these objects, the audit learns which rows of a backfill a table must have.
+"""Stores the objects of backfills next to a stream's journals: chunk journals, and one record for each published
+backfill. Backfills have no commit records. From these objects, the audit learns which rows of a backfill a table must
+have.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
-from frazil.commit.history import Period, ancestors_and_kept
+from frazil.commit.history import Period, ancestors_and_older_snapshots
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.staging_targets import list_targets, object_path
 from frazil.errors import FrazilError
@@ -95,12 +96,12 @@ def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
     return JournalStore(journals.store, backfill_folder(journals, backfill_id))
 
 
-def give_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
+def record_given_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
     """Record that an operator discarded a published backfill's rows that waited for a removed routed table."""
     journals.store.put(object_path(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
-def targets_given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
+def list_given_up_targets(journals: JournalStore, backfill_id: str) -> set[Target]:
     """Return the tables for which an operator discarded the rows of a backfill or replay."""
     return list_targets(journals.store, _given_up_folder(journals, backfill_id))
 
@@ -139,7 +140,7 @@ def published_records(
 
 
 def _published_paths(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:
-    for snapshot in ancestors_and_kept(metadata):
+    for snapshot in ancestors_and_older_snapshots(metadata):
         summary = snapshot.summary
         if summary and summary.get("frazil.backfill-stream") == stream and snapshot.timestamp_ms in window:
             yield str(summary["frazil.commit-record"])

@@ -45,13 +45,13 @@ PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
-"""A probe's table that is older than this counts as left behind, because a probe takes only seconds."""
+"""Age at which a test table counts as abandoned. A probe takes only seconds."""
 
 _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
-def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
+def check_catalog_guarantees(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
     """Raise CommitRefused if the catalog cannot hold a stream. Skips embedded catalogs and those that passed before."""
     config = catalog_config(spec.table.catalog)
     record = _record_path(config)

@@ -15,14 +15,14 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, parse_number
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.marker import Fate, Marker, keep_same_topics, open_branch_name
+from frazil.commit.marker import BatchOutcome, Marker, keep_same_topics, open_branch_name
 from frazil.errors import Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.branches import MAIN, head_of
 
 
-class Continuity(Enum):
+class CommitDecision(Enum):
     COMMIT = "the batch starts at the marker's offsets"
     COMMITTED = "the batch is already in the table"
     STALE = "the batch does not start at the marker's offsets"
@@ -44,9 +44,9 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 
 
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Raise RolledBack if the table was rolled back or replaced after the marker's snapshot. It was rolled back if
-    main's history reaches the marker's sequence number without its snapshot. It was replaced if the history begins with
-    a snapshot that replaced the whole table. In any other case, the snapshot has only expired.
+    """Raise RolledBack if the table was rolled back or replaced after the marker's snapshot. Rolled back: main's
+    history goes back to the marker's sequence number, but does not contain its snapshot. Replaced: the oldest snapshot
+    in main's history replaced the whole table. Otherwise, the marker's snapshot has only expired.
     """
     current = head_of(metadata)
     if current is not None and current.snapshot_id == marker.snapshot_id:
@@ -130,40 +130,40 @@ def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream:
             )
 
 
-def classify_batch(marker: Marker, journal: Journal) -> Continuity:
+def classify_batch(marker: Marker, journal: Journal) -> CommitDecision:
     """Return whether a batch continues at the marker's offsets. New partitions begin at any offset."""
     if marker.settled == journal.key:
-        return Continuity.COMMITTED
+        return CommitDecision.COMMITTED
     if not journal.progress:
-        return Continuity.COMMIT
+        return CommitDecision.COMMIT
     offsets = marker.offsets
     if all(p.start == offsets.get(p.topic_partition, p.start) for p in journal.progress):
-        return Continuity.COMMIT
+        return CommitDecision.COMMIT
     if all(p.end <= offsets.get(p.topic_partition, -1) for p in journal.progress):
-        return Continuity.COMMITTED
-    return Continuity.STALE
+        return CommitDecision.COMMITTED
+    return CommitDecision.STALE
 
 
-def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
+def classify_dead_letters(marker: Marker, journal: Journal) -> CommitDecision:
     """Return whether a batch's dead letters can be committed. They are stale if others were added since staging."""
-    if marker.fate(journal.key) is Fate.COMMITTED:
-        return Continuity.COMMITTED
+    if marker.outcome_of(journal.key) is BatchOutcome.COMMITTED:
+        return CommitDecision.COMMITTED
     if journal.newest_dead_letters is not None:
         return (
-            Continuity.COMMIT
+            CommitDecision.COMMIT
             if journal.newest_dead_letters == (marker.settled or NO_DEAD_LETTERS)
-            else Continuity.STALE
+            else CommitDecision.STALE
         )
     # A journal of an earlier version assumes that the table has all lower offsets.
     offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
     fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
-    return Continuity.COMMIT if fits else Continuity.STALE
+    return CommitDecision.COMMIT if fits else CommitDecision.STALE
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
-    """Return whether staged files still fit a table whose metadata may have changed since. The table must have each
-    file's spec and schema, and the schema must require all columns that the table now requires. No column may have been
-    dropped and added again: the new column would be null in these files.
+    """Return whether staged files still fit the table after changes of its metadata. The table must still have the spec
+    and schema of each file. The schema must require every column that the table now requires. No column may have been
+    dropped and added again, because the new column would be null in these files.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
 from frazil.commit.commit_checks import (
-    Continuity,
+    CommitDecision,
     check_ancestry,
     check_fence,
     check_open_branch,
@@ -87,7 +87,7 @@ class Committer:
             _check_not_rolled_back(table, marker, tables.main)
             check_same_source(marker.source, source, stream=tables.stream)
             epoch = max(marker.at.epoch + 1, first_epoch)
-            return dataclasses.replace(marker.owned_by(epoch), source=merge_identities(marker.source, source))
+            return dataclasses.replace(marker.with_epoch(epoch), source=merge_identities(marker.source, source))
 
         tables.main.forget()
         taken = commit_marker(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
@@ -96,7 +96,7 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table, so that no earlier writer commits discarded files there."""
+        """Write the epoch to the dead-letter table, so that earlier writers can no longer commit to it."""
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
@@ -110,7 +110,7 @@ class Committer:
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = keep_same_topics(marker.offsets, marker.source, source)
             return dataclasses.replace(
-                marker.owned_by(self.epoch),
+                marker.with_epoch(self.epoch),
                 offsets=offsets,
                 source=merge_identities(marker.source, source),
                 own_table=own_table,
@@ -135,7 +135,7 @@ class Committer:
             _check_not_rolled_back(table, marker, main)
             check_same_source(marker.source, journal.source, stream=journal.stream)
             decision = classify_batch(marker, journal)
-            if decision is Continuity.COMMITTED:
+            if decision is CommitDecision.COMMITTED:
                 return Done(marker)
             _check_can_land(table, journal, decision, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
@@ -188,19 +188,21 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of a batch's dead letters. It checks that staging knew all earlier dead letters."""
+        """Return the commit of a batch's dead letters. It raises StaleBatch if dead letters were added
+        since staging.
+        """
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             decision = classify_dead_letters(marker, journal)
-            if decision is Continuity.STALE:
+            if decision is CommitDecision.STALE:
                 raise StaleBatch(
                     f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged. "
                     "They may be records of this batch, so the batch is staged again"
                 )
-            if decision is Continuity.COMMITTED or not files:
+            if decision is CommitDecision.COMMITTED or not files:
                 return Done(marker)
             _check_can_land(table, journal, decision, files, at=marker)
             # The table's dead letters lie below these offsets, even after a reset to lower offsets.
@@ -216,7 +218,9 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first offsets where it is behind them. Raises the same errors as `commit`."""
+        """Advance the marker to Kafka's first offsets, in partitions where these are higher. Raises the same errors as
+        `commit`.
+        """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -254,7 +258,7 @@ class Committer:
     def _batch_summary(self, journal: Journal) -> dict[str, str]:
         counts = {
             "frazil.dropped": journal.dropped,
-            "frazil.future": journal.future,
+            "frazil.future": journal.future_rows,
             "frazil.with-ignored-fields": journal.with_ignored,
             "frazil.without-columns": journal.without_columns,
             "frazil.cast": journal.cast,
@@ -304,10 +308,10 @@ def advance_marker(marker: Marker, journal: Journal) -> Marker:
 
 
 def _check_can_land(
-    table: Table, journal: Journal, decision: Continuity, files: tuple[StagedFile, ...], *, at: Marker
+    table: Table, journal: Journal, decision: CommitDecision, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
     where = f"batch {journal.key} of stream {journal.stream!r}"
-    if decision is Continuity.STALE:
+    if decision is CommitDecision.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
         off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
         raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}. It is staged again")
@@ -318,8 +322,8 @@ def _check_can_land(
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets, from a stream's position on, whose records are already dead letters. Reads the table only if
-    its own marker is ahead of the stream's. Leaves out offsets of truncated logs at which Kafka has had two records.
+    """Return the offsets, from the stream's position on, whose records are already dead letters. Leaves out offsets
+    that Kafka has assigned to a second record.
     """
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}

@@ -21,12 +21,11 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpd
 
 from frazil.commit.failed_rounds import Outage, Refusals, Step, TableNames, classify_error, may_refuse_one_update
 from frazil.errors import FrazilError
-from frazil.table.atomic_commit import CommitTables, TableChange
+from frazil.table.atomic_catalogs import CommitTables, TableChange
 from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
-from frazil.table.storage import open_store
+from frazil.table.storage import ObjectStore, open_store
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class SnapshotExpiry(Protocol):
         """Return the updates to add to the next attempt of a commit. `load` loads the table."""
 
     def withdraw(self) -> bool:
-        """Pause the expiry, if the attempt that the catalog refused had such updates. Return whether it had."""
+        """Pause the expiry if the refused attempt had such updates. Return whether it had."""
 
     def continue_after(self, table: Table) -> None:
         """Prepare the next expiry after a commit, without waiting."""
@@ -98,7 +97,7 @@ class TableHandle:
             self.refresh()
 
     @property
-    def is_another(self) -> bool:
+    def is_other_table(self) -> bool:
         """Whether the name now refers to a different table than at first."""
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
@@ -113,8 +112,8 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog | None = None) -> Table:
-        """Load the table, perhaps with another client, without changing the handle. Returns the known state if it is
-        newer.
+        """Load the table, through `catalog` if given, without changing the handle. If the loaded state is older than
+        the known one, return the known one.
         """
         return self._choose_newer((catalog or self._catalog).load_table(self.identifier))
 
@@ -151,7 +150,7 @@ class TableHandle:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """The result of a swap for which nothing has to be changed."""
+    """The result of a swap that changes nothing."""
 
     result: T
 
@@ -166,8 +165,10 @@ class Change(Generic[T]):
     proof: tuple[str, str] | None = None
     """A property and value that only this change writes: proof that it landed, even if its snapshot expired."""
 
-    def landed_in(self, table: Table) -> bool:
-        """Return whether this change has landed. With a `proof`, returns False once a later change replaced it."""
+    def has_landed_in(self, table: Table) -> bool:
+        """Return whether this change has landed. With a `proof`, returns False if a later change has replaced the
+        property's value.
+        """
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -182,7 +183,7 @@ class WrittenFiles(Protocol):
     """The files that the attempts of one swap wrote or made unnecessary."""
 
     @property
-    def may_have_waste(self) -> bool: ...
+    def may_have_unused_files(self) -> bool: ...
 
     def delete_unused(self, table: Table) -> None:
         """Delete the files that can never be needed again. `table` is the table after the last attempt."""
@@ -210,10 +211,9 @@ class TableCommit(Generic[T]):
 def commit_snapshots(
     commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, commit_atomically: CommitTables | None = None
 ) -> T:
-    """Commit to several tables, and return the result of the last one. With `commit_atomically`, all or
-    none change. Otherwise
-    they change in order, and a crash may leave the last ones unchanged, so each `propose` must recognise changes of
-    earlier attempts. Raises the same errors as `swap`.
+    """Commit to several tables, and return the result of the last one. With `commit_atomically`, all or none change.
+    Otherwise they change in order, and a crash may leave the last ones unchanged. Each `propose` must therefore
+    recognise changes of earlier attempts. Raises the same errors as `swap`.
     """
     if commit_atomically is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -226,7 +226,7 @@ def commit_snapshots(
 
 def _delete_unused_files(handle: TableHandle, written: Iterable[WrittenFiles]) -> None:
     """Delete unused files. A failure is only logged: it costs storage, and must not hide the result of the swap."""
-    for files in [found for found in written if found.may_have_waste]:
+    for files in [found for found in written if found.may_have_unused_files]:
         try:
             # The handle reloads the table after each failed attempt, so this is the state after the last one.
             files.delete_unused(handle.current())
@@ -262,8 +262,8 @@ class _Attempt(Generic[T]):
     changes: Mapping[int, Change[T]]
     result: T
 
-    def landed_in(self, tables: Sequence[Table]) -> bool:
-        return all(change.landed_in(tables[index]) for index, change in self.changes.items())
+    def has_landed_in(self, tables: Sequence[Table]) -> bool:
+        return all(change.has_landed_in(tables[index]) for index, change in self.changes.items())
 
 
 class _Rounds(Generic[T]):
@@ -282,7 +282,7 @@ class _Rounds(Generic[T]):
         self.step = "load"
         self.tables = tables = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
-        landed = next((attempt for attempt in self._tried if attempt.landed_in(tables)), None)
+        landed = next((attempt for attempt in self._tried if attempt.has_landed_in(tables)), None)
         if landed is not None:
             return landed.result
         began = self._clock()
@@ -365,23 +365,27 @@ def _swap_tables(
                 rounds.forget()
                 continue
             refusals.count_error(error, rounds.step, rounds.tables)
-            setback = classify_error(error, rounds.step, names, retry_policy.total_s)
+            failed_attempt = classify_error(error, rounds.step, names, retry_policy.total_s)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
-                raise setback.kind(setback.final_error) from error
+                raise failed_attempt.kind(failed_attempt.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
             log.log(
-                outage.record_failure(setback), "%s in %.1f s, for %.0f s at most", setback.log_message, wait_s, left_s
+                outage.record_failure(failed_attempt),
+                "%s in %.1f s, for %.0f s at most",
+                failed_attempt.log_message,
+                wait_s,
+                left_s,
             )
-            if setback.level >= logging.WARNING:
-                retry_policy.report(setback.log_message, setback.kind.exit_code)
+            if failed_attempt.level >= logging.WARNING:
+                retry_policy.report(failed_attempt.log_message, failed_attempt.kind.exit_code)
         else:
             outage.end_outage()
             return result
         rounds.forget()
         if retry_policy.wait(wait_s):
-            raise setback.kind(
-                f"{setback.log_message}. The retry was skipped because the writer was asked to end; the next start "
-                "determines the outcome of the commit"
+            raise failed_attempt.kind(
+                f"{failed_attempt.log_message}. The retry was skipped because the writer was asked to end; the next "
+                "start determines the outcome of the commit"
             )
         attempt += 1

@@ -1,4 +1,6 @@
-"""What a batch cost: CPU, and requests to storage. Its journal keeps this after its snapshot has expired."""
+"""The cost of a batch: CPU time and storage requests. The batch's journal still has it when its
+snapshot has expired.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SUMMARY = {"cpu_ms": "frazil.cpu-ms", "writes": "frazil.storage-writes", "reads": "frazil.storage-reads"}
-"""A summary's keys, by field of `BatchCost`. Iceberg's `added-files-size` has the bytes."""
+"""Summary keys by field of `BatchCost`. Written bytes are in Iceberg's own key `added-files-size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +30,5 @@ class BatchCost:
 
     @classmethod
     def from_json(cls, raw: Sequence[int]) -> BatchCost:
-        """Return the cost, given its numbers. Ignores further numbers, which a newer version wrote."""
+        """Parse the numbers that `to_json` returned. Ignores additional numbers from newer versions."""
         return cls(*raw[: len(SUMMARY)])

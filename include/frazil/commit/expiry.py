@@ -45,14 +45,14 @@ class Pins:
 
     cursor: Cursor | None = None
     """How far the signals have counted late rows and dead letters."""
-    signalled: frozenset[int] = frozenset()
+    signalled_snapshots: frozenset[int] = frozenset()
     """The snapshots of recent signals, which downstream jobs read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
     expire: tuple[int, ...]
-    kept: Mapping[int, str]
+    retained_reasons: Mapping[int, str]
     """Snapshots kept beyond the retention, with the reasons."""
     sentence: str
     refused: bool = False
@@ -94,8 +94,8 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snapshot]:
-    """Return the snapshots of a plan that a writer may expire: all data files of each are in a snapshot that stays.
-    Snapshots that removed files stay until maintenance deletes these files, as do the snapshots before them.
+    """Return the planned snapshots that a writer may expire, because later snapshots still have all their data files.
+    Leaves snapshots that removed files, and those right before them, to maintenance.
     """
     main, planned = list(ancestors(metadata)), set(plan.expire)
     with_children = zip(main[1:], main, strict=False)
@@ -152,7 +152,9 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Map the index of the oldest snapshot that an open backfill's audit may need to the reason; empty if none."""
+    """Return the index in `main` of the oldest snapshot that an audit of open backfills may need, with the reason;
+    empty if none.
+    """
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
@@ -177,7 +179,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
     kept = [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
     reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
-    reasons |= dict.fromkeys(pins.signalled, "a signal refers to it")
+    reasons |= dict.fromkeys(pins.signalled_snapshots, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
@@ -203,16 +205,18 @@ def _branch_snapshots(
                 yield snapshot.snapshot_id, f"branch {name} contains it"
 
 
-def _describe_plan(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:
+def _describe_plan(
+    expire: Sequence[int], line: Sequence[Snapshot], retained_reasons: Mapping[int, str], lost: int
+) -> str:
     expired = (
         f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
         if expire
         else "no snapshot is old enough to expire"
     )
     sentence = f"{expired}, {len(line):,} of main are kept"
-    if kept:
-        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(kept.values()).most_common(3))
-        sentence += f"; {len(kept):,} are kept beyond the retention: {reasons}"
+    if retained_reasons:
+        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(retained_reasons.values()).most_common(3))
+        sentence += f"; {len(retained_reasons):,} are kept beyond the retention: {reasons}"
     if lost:
         sentence += (
             f". No signal will ever count the late rows and dead letters of {format_count(lost, 'commit')} older than "

@@ -25,11 +25,15 @@ log = logging.getLogger(__name__)
 
 REFUSAL_STATUS_CODES = frozenset({400, 405, 413, 422, 501})
 MAX_REFUSALS = 8
-"""How often the catalog may refuse to change the same metadata; a gateway may fail for seconds."""
+"""Maximum number of times that the catalog may refuse to change the same metadata. A failing gateway may refuse a few
+times.
+"""
 MAX_PREPARE_FAILURES = 20
-"""How often a commit may fail to be prepared on the same metadata; the retries take a minute."""
+"""Maximum number of failures to prepare a commit on the same metadata. The retries take a minute."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""Errors of the code that plans and merges. If a server's error has one of these types, it is also an OSError."""
+"""Types of errors that defects in planning or merging raise. If such an error is also an OSError, a
+server caused it.
+"""
 
 MAX_ERROR_CHARACTERS = 300
 _FAILED_STEPS = {
@@ -39,7 +43,7 @@ _FAILED_STEPS = {
 }
 
 _NO_ROW_ID = ("without first row id", "first-row-id is null")
-"""Texts of PyIceberg and of Iceberg's Java catalogs for a snapshot that was prepared for format version 2."""
+"""Error texts of PyIceberg and of Java catalogs that refuse a snapshot without row ids."""
 
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED_TABLES = 5
@@ -130,8 +134,8 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
             return FailedAttempt(
                 logging.INFO,
                 what,
-                f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers commit all the "
-                "time. The staged files and the journal are kept",
+                f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers kept "
+                "committing. The staged files and the journal are kept",
             )
         case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
             if not is_credentials_expiry(error):
@@ -155,18 +159,20 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed attempts, except lost races. Its start is logged as a warning, its end only after 5 s."""
+    """A series of failed attempts; lost races do not count. Its start is logged as a warning. Its end is logged if it
+    lasted at least 5 s.
+    """
 
     names: TableNames
     clock: Callable[[], float]
     since: float | None = None
 
-    def record_failure(self, setback: FailedAttempt) -> int:
+    def record_failure(self, failed_attempt: FailedAttempt) -> int:
         """Record a failed attempt, and return the level at which to log it."""
-        if setback.level < logging.WARNING or self.since is not None:
+        if failed_attempt.level < logging.WARNING or self.since is not None:
             return logging.INFO
         self.since = self.clock()
-        return setback.level
+        return failed_attempt.level
 
     def end_outage(self) -> None:
         if self.since is not None and (lasted_s := self.clock() - self.since) >= 5.0:

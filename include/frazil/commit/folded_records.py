@@ -1,6 +1,7 @@
-"""About a thousand commit records in one immutable object, `<state>/records/<first>_<last>.jsonl.gz`: a line with the
-format and the keys, then the unchanged journals in order. It is read back before its journals are deleted, so folding
-needs no fence. Readers try the journal first.
+"""Folds about a thousand commit records into one immutable object,
+`<state>/records/<first>_<last>.jsonl.gz`. Its first line has the format and the keys; the
+unchanged journals follow in order. The object is read back before the journals are deleted, so
+folding needs no fence. Readers try the journal first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from frazil.commit.marker import BatchKey
-from frazil.table.object_store import ObjectStore
+from frazil.table.storage import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from frazil.commit.commit_checks import check_ancestry, files_fit
 from frazil.commit.compare_and_swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
-from frazil.commit.marker import BatchKey, Fate, Marker, merge_identities, read_marker, try_read_marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker, merge_identities, read_marker, try_read_marker
 from frazil.commit.merging import MergeWriter
 from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.routed_table_records import journals_never_committed
@@ -79,7 +79,9 @@ class LaggingTable:
     rows: int
     reason: str
     backfill: str | None = None
-    """The backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
+    """The backfill or replay that has the missing rows; None if batches have them. For a backfill,
+    `batches` counts chunks.
+    """
     only_last: bool = False
     """Whether only the default table's last batch is missing, without an error."""
     gone: TableAbsence | None = None
@@ -110,10 +112,12 @@ class Followers:
     """The routed tables of one stream, as known to one process. Commits batches to them."""
 
     tables: StreamTables
-    through: BatchKey
-    """The last batch that was added. All routed tables have all batches up to it, except the batches in `waiting`."""
+    last_added: BatchKey
+    """The last batch that was added. All routed tables have all batches up to this one, except those in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
-    """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
+    """Journals of each routed table, in order. They are committed to the default table, but perhaps not yet to the
+    routed table.
+    """
     behind: dict[Target, LaggingTable] = field(default_factory=dict)
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
@@ -142,7 +146,7 @@ class Followers:
         followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
             return followers
-        followers.through = marker.routed
+        followers.last_added = marker.routed
         for journal in reversed([*decided_journals(tables, marker)]):
             followers.add(journal)
         notes = {note.target: note for note in load_missing_table_notes(tables)} if followers.waiting else {}
@@ -154,14 +158,14 @@ class Followers:
     def last_complete_batch(self) -> BatchKey:
         """The last batch that is in all tables, as are all batches before it."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
-        return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
+        return self.last_added if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 
     def add(self, journal: Journal) -> None:
-        if journal.key <= self.through:
+        if journal.key <= self.last_added:
             return
         for target in journal.routed:
             self.waiting.setdefault(target, []).append(journal)
-        self.through = journal.key
+        self.last_added = journal.key
 
     def commit(self) -> None:
         """Commit the waiting batches to their tables, in parallel. Files of a failed commit wait for the next call."""
@@ -319,7 +323,7 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
             ours
             and marker.settled
             and journal.key <= marker.settled
-            and marker.fate(journal.key) is not Fate.NOT_COMMITTED
+            and marker.outcome_of(journal.key) is not BatchOutcome.NOT_COMMITTED
         ):
             yield journal
 
@@ -327,7 +331,7 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
 def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
     return dataclasses.replace(
-        marker.owned_by(journal.key.epoch).with_batch(journal.key),
+        marker.with_epoch(journal.key.epoch).with_batch(journal.key),
         at=journal.key,
         offsets={**marker.offsets, **ends},
         source=merge_identities(marker.source, journal.source),
@@ -344,7 +348,9 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Raise RolledBack if a routed table was rolled back, with its own remedy: `frazil reset` does not change it."""
+    """Raise RolledBack if a routed table was rolled back. The message suggests `frazil route
+    --give-up`, because `frazil reset` does not change routed tables.
+    """
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:

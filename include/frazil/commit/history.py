@@ -17,7 +17,9 @@ from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
-"""Summary keys of skipped ranges and of published backfills. No commit record has the times of these snapshots."""
+"""Summary keys of skipped ranges and published backfills. These snapshots have no commit record, so their times are
+known only while they exist.
+"""
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
@@ -40,7 +42,7 @@ def count_ancestors(metadata: TableMetadata) -> int:
     return sum(1 for _ in ancestors(metadata))
 
 
-def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
+def ancestors_and_older_snapshots(metadata: TableMetadata) -> Iterator[Snapshot]:
     """Yield main's snapshots, newest first, and then the older snapshots that expiry kept."""
     oldest = 0
     for snapshot in ancestors(metadata):
@@ -81,7 +83,7 @@ def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """Yield snapshots that lost offsets with `on-gap: skip`, newest first, each with a message about these offsets."""
-    for snapshot in ancestors_and_kept(metadata):
+    for snapshot in ancestors_and_older_snapshots(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
         if summary and lost and summary.get("frazil.stream") == stream:
@@ -89,7 +91,9 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack` if it is unknown."""
+    """Return the commit record of the stream's newest batch on main; None if it never committed. Raises `RolledBack` if
+    the record is unreadable or the history has expired.
+    """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
         if record is None:

@@ -15,14 +15,25 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from pyiceberg.table import Table
+
 from frazil.commit.cost import BatchCost
 from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
-from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flatten_topics, nest_by_topic
+from frazil.commit.marker import (
+    NO_TRANSACTION,
+    BatchKey,
+    BatchOutcome,
+    LastTransaction,
+    Marker,
+    flatten_topics,
+    nest_by_topic,
+)
 from frazil.commit.rejection_reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.table.object_store import ObjectStore
+from frazil.table.storage import ObjectStore, open_store
+from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +75,7 @@ class Journal:
     with_ignored: int = 0
     """Records with fields that did not become columns, counted if the table may evolve."""
     without_columns: int = 0
-    """Records that have no field of any column."""
+    """Records in which no field corresponds to a column."""
     cast: int = 0
     other_events: int = 0
     """Events that change no row; see `StageResult.other_events`."""
@@ -85,7 +96,7 @@ class Journal:
         return sum(p.dropped for p in self.progress)
 
     @property
-    def future(self) -> int:
+    def future_rows(self) -> int:
         """Rows whose event time is too far in the future to advance the watermark."""
         return sum(p.future for p in self.progress)
 
@@ -185,6 +196,11 @@ class JournalStore:
         self._folder = f"{state_location}/journal"
         self._folded = FoldedRecords(store, state_location)
 
+    @classmethod
+    def of_table(cls, table: Table, stream: str) -> JournalStore:
+        """Open the journals of a stream that writes to this table."""
+        return cls(open_store(table.location(), table.io.properties), state_location(table, stream))
+
     def path(self, key: BatchKey) -> str:
         return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"
 
@@ -281,7 +297,9 @@ class JournalStore:
         settled = [
             key
             for key in self.keys()
-            if marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
+            if marker.settled is not None
+            and key <= marker.settled
+            and marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
         ]
         old = self._delete_folded(settled[: max(len(settled) - keep, 0)])
         for group in split_records(old, lambda key: self._read_to_fold(key, marker.stream), limit=limit):

@@ -23,12 +23,14 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import TableVersion
 
 from frazil.commit.manifest_writing import IN_MEMORY, AvroEncoding, PreparedAvroFile
-from frazil.pyiceberg_fixes.version_3 import FIRST_ROW_ID_POSITIONS, first_row_id
+from frazil.pyiceberg_fixes import FIRST_ROW_ID_POSITIONS, first_row_id
 from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 MAX_CACHED_LISTS = 32
-"""Maximum cached lists: enough for all tables and the open branch before and after a commit, and failed attempts."""
+"""Maximum number of cached lists. This suffices for a commit to all tables and the open branch, with the lists before
+it and those of failed attempts.
+"""
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class _ListEntry:
     manifest: ManifestFile
     version: TableVersion | None = None
     encoded: bytes = b""
-    """The manifest's bytes in a list of format version `version`."""
+    """The manifest's entry as Avro bytes, for a list of format version `version`."""
 
 
 @cache
@@ -85,10 +87,10 @@ class ListWriter(ManifestListWriterV2):
 
 
 _cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
-"""Entries by path of the manifest list, then of the manifest."""
+"""Entries of each manifest list, by the list's path and the manifest's path."""
 MAX_CACHED_PATHS = 4_096
 _paths = BoundedCache[tuple[str, ...]](MAX_CACHED_PATHS)
-"""The manifests' paths by path of the manifest list, until the writer expires the snapshot."""
+"""Paths of each list's manifests, by the list's path. The writer removes them when it expires the snapshot."""
 
 
 def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
@@ -114,7 +116,9 @@ def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestF
 
 
 def add_manifests(writer: ListWriter, manifests: Iterable[ManifestFile], *, path: str, parent: Snapshot | None) -> None:
-    """Write a snapshot's manifests as one block of its list at `path`. Reuses entries encoded for the parent's list."""
+    """Write the entries of `manifests` as one block of the snapshot's list at `path`. Reuses the encoded entries of the
+    parent's list.
+    """
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
     count_request("writes", path)
     avro = writer._writer

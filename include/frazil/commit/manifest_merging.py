@@ -1,5 +1,6 @@
-"""Merges a branch's small manifests as it grows, so that a commit every second leaves few for readers. `FAN_IN`
-manifests of one size class become one of the next class, so an entry is written once for each class.
+"""Merges a branch's small manifests, so that readers open few even after a commit each second.
+`FAN_IN` manifests of one size class become one of the next class. An entry is thus rewritten
+only once for each size class.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
 from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, recently_written, write_merged
-from frazil.pyiceberg_fixes.version_3 import first_row_id
+from frazil.pyiceberg_fixes import first_row_id
 
 FAN_IN = 32
 """Number of manifests of one size class that are merged into one."""
@@ -29,16 +30,20 @@ class MergedManifest:
 
     manifest: ManifestFile
     replaces: frozenset[tuple[str, int | None]]
-    """Paths and first row ids: another engine's upgrade to format version 3 gives the rows ids."""
+    """Paths and first row ids of the merged manifests. Manifests get row ids when another engine upgrades the table to
+    format version 3.
+    """
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
-        """Return the manifests with this one instead of those that it replaces; None if one of those is missing."""
+        """Return `manifests`, with the merged ones replaced by the new one; None if a merged one is missing."""
         others = [one for one in manifests if (one.manifest_path, first_row_id(one)) not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
 
-def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
-    """Return the manifests to merge next, with their entries. This process wrote them; maintenance merges others."""
+def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
+    """Return the manifests to merge next, with their entries. Selects only manifests that this process wrote.
+    Maintenance merges all others.
+    """
     classes = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
     for manifest in manifests:
         written = recently_written.get(manifest.manifest_path)
@@ -53,10 +58,10 @@ def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEn
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Merge the `mergeable` manifests into a new one. Returns None if there are fewer than two, or merging is off."""
+    """Merge small manifests into a new one. Returns None if there are fewer than two, or merging is off."""
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
-    found = mergeable(manifests)
+    found = select_mergeable_manifests(manifests)
     if len(found) < 2:
         return None
     path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m0.avro"

@@ -42,12 +42,12 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
-from frazil.pyiceberg_fixes.version_3 import file_key, first_row_id
+from frazil.pyiceberg_fixes import file_key, first_row_id
 from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 IN_MEMORY: TableVersion = 3
-"""Version of the records in memory, whose fields are those of all versions."""
+"""Format version of entries in memory. Its schema has the fields of all versions."""
 FIRST_ROW_ID = 142
 """Field id of `first_row_id` in a data file."""
 
@@ -89,12 +89,12 @@ MAX_CACHED_ENCODINGS = 64
 """Maximum number of encodings in memory. A stream uses two for each of its tables."""
 
 
-MAX_KEPT_BYTES = 64 * 2**20
+MAX_REMEMBERED_BYTES = 64 * 2**20
 """Maximum memory (bytes) for manifest entries: about 1 KB for each file, and 40 bytes for each of its columns."""
-MAX_KEPT_FILES = 32
-"""Maximum number of files in a commit whose entries are kept: commits with more files are few."""
-MAX_KEPT_ENTRIES = 1_024
-"""Entries of a manifest with this many or more are not kept, because it is not merged again."""
+MAX_REMEMBERED_FILES = 32
+"""Maximum number of files in a commit whose entries are kept. Few commits have more."""
+MAX_REMEMBERED_ENTRIES = 1_024
+"""Entries are kept only for manifests with fewer entries than this. Larger manifests are not merged again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ _encodings = BoundedCache[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of data files and, unlike PyIceberg's writer, of delete files and of version 3. Caches
-    encodings.
+    """Writes manifests of data files or delete files, up to format version 3. PyIceberg's own writer writes neither
+    delete files nor version 3. Caches encodings.
     """
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
@@ -143,7 +143,7 @@ class _Writer(ManifestWriterV2):
         return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
 
     def record(self) -> RecordingWriter:
-        """Keep the encoded data file of each entry that this writer writes. Returns the recorder that has them."""
+        """Record the encoded data file of each entry that is written. Returns the recorder."""
         encoding = self._encoding()
         fields: Any = encoding.avro.writer
         *others, (_, of_data_file) = fields.field_writers
@@ -224,14 +224,14 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
 def write_merged(
     merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """Write one manifest with the entries of manifests of the same kind, as existing files. Return the new manifest."""
+    """Merge manifests of the same kind into one, whose entries are existing files. Return the new manifest."""
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
     copies = [written.copied.with_row_ids(manifest, written.entries) for manifest, written in merged.items()]
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     made = _write(entries, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
-    if len(entries) < MAX_KEPT_ENTRIES:
+    if len(entries) < MAX_REMEMBERED_ENTRIES:
         recently_written.keep(path, WrittenEntries(copied, tuple(entries)))
     for manifest in merged:
         recently_written.forget(manifest.manifest_path)
@@ -280,7 +280,7 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
                     record_count=file.record_count,
                 )
                 written.append(_entry(entry, slim, entry.status, entry.snapshot_id))
-    if recorder and len(written) <= MAX_KEPT_FILES:
+    if recorder and len(written) <= MAX_REMEMBERED_FILES:
         recently_written.keep(path, WrittenEntries(recorder.copied(), tuple(written)))
     return writer.to_manifest_file()
 
@@ -378,9 +378,10 @@ class CopiedEntries:
             return cls(file.schema, file.header.meta, tuple(found))
 
     def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> CopiedEntries:
-        """Return the copies for another manifest, where data files no longer derive their row ids from this one.
+        """Return copied entries with explicit row ids. In another manifest, ids derived from its first row id would
+        differ.
 
-        Manifests of format version 2 in a table of version 3 get the field for these ids.
+        Entries of format version 2 get the field for row ids if the table has version 3.
         """
         next_id = first_row_id(manifest)
         if next_id is None:
@@ -490,7 +491,7 @@ class WrittenEntries:
         return sum(1_000 + len(data_file) for data_file in self.copied.data_files)
 
 
-recently_written = BoundedCache[WrittenEntries](MAX_KEPT_BYTES, WrittenEntries.memory_bytes)
+recently_written = BoundedCache[WrittenEntries](MAX_REMEMBERED_BYTES, WrittenEntries.memory_bytes)
 """The entries of manifests that this process wrote and has not merged, by path."""
 
 

@@ -111,18 +111,20 @@ class MarkedUpdate:
     ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
         """Return the id of the open branch's head (None if the branch ends), and the updates after main's snapshot."""
         name = open_branch_name(self.stream)
-        if change.ends:
+        if change.removes_branch:
 
-            def of_the_branch(snapshot: Snapshot) -> bool:
+            def is_branch_snapshot(snapshot: Snapshot) -> bool:
                 own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
                 return snapshot.summary is not None and all(snapshot.summary.get(key) == text for key, text in own)
 
-            end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
+            end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=is_branch_snapshot)
             self.written.append(end)
             return None, lambda _: end.updates(table)
         if not (change.joining_files or change.leaving_files) and change.base == found:
             return found.snapshot_id if found else None, lambda _: ()
-        base = BaseManifests(change.stays, change.leaving_files, change.base.summary if change.base else None)
+        base = BaseManifests(
+            change.remaining_manifests, change.leaving_files, change.base.summary if change.base else None
+        )
         head_id = table.metadata.new_snapshot_id()
         writer = SnapshotWriter(
             change.joining_files, branch=name, base=base, manifest_key=change.manifest_key, snapshot_id=head_id
@@ -220,9 +222,9 @@ def format_iso_utc(us: int) -> str:
 
 @dataclass(slots=True)
 class BranchRemoval:
-    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used. If the
-    snapshots remained, they would list files as added that are now in main. Iceberg's incremental clean-up would then
-    delete these files.
+    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used. The
+    snapshots must go, because they list files as added that are now in main. Iceberg's incremental clean-up would
+    otherwise delete these files.
     """
 
     branch: str
@@ -233,11 +235,11 @@ class BranchRemoval:
     """Paths of manifests and manifest lists that only the snapshots in `removed_ids` use."""
 
     @property
-    def may_have_waste(self) -> bool:
+    def may_have_unused_files(self) -> bool:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """Return the updates that remove the branch, and its snapshots that no other branch or tag has."""
+        """Return the updates that remove the branch, and the snapshots that no other branch or tag has."""
         metadata = table.metadata
         self.removed_ids, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
@@ -255,7 +257,9 @@ class BranchRemoval:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests, unless the removal did not land or a snapshot of the branch was tagged."""
+        """Delete the unused manifests. Keeps them if the removal did not land, or a tag now keeps a snapshot of the
+        branch.
+        """
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
         ):

@@ -35,7 +35,7 @@ class BatchKey(NamedTuple):
         return f"{self.epoch}-{self.batch}"
 
 
-class Fate(Enum):
+class BatchOutcome(Enum):
     """What happened to a batch of an epoch that has ended."""
 
     COMMITTED = "the batch is in the table"
@@ -87,7 +87,7 @@ class Marker:
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record: the first was lost, or its topic was recreated."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The ends of the records at the last reset, for recreated or truncated partitions; see `landed_ends`."""
+    """Offsets at which the table's records ended at the last reset, in recreated or truncated partitions."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     given_up_epoch: int = 0
@@ -97,7 +97,7 @@ class Marker:
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
-    """The newest batch that all routed tables have, like all batches before; None if the stream never had a route."""
+    """The last batch up to which all routed tables have every batch; None if the stream never had a route."""
     own_table: OwnTable | None = None
     """The stream's own table; only in the dead-letter table's marker."""
 
@@ -115,7 +115,7 @@ class Marker:
             self, snapshot_id=snapshot_id, sequence_number=sequence_number, open_snapshot_id=open_snapshot_id
         )
 
-    def owned_by(self, epoch: int) -> Marker:
+    def with_epoch(self, epoch: int) -> Marker:
         batches = {**self.batches, epoch: 0}
         newest = sorted(batches)[-MAX_EPOCHS:]
         return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
@@ -129,11 +129,11 @@ class Marker:
             batches={**self.batches, journal.epoch: journal.batch},
         )
 
-    def fate(self, key: BatchKey) -> Fate:
+    def outcome_of(self, key: BatchKey) -> BatchOutcome:
         """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""
         if not self.batches or key.epoch < min(self.batches):
-            return Fate.UNKNOWN
-        return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NOT_COMMITTED
+            return BatchOutcome.UNKNOWN
+        return BatchOutcome.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else BatchOutcome.NOT_COMMITTED
 
     def to_property(self) -> str:
         """Return the marker as JSON, which is compact because every metadata file of the table contains it."""
@@ -259,7 +259,7 @@ def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, in
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the current identity, with the ids of topics of this cluster that are no longer read."""
+    """Return the current identity, plus the ids of topics that this cluster's stream no longer reads."""
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
@@ -278,9 +278,9 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the offset at which a table's current records end in each recreated or truncated partition.
+    """Return the end offset of a table's records in each partition that was recreated or truncated.
 
-    `marker` is the table's own marker, `main` that of the main table.
+    `marker` is the table's own marker, `main` is the main table's marker.
     """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}

@@ -50,11 +50,18 @@ log = logging.getLogger(__name__)
 
 
 def reset(
-    tables: StreamTables, *, target: Offsets, source: SourceIdentity, seen: StateBeforeReset, cut: Offsets = NO_OFFSETS
+    tables: StreamTables,
+    *,
+    target: Offsets,
+    source: SourceIdentity,
+    seen: StateBeforeReset,
+    truncated_at: Offsets = NO_OFFSETS,
 ) -> Marker:
     """Move the stream to the offsets `target` and the next epoch. Raises `WriterBusy` if the marker has changed."""
     epoch = 1 + _highest_epoch_ever(tables)
-    marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
+    marker = marker_after_reset(
+        seen, stream=tables.stream, epoch=epoch, target=target, source=source, truncated_at=truncated_at
+    )
 
     def decide(table: Table) -> Marker:
         if table.metadata.properties.get(property_name(tables.stream)) != seen.marker_text:
@@ -68,7 +75,7 @@ def reset(
 
     def open_windows(table: Table) -> BranchChange | None:
         change = plan_open_branch_reset(table, tables, seen, target=target, source=source)
-        dropped[:] = [f.file_path for f in change.leaving_files] if change and change.ends else []
+        dropped[:] = [f.file_path for f in change.leaving_files] if change and change.removes_branch else []
         return change
 
     change_marker(tables, tables.main, decide, operation="reset", branch_change=open_windows)
@@ -100,7 +107,7 @@ def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: 
         if is_rolled_back(table, before, name=tables.dead_letters.identifier):
             # The rollback removed the newest dead letters, and a batch that was staged before has left them out.
             before = dataclasses.replace(before, settled=None, batches={})
-        return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=topics)
+        return dataclasses.replace(before.with_epoch(epoch), offsets=offsets, source=topics)
 
     change_marker(tables, tables.dead_letters, decide, operation="reset")
 
@@ -223,11 +230,11 @@ def plan_open_branch_reset(
             )
         base = head
     if base is None:
-        return None if expected is None else BranchChange(None, ends=True)
+        return None if expected is None else BranchChange(None, removes_branch=True)
     manifests = base.manifests(table.io)
     again = [m for m in manifests if _are_read_again(_commit_records(m, table, tables), target, source)]
     stays = tuple(m for m in manifests if m not in again)
-    return BranchChange(base, stays, read_files(again, table.io), drops=True, ends=not stays)
+    return BranchChange(base, stays, read_files(again, table.io), drops=True, removes_branch=not stays)
 
 
 def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted: bool) -> int | None:
@@ -260,7 +267,9 @@ def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: 
 def write_first_marker(
     tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
 ) -> None:
-    """Write a table's first marker. Its position is after all batches of the default table, or just before `before`."""
+    """Write a table's first marker. Its position is after all batches of the default table, or just before the batch
+    `before`.
+    """
     first = _up_to_date_marker(default_marker)
     if before is not None:
         starts = {p.topic_partition: p.start for p in before.progress}

@@ -1,7 +1,7 @@
 """Plans a merge: selects the table's files that may contain keys of a batch's changes, and divides them into tasks.
 Changes and files are grouped by the partition fields that depend only on the key. A group far larger than a task's
 share is split: each task gets all changes of the group and some of its files. One more task then inserts the changes
-for which these tasks found no row.
+that matched no row.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from frazil.commit.manifest_lists import live_manifests
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
-from frazil.merge.deletion_vectors import PATH_ID
-from frazil.pyiceberg_fixes.version_3 import file_key, referenced_data_file
+from frazil.merge.table_files import PATH_ID
+from frazil.pyiceberg_fixes import file_key, referenced_data_file
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
@@ -65,7 +65,7 @@ class MergePlan:
     tasks: tuple[MergeTask, ...]
     insert_tasks: tuple[InsertTask, ...]
     read: Mapping[str, Sequence[ManifestEntry]]
-    """The live entries of manifests that may list files of the tasks, by path."""
+    """Live entries, by manifest path, of the manifests that may list files of the tasks."""
     manifests: Sequence[ManifestFile]
     bins: Mapping[GroupValues, int]
     """The task of each group that is not split."""
@@ -270,7 +270,7 @@ class PartitionKeys:
         )
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
-        """Return constants by field id for columns that the file does not have, from its identity partition values."""
+        """Return the values, by field id, of identity partition columns that the file itself does not contain."""
         if file.spec_id not in self._identities:
             fields = enumerate(self._table.metadata.specs()[file.spec_id].fields)
             identities = {i: part.source_id for i, part in fields if isinstance(part.transform, IdentityTransform)}

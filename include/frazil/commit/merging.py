@@ -1,6 +1,6 @@
 """Merges a batch's changes into a table in one snapshot. If the table has changed, the next attempt plans again, and
-runs only the tasks that differ. When the swap ends, result files are deleted, unless the table has them or an attempt
-that uses them may still land.
+runs only the tasks that differ. When the swap ends, result files are deleted. Files are kept if the table has them, or
+an attempt that uses them may still land.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class MergeWriter:
     _plan: MergePlan | None = None
 
     @property
-    def may_have_waste(self) -> bool:
-        return bool(self._results) or any(attempt.writer.may_have_waste for attempt in self.attempts)
+    def may_have_unused_files(self) -> bool:
+        return bool(self._results) or any(attempt.writer.may_have_unused_files for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
         """Return the next attempt; its snapshot is empty if nothing changes. Raises its tasks' errors."""
@@ -153,7 +153,7 @@ class MergeWriter:
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:
             attempt.writer.delete_unused(table)
-        needed = {path for attempt in self.attempts if attempt.writer.may_have_waste for path in attempt.files}
+        needed = {path for attempt in self.attempts if attempt.writer.may_have_unused_files for path in attempt.files}
         waste = {file.path for result in self._results.values() for file in result.files} - needed
         if waste:
             heads = [attempt.head for attempt in self.attempts]

@@ -22,7 +22,7 @@ from frazil.merge.contract import MergeCounts, MergeRules
 from frazil.partitions.windows import Grain
 from frazil.spec.coordinates import COORDINATES
 from frazil.spec.formats import POSITION, envelope_of
-from frazil.spec.former_columns import find_current_name, parse_former_columns
+from frazil.spec.iceberg import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.sinks import DEDUPLICATE, UPSERT
 from frazil.table.renamed import find_aliases
@@ -43,7 +43,7 @@ class MergingMode:
     """Returns the layout of staged files, for a table and its key."""
     plan: PlanMerge
     adds_staged_files: bool
-    """Whether the commit adds staged files, except those that the merge rewrites."""
+    """Whether the commit adds the staged files. It never adds those that the merge rewrites."""
     summary_counts: Callable[[MergeCounts], Mapping[str, str]]
     """Converts a merge's counts to summary entries."""
 

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
-from frazil.commit.backfill_records import committed_chunks, targets_given_up
+from frazil.commit.backfill_records import committed_chunks, list_given_up_targets
 from frazil.commit.followers import (
     Followers,
     LaggingTable,
@@ -80,7 +80,7 @@ def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, T
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
-    gone = targets_given_up(tables.journals, backfill.id)
+    gone = list_given_up_targets(tables.journals, backfill.id)
     staged = defaultdict[Target, list[Journal]](list)
     for journal in committed_chunks(tables.journals, backfill):
         for target in journal.routed - gone:

@@ -36,14 +36,14 @@ class BranchChange:
 
     base: Snapshot | None
     """The branch's head, or an older snapshot after a reset."""
-    stays: tuple[ManifestFile, ...] = ()
+    remaining_manifests: tuple[ManifestFile, ...] = ()
     leaving_files: tuple[DataFile, ...] = ()
     """Files that move to main, unless `drops` is set."""
     joining_files: tuple[StagedFile, ...] = ()
     to_main: tuple[StagedFile, ...] = ()
     drops: bool = False
     """Whether leaving files are dropped instead of moving to main."""
-    ends: bool = False
+    removes_branch: bool = False
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""
 
@@ -95,7 +95,7 @@ def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
     """Raise `SchemaIncompatible` unless the table is partitioned by event time, at least as finely as the windows.
-    Raise `StaleBatch` if the table is, but `files` were written with a coarser partitioning.
+    Raise `StaleBatch` if `files` were staged for an earlier, coarser partitioning.
     """
     if align is None:
         return
@@ -134,7 +134,7 @@ def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile]
     """Return the change that moves all waiting files and `files` to main, and removes the open branch."""
     head = head_of(table.metadata, open_branch_name(stream))
     leaves = read_files(head.manifests(table.io) if head else (), table.io)
-    return BranchChange(head, leaving_files=leaves, to_main=tuple(files), ends=True)
+    return BranchChange(head, leaving_files=leaves, to_main=tuple(files), removes_branch=True)
 
 
 def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:

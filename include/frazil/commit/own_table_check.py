@@ -25,7 +25,9 @@ def check_own_table(spec: StreamSpec, table: Table | None) -> None:
 
 
 def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
-    """Explain why the stream's own table is not found by its name; None if it is. `table` is the one found, if any."""
+    """Return why the stream's table name no longer leads to its own table; None if it does. `table` is the table that
+    has the name now, or None.
+    """
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None
     if table is None and (lost := find_lost_table(spec)):
@@ -59,7 +61,7 @@ def _explain(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table | 
     else:
         what = (
             f"table {name} is not the table that the stream wrote to: that table was dropped or renamed, and another "
-            f"table has its name (the stream's marker in {spec.dead_letter_table} is of {epoch})"
+            f"table has its name (the stream's marker in {spec.dead_letter_table} has {epoch})"
         )
         first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
         begin = "to begin again in the new table"

@@ -29,7 +29,7 @@ from frazil.commit.merge_plan import (
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules, MergeTask, TableFile
-from frazil.pyiceberg_fixes.version_3 import referenced_data_file
+from frazil.pyiceberg_fixes import referenced_data_file
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
@@ -114,8 +114,8 @@ def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
         is_readable = one.file_format is FileFormat.PARQUET or referenced_data_file(one) is not None
         if not is_readable or one.content is DataFileContent.EQUALITY_DELETES:
             raise SchemaIncompatible(
-                f"{one.file_path} has neither rows nor position deletes in Parquet, nor deletion vectors, and a stream "
-                "with dedupe can read only these. Compact the table with the engine that wrote the file, then start "
-                "again"
+                f"a stream with dedupe cannot read {one.file_path}: it reads rows and position deletes in "
+                "Parquet, and deletion vectors. Compact the table with the engine that wrote the file, then "
+                "start again"
             )
     return make_table_file(file, scanned.delete_files, layouts)

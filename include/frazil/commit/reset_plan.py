@@ -62,7 +62,7 @@ class OffsetMove:
     target: int
     first: int
     end: int
-    cut: int | None = None
+    truncated_at: int | None = None
     """The offset, below `held`, at which Kafka's log was truncated; None if it was not."""
 
     @property
@@ -78,13 +78,17 @@ class OffsetMove:
     @property
     def repeated(self) -> int:
         """Offsets that are read again although the table has their rows."""
-        same = self.held if self.held is None or self.cut is None else min(self.held, self.cut)
+        same = self.held if self.held is None or self.truncated_at is None else min(self.held, self.truncated_at)
         return 0 if same is None else max(same - self.target, 0)
 
     @property
     def rewritten(self) -> int:
         """The table's offsets at which Kafka now has other records."""
-        return 0 if self.held is None or self.cut is None else max(self.held - max(self.cut, self.target), 0)
+        return (
+            0
+            if self.held is None or self.truncated_at is None
+            else max(self.held - max(self.truncated_at, self.target), 0)
+        )
 
 
 def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
@@ -140,23 +144,23 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     epoch: int,
     target: Offsets,
     source: SourceIdentity,
-    cut: Offsets = NO_OFFSETS,
+    truncated_at: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Return the marker after a reset, with the same watermark. `cut` has the offsets at which logs were truncated."""
+    """Return the marker after a reset, with the same watermark. Logs were truncated at the offsets `truncated_at`."""
     before = seen.marker
     if before is None:
         return first_marker(stream, epoch=epoch, offsets=target, source=source)
     given_up = _given_up_spans(seen, before, target, source)
     return dataclasses.replace(
-        before.owned_by(epoch),
+        before.with_epoch(epoch),
         offsets={**keep_same_topics(before.offsets, before.source, source), **target},
         source=merge_identities(before.source, source),
         max_event_times_us=keep_same_topics(before.max_event_times_us, before.source, source),
         idle=frozenset(),
         leader_epochs=_kept_leader_epochs(before, target, source),
         transaction=NO_TRANSACTION,
-        rewritten=_rewritten_spans(before, target, source, cut),
-        landed=_landed_ends(before, source, cut),
+        rewritten=_rewritten_spans(before, target, source, truncated_at),
+        landed=_landed_ends(before, source, truncated_at),
         given_up=given_up,
         given_up_epoch=before.given_up_epoch if before.given_up else epoch if given_up else 0,
     )
@@ -168,19 +172,19 @@ def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
 
-def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
+def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, truncated_at: Offsets) -> Spans:
     """Return the offsets that Kafka assigns to a second record after a truncation."""
     same = keep_same_topics(before.offsets, before.source, source)
-    begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
+    begins = {tp: max(at, target.get(tp, at)) for tp, at in truncated_at.items() if tp in same}
     return _add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
 
 
-def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
+def _landed_ends(before: Marker, source: SourceIdentity, truncated_at: Offsets) -> dict[TopicPartition, int]:
     """Return the offset at which the table's current records end in each recreated or truncated partition."""
     same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
-    former = {tp for tp in ends if tp in known or tp in cut or tp not in same}
-    return {tp: min(ends[tp], cut.get(tp, ends[tp])) for tp in sorted(former)}
+    former = {tp for tp in ends if tp in known or tp in truncated_at or tp not in same}
+    return {tp: min(ends[tp], truncated_at.get(tp, ends[tp])) for tp in sorted(former)}
 
 
 def _given_up_spans(seen: StateBeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:

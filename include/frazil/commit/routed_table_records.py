@@ -1,5 +1,5 @@
-"""A small object for each table that a stream's route has had, so that a dropped table is noticed. It is written when
-the stream begins to write to the table, and kept until the stream is forgotten.
+"""Records each table that a stream's route has had, in a small object, so that a dropped table is noticed. The object
+is written when the stream begins to write to the table, and kept until the stream is forgotten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RoutedTableRecord:
     uuid: str | None = None
     """The table's UUID; None if an earlier version wrote this record."""
 
-    def is_another(self, table: Table) -> bool:
+    def is_other_table(self, table: Table) -> bool:
         """Return whether another table of the same name replaced the route's."""
         return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
@@ -108,7 +108,7 @@ def find_renamed_table(
                 format_error(error),
             )
             continue
-        if not member.is_another(table):
+        if not member.is_other_table(table):
             return name
     return None
 

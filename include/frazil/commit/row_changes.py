@@ -32,7 +32,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges
+from frazil.table.landed_offsets import COORDINATES, FileBounds, OffsetRanges
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location
 
@@ -103,8 +103,8 @@ class RowChangeWriter:
     """Rows that the last attempt chose."""
 
     @property
-    def may_have_waste(self) -> bool:
-        return any(attempt.writer.may_have_waste for attempt in self.attempts)
+    def may_have_unused_files(self) -> bool:
+        return any(attempt.writer.may_have_unused_files for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
         """Return the next attempt. Its snapshot is empty if no row is chosen."""
@@ -138,7 +138,9 @@ class _FileRewrite:
     replaced: set[str] = field(default_factory=set)
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Changes by error class and hour, as in `frazil.commit.dead_letter_counts`."""
+    """Added or removed dead letters by error class and hour, as in
+    `frazil.commit.dead_letter_counts`.
+    """
 
     def run(self) -> None:
         head = head_of(self.table.metadata)
@@ -220,7 +222,9 @@ def change_after_replay(
     topic_ids: Mapping[str, str],
     failed: Mapping[Coordinates, ErrorEntry],
 ) -> RowChange:
-    """Return a replay's change of dead letters: deletes those that are not in `failed`, and adds the new errors."""
+    """Return the change of dead letters after a replay. It deletes those that are not in `failed`, and adds the new
+    errors to the others.
+    """
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:

@@ -17,7 +17,7 @@ from frazil.commit.commit_checks import check_fence
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import commit_marker
-from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, sweep
 from frazil.errors import StaleBatch, TopicRecreated
@@ -75,7 +75,7 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
     """Yield the uncommitted journals of earlier epochs, except those older than a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
-        if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NOT_COMMITTED:
+        if journal.key.epoch < marker.at.epoch and marker.outcome_of(journal.key) is BatchOutcome.NOT_COMMITTED:
             yield journal
 
 

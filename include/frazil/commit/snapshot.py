@@ -46,8 +46,8 @@ from frazil.commit.manifest_writing import (
     write_with_removals,
 )
 from frazil.ingest.contract import Content, StagedFile
-from frazil.merge.deletion_vectors import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, VECTOR_OFFSET
-from frazil.pyiceberg_fixes.version_3 import file_key, next_row_id
+from frazil.merge.table_files import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, VECTOR_OFFSET
+from frazil.pyiceberg_fixes import file_key, next_row_id
 from frazil.table.branches import MAIN, head_of
 from frazil.table.metadata_times import next_ms
 
@@ -68,12 +68,12 @@ class PreparedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class BaseManifests:
-    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only a snapshot of
-    main marks these files as deleted. Files that leave another branch move to main, and snapshot expiry could delete
-    marked files.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only snapshots of
+    main mark files as deleted. Files that leave another branch move to main, where snapshot expiry could delete marked
+    files.
     """
 
-    stays: Sequence[ManifestFile]
+    remaining_manifests: Sequence[ManifestFile]
     removed_files: Sequence[DataFile]
     summary: Summary | None
     """Summary of the previous snapshot, which still counts `removed_files`; None before the first snapshot."""
@@ -105,7 +105,7 @@ class SnapshotWriter:
     """The manifest lists that have the merged manifest."""
 
     @property
-    def may_have_waste(self) -> bool:
+    def may_have_unused_files(self) -> bool:
         return bool(self.attempts or self.manifests)
 
     @property
@@ -136,7 +136,7 @@ class SnapshotWriter:
             avro_codec(metadata),
             next_row_id=first_row_id,
         ) as writer:
-            add_manifests(writer, [*self.manifests, *base.stays], path=path, parent=parent)
+            add_manifests(writer, [*self.manifests, *base.remaining_manifests], path=path, parent=parent)
         snapshot = Snapshot(
             snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
@@ -246,7 +246,7 @@ def base_without_files(
     snapshot_id: int,
 ) -> BaseManifests:
     """Return the manifests that a snapshot of main keeps, rewritten if they list files with the keys `removed`."""
-    stays: list[ManifestFile] = []
+    remaining_manifests: list[ManifestFile] = []
     written: list[ManifestFile] = []
     leaves: list[DataFile] = []
     for manifest in manifests:
@@ -258,12 +258,12 @@ def base_without_files(
                 removed, manifest, entries, path=path, table=table, snapshot_id=snapshot_id
             )
             written.append(manifest)
-        stays.append(manifest)
+        remaining_manifests.append(manifest)
         leaves += leaving
     if missing := set(removed) - set(map(file_key, leaves)):
         raise ValueError(f"no manifest lists the files to remove: {sorted(missing)}")
     head = head_of(table.metadata)
-    return BaseManifests(stays, leaves, head.summary if head else None, written)
+    return BaseManifests(remaining_manifests, leaves, head.summary if head else None, written)
 
 
 def _cannot_land(attempt: PreparedSnapshot, metadata: TableMetadata, branch: str) -> bool:
@@ -316,7 +316,7 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
 
 
 def _vector_fields(file: StagedFile) -> dict[str, Any]:
-    """Return what only the manifest entry of a deletion vector has."""
+    """Return the entry fields that only deletion vectors have."""
     return {
         "referenced_data_file": base64.b64decode(file.lower_bounds[PATH_ID]).decode(),
         "content_offset": VECTOR_OFFSET,
@@ -359,7 +359,9 @@ def _build_summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch. A new branch other than main never expires: only it has its rows."""
+    """Return the update that moves the branch. A new branch other than main never expires, because no other branch has
+    its rows.
+    """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,

@@ -8,7 +8,7 @@ from pyiceberg.table import Table, TableProperties
 
 from frazil.commit.marker import PROPERTY_PREFIX
 from frazil.ingest.contract import Target, TargetTable
-from frazil.table.object_store import ObjectStore, file_io_properties
+from frazil.table.storage import ObjectStore, file_io_properties
 
 TARGET_FILE_BYTES = 512 * 2**20
 

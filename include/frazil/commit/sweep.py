@@ -18,13 +18,13 @@ from pyiceberg.table.snapshots import Summary
 from frazil.commit.backfill_marker import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import Journal, UnusableJournal, later_journals
-from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
+from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import format_error
 from frazil.ingest.contract import Target, is_routed
-from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
+from frazil.table.storage import ObjectStore
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
@@ -161,28 +161,30 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
         for key in view.keys
         if key.epoch < below_epoch
         and view.is_passed(key)
-        and view.marker.fate(key) is Fate.NOT_COMMITTED
+        and view.marker.outcome_of(key) is BatchOutcome.NOT_COMMITTED
         and view.entry(key) not in (UnusableJournal.FOREIGN, UnusableJournal.OTHER_TABLE)
     ]
     view.tables.journals.delete(dead)
 
 
 def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether earlier sweeps covered a batch. An epoch's last two batches do not count: files may come late."""
-    fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
-    return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
+    """Return whether earlier sweeps covered a batch. Returns False for an epoch's last two batches, because files of
+    these may appear after a sweep.
+    """
+    fate, last = view.marker.outcome_of(key), view.marker.batches.get(key.epoch)
+    return fate is BatchOutcome.UNKNOWN or (fate is BatchOutcome.COMMITTED and (last is None or key.batch < last - 1))
 
 
 def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
-    fate, record = view.marker.fate(key), view.entry(key)
+    fate, record = view.marker.outcome_of(key), view.entry(key)
     if record is UnusableJournal.OTHER_TABLE:
         return None
-    if fate is Fate.NOT_COMMITTED:
+    if fate is BatchOutcome.NOT_COMMITTED:
         return _paths_without_batch(swept, key) if _ensure_closed(view, key) else None
     if isinstance(record, Journal):
         return _committed_paths_to_keep(record, swept)
-    if is_routed(swept.target) or (fate is Fate.UNKNOWN and record is UnusableJournal.FOREIGN):
+    if is_routed(swept.target) or (fate is BatchOutcome.UNKNOWN and record is UnusableJournal.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
         return None
@@ -216,7 +218,9 @@ def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
 
     Only the dead-letter table can reference such files, because dead letters are committed before their batch.
     """
-    if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
+    if swept.target != "dead-letters" or (
+        swept.marker is not None and swept.marker.outcome_of(key) is BatchOutcome.NOT_COMMITTED
+    ):
         return frozenset()
     return swept.referenced_paths
 
@@ -248,7 +252,7 @@ def discard_batch(tables: StreamTables, key: BatchKey) -> int:
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete a fenced writer's last batch, if it can no longer be committed. Returns the number of files."""
     marker = tables.marker()
-    if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
+    if marker is None or marker.at.epoch <= key.epoch or marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED:
         return 0
     view = _SweepState(tables, marker, just_settled=False, keys=(key,))
     if not view.is_passed(key) and view.entry(key) is not UnusableJournal.VOID:

@@ -126,7 +126,9 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete waiting files and notes of tables for which no rows wait. Call it right after `settle`."""
+    """Delete the waiting files and notes of tables that no rows wait for. Call it right after
+    `settle`.
+    """
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
     for folder in store.list_folders(tables.waiting_folder()):

@@ -1,5 +1,6 @@
-"""Expires main's oldest snapshots with the writer's own commits, because a commit a second adds thousands between two
-runs of maintenance. A thread plans by the rules of maintenance, and deletes files that the metadata no longer names.
+"""Expires main's oldest snapshots with the writer's own commits. At a commit per second, thousands of snapshots would
+accumulate between two runs of maintenance. A thread plans by the rules of maintenance, and deletes files that the
+metadata no longer names.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Removal:
     refs: Mapping[str, int]
 
     def is_outdated(self, metadata: TableMetadata) -> bool:
-        """Return whether branches or tags were made or dropped since, or now need snapshots as old as these."""
+        """Return whether branches or tags were created, dropped, or moved to snapshots as old as these."""
         refs, newest = _refs(metadata), max(s.sequence_number or 0 for s in self.snapshots)
         moved = {snapshot_id for name, snapshot_id in refs.items() if self.refs.get(name) != snapshot_id}
         numbers = [s.sequence_number or 0 for s in metadata.snapshots if s.snapshot_id in moved]
@@ -55,7 +56,9 @@ def _start_thread(work: Callable[[], None]) -> threading.Thread:
 
 @dataclass(slots=True)
 class WriterExpiry:
-    """Expires one table's snapshots beyond `at-most`, an eighth of that number at a time, or `at-most` of a backlog."""
+    """Expires one table's snapshots once there are more than `at-most`. Each removal has an eighth of `at-most`; with a
+    backlog, up to `at-most`.
+    """
 
     settings: Expiry
     read_pins: Callable[[], Pins]
@@ -70,7 +73,7 @@ class WriterExpiry:
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
     """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
     _former: list[str] = field(default_factory=list)
-    """Old versions of `metadata.json` to delete. PyIceberg deletes them only after its own transactions."""
+    """Old `metadata.json` files to delete. PyIceberg deletes them only after its own transactions."""
     _running: threading.Thread | None = None
     _due: int = 0
     """Number of snapshots in main's history at which the next removal is planned."""
@@ -85,8 +88,8 @@ class WriterExpiry:
         return max(self.settings.at_most // 8, 1)
 
     def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
-        """Return the planned removal once: if the commit fails because of it, the next attempt is without it. A commit
-        asserts only main, so the table is loaded again for tags and branches that others have made since.
+        """Return the planned removal, but only once: if the attempt fails, the next one goes without it. Loads the
+        table first. Returns nothing if branches or tags have changed since the plan.
         """
         planned, self._planned, self._in_attempt = self._planned, None, False
         if planned is None:
@@ -105,14 +108,16 @@ class WriterExpiry:
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
 
     def withdraw(self) -> bool:
-        """Expire nothing until main's history is longer by `at-most`, if the refused attempt expired snapshots."""
+        """If the refused attempt expired snapshots, pause until main's history has `at-most` more snapshots. Return
+        whether it did.
+        """
         withdrawn, self._in_attempt = self._in_attempt, False
         if withdrawn and self._last is not None:
             self._due = count_ancestors(self._last.metadata) + self.settings.at_most
         return withdrawn
 
     def continue_after(self, table: Table) -> None:
-        """After a commit, let the thread delete what it expired and plan the next removal, if due. Does not wait."""
+        """Start the thread after a commit, if files or snapshots are due for removal. Does not wait."""
         last, self._last = self._last, table
         proposed, self._proposed = self._proposed, ()
         if proposed:
@@ -169,7 +174,9 @@ class WriterExpiry:
         log.debug("%s, %d by this writer", plan.sentence, len(found))
 
     def _delete_files(self, table: Table, before_ms: int) -> None:
-        """Delete the files of snapshots that expired before this time, once: then only the orphan cleanup does."""
+        """Delete the files of snapshots that expired before `before_ms`. After a failure, only the orphan cleanup
+        deletes them.
+        """
         expired, former = self._expired_before(before_ms), self._former[:]
         del self._expired[: len(expired)], self._former[: len(former)]
         waste = sorted({*_unused_files(expired, [s for _, s in self._expired], table), *former})
@@ -178,8 +185,8 @@ class WriterExpiry:
 
 
 def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table: Table) -> set[str]:
-    """Return the manifest lists of expired snapshots, and those of their manifests that are not used by `table` or by
-    snapshots that expired later.
+    """Return the manifest lists of expired snapshots, and the manifests that only these snapshots use. `later` are
+    snapshots that expired later: their manifests are still needed.
     """
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest

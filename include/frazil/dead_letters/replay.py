@@ -27,11 +27,17 @@ from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
-from frazil.commit.backfill_records import committed_chunks, targets_given_up
+from frazil.commit.backfill_records import committed_chunks, list_given_up_targets
 from frazil.commit.history import merge_counts
 from frazil.commit.open_streams import OpenStream
-from frazil.dead_letters.left_out import find_former_ends, find_left_out_reasons, load_own_marker, may_omit_records
-from frazil.dead_letters.selection import Selection, read_dead_letters
+from frazil.dead_letters.selection import (
+    Selection,
+    find_former_ends,
+    find_left_out_reasons,
+    load_own_marker,
+    may_omit_records,
+    read_dead_letters,
+)
 from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
@@ -143,7 +149,7 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
     tables, rows = opened.tables, Counter[Target]()
     for file in (file for chunk in committed_chunks(tables.journals, last) for file in chunk.files):
         rows[file.target] += file.records
-    discarded = targets_given_up(tables.journals, last.id)
+    discarded = list_given_up_targets(tables.journals, last.id)
     without = sum(rows[target] for target in discarded)
     repeated = sum(
         merge_counts(snapshot.summary).get("repeated", 0)
@@ -164,7 +170,10 @@ def _copies_folder(opened: OpenStream) -> str:
 
 
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
-    """Copy the selected dead letters that can be replayed, up to the file that reaches `limit`. Return their number."""
+    """Copy the selected dead letters that can be replayed, and return their number.
+
+    Stops after the file that reaches `limit`.
+    """
     marker, former = load_own_marker(opened), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")

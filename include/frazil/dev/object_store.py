@@ -143,7 +143,8 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     def _port_conflict(self) -> str:
         s3_port, catalog_port = self._ports()
         fits = all(chosen in (None, used) for chosen, used in zip(self._requested, self._ports(), strict=True))
-        return "" if fits else f"other ports than requested ({s3_port} for S3, {catalog_port} for the catalog)"
+        used = f"{s3_port} for S3, {catalog_port} for the catalog"
+        return "" if fits else f"ports other than requested ({used})"
 
     def _not_ready_reason(self) -> str | None:
         with suppress(requests.RequestException):

@@ -35,7 +35,7 @@ PORT_FILE = "port"
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(20_000, 32_000)
-"""Range from which free ports are chosen, below that of outgoing connections."""
+"""Range of ports to choose from. It is below the range of outgoing connections."""
 
 _POLL_INTERVAL_S = 0.1
 _MAX_START_DIFFERENCE_S = 0.5
@@ -95,8 +95,8 @@ class EmbeddedServer(EmbeddedService):
         """The address of the server, for clients."""
 
     def _port_conflict(self) -> str:
-        """Return text such as `another port than 9092` if the server runs on other ports; otherwise an empty text."""
-        return "" if last_port(self.folder) == self.port else f"another port than {self.port}"
+        """Return text such as `a port other than 9092` if the server runs there; otherwise ""."""
+        return "" if last_port(self.folder) == self.port else f"a port other than {self.port}"
 
     @abstractmethod
     def _launch(self) -> None:
@@ -265,7 +265,7 @@ def record_port(folder: Path, port: int) -> None:
 
 
 def choose_free_port() -> int:
-    """Return a free port on loopback from `PORTS`, each only once in this process."""
+    """Return a free port on loopback from `PORTS`. Never returns a port twice in one process."""
     for _ in range(200):
         port = random.choice(PORTS)
         if port not in _chosen_ports and is_port_free(port):
@@ -281,7 +281,7 @@ def is_listening(port: int) -> bool:
 
 
 def require_free_port(port: int, *, what: str, option: str) -> None:
-    """Raise EnvironmentUnusable, with the process that uses the port, if it is taken."""
+    """Raise EnvironmentUnusable if the port is taken, with the process that uses it."""
     if not is_port_free(port):
         raise EnvironmentUnusable(
             f"port {port}, wanted for {what}, is taken{_port_owner(port)}. "

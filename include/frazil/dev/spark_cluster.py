@@ -81,7 +81,7 @@ class SparkMaster(process.EmbeddedServer):
 
     def _port_conflict(self) -> str:
         last = self.last_ports(self.folder)
-        return "" if last and last[0] == self.port else f"another port than {self.port}"
+        return "" if last and last[0] == self.port else f"a port other than {self.port}"
 
     def _not_ready_reason(self) -> str | None:
         # Until the master is the leader, it ignores workers, which then retry only after 10 s.

@@ -21,6 +21,7 @@ from frazil.errors import (
     SpecError,
     TableLost,
     TopicMissing,
+    error_text,
 )
 from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
@@ -40,14 +41,17 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """Results of the connection checks. Streams share the check of a namespace, and of brokers that do not respond."""
+    """Results of the connection checks.
+
+    Checks each namespace only once. Does not contact unresponsive brokers again.
+    """
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """Declared layouts that existing tables do not have."""
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
-    """The faults by catalog, namespace, location, and whether commits are atomic."""
+    """Faults by catalog, namespace, location, and whether commits are atomic."""
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
 
     @classmethod
@@ -66,7 +70,8 @@ class Connections:
             try:
                 self.good.append(f"{spec.name}: {check(spec)}")
             except FrazilError as error:
-                self.faults.append(Fault(f"{path}: {service}: {_message(error)}", suggest_fix(service, error)))
+                self.faults.append(Fault(f"{path}: {service}: {error_text(error)}", suggest_fix(service, error)))
+        has_kafka = not any(fault.problem.startswith(f"{path}: {Service.SOURCE}: ") for fault in self.faults)
         before, namespaces = len(self.faults), _copy_per_namespace(spec)
         for number, copy in enumerate(namespaces):
             # A separate location may have other permissions.
@@ -77,19 +82,41 @@ class Connections:
             self.faults += [replace(fault, problem=where + fault.problem) for fault in self._checked[key]]
         if len(self.faults) == before:
             self._check_existing_tables(path, spec)
+            self._check_position(path, spec, in_kafka=has_kafka)
         if len(self.faults) == before:
             others = ", ".join(map(_namespace, namespaces[1:]))
             more = f", and tables in {others}" if others else ""
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
 
     def _check_existing_tables(self, path: Path, spec: StreamSpec) -> None:
-        """Check whether a writer's start would refuse the stream's tables, or keep their layout."""
+        """Check whether a writer can use the existing tables. Warn if their layout differs."""
         from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
 
         try:
             self.warnings += [f"{path}: table: {warning}" for warning in check_existing_tables(spec)]
         except FrazilError as error:
-            self.faults.append(Fault(f"{path}: table: {_message(error)}", suggest_fix(Service.TABLE, error)))
+            self.faults.append(Fault(f"{path}: table: {error_text(error)}", suggest_fix(Service.TABLE, error)))
+
+    def _check_position(self, path: Path, spec: StreamSpec, *, in_kafka: bool) -> None:
+        """Check whether a writer can continue at the marker, in the table and, if it can be read, in Kafka."""
+        from frazil.commit.commit_checks import check_ancestry  # PyIceberg is slow to load
+        from frazil.commit.marker import read_marker
+        from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
+        from frazil.status.stream import count_lag
+        from frazil.table.tables import load_stream_table
+
+        service = Service.TABLE
+        try:
+            table = load_stream_table(spec)
+            marker = read_marker(table.properties, spec.name) if table else None
+            if table is None or marker is None:
+                return
+            check_ancestry(table.metadata, marker, table=spec.table.identifier)
+            service = Service.SOURCE
+            if in_kafka:
+                count_lag(spec, marker, timeout_s=INTERACTIVE_TIMEOUT_S)
+        except FrazilError as error:
+            self.faults.append(Fault(f"{path}: {service}: {error_text(error)}", suggest_fix(service, error)))
 
     def _check_kafka(self, spec: StreamSpec) -> str:
         from frazil.kafka.admin import is_timeout  # librdkafka, only where it is asked
@@ -116,7 +143,7 @@ def _namespace(spec: StreamSpec) -> str:
 def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
     """Return the stream, and a copy for each other namespace of its dead-letter table and routed tables."""
     sinks, found = spec.sinks, {_namespace(spec): spec}
-    for identifier in filter(None, (sinks.dead_letter_table, *sinks.named, sinks.template)):
+    for identifier in filter(None, (sinks.dead_letter_table, *sinks.named_tables, sinks.template)):
         # Only the stream's own table has the declared location.
         table = spec.table.model_copy(update={"identifier": identifier, "location": None})
         found.setdefault(identifier.rpartition(".")[0], spec.model_copy(update={"table": table}))
@@ -134,7 +161,7 @@ def _check_kafka(spec: StreamSpec) -> str:
         kafka.earliest(partitions)
     properties = {"log_level": "2", **resolve_kafka_properties(spec, os.environ)}
     ends = _transaction_partitions(spec, properties)
-    check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, within_s=INTERACTIVE_TIMEOUT_S)
+    check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, timeout_s=INTERACTIVE_TIMEOUT_S)
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
         partition_count = format_count(len(partitions), "partition")
@@ -195,13 +222,9 @@ def _check_catalog(spec: StreamSpec) -> list[Fault]:
                     find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
-        return [Fault(_message(error), suggest_fix(Service.TABLE, error))]
+        return [Fault(error_text(error), suggest_fix(Service.TABLE, error))]
     fix = "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
     return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
-
-
-def _message(error: FrazilError) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 _ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"

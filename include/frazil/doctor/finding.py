@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 
 from frazil.application.daemon_threads import DaemonThreads
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, error_text
 
 
 class CheckState(StrEnum):
@@ -22,20 +22,23 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The finding of a check, in one sentence. `fix` is empty if there is nothing to do, or if `said` contains it."""
+    """The finding of a check, in one sentence.
+
+    `fix` is empty if none is needed, or if `message` already contains it.
+    """
 
     subject: str
     state: CheckState
-    said: str
+    message: str
     fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check that is wrong if it takes longer than `within_s`. An error that it raises becomes a finding."""
+    """A check, with its timeout. A timeout counts as a fault. A raised error becomes a finding."""
 
     run: Callable[[], Iterable[Finding]]
-    within_s: float = 20.0
+    timeout_s: float = 20.0
 
 
 def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
@@ -44,9 +47,9 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
     answers = {subject: threads.submit(partial(_run_check, subject, check)) for subject, check in checks.items()}
     for subject, check in checks.items():
         try:
-            yield from answers[subject].result(check.within_s)
+            yield from answers[subject].result(check.timeout_s)
         except TimeoutError:
-            silent = f"no answer within {check.within_s:.0f} s"
+            silent = f"no answer within {check.timeout_s:.0f} s"
             yield Finding(subject, CheckState.WRONG, silent, "check the services that this check contacts")
 
 
@@ -56,4 +59,4 @@ def _run_check(subject: str, check: Check) -> list[Finding]:
     except FrazilError as error:  # its message says what to do
         return [Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {error}")]
     except Exception as error:  # anything that a client raises; the other checks continue
-        return [Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {' '.join(str(error).split())}")]
+        return [Finding(subject, CheckState.WRONG, error_text(error))]

@@ -1,4 +1,4 @@
-"""Checks of this machine alone: Python, Java, jars, folders, ports, and the Python of its Spark tasks."""
+"""Checks this machine: Python, Java, jars, folders, ports, and the Python of Spark tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from frazil import PYTHONS, __version__
+from frazil import SUPPORTED_PYTHONS, __version__
 from frazil.doctor.finding import CheckState, Finding
 from frazil.home import cache_folder, home
 from frazil.host.page_servers import list_running_servers
@@ -24,13 +24,13 @@ from frazil.spark.java import require_java
 from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
-"""Minimum free space without a warning: logs and files of tasks would soon fill a disk with less."""
+"""Minimum free space; below it, logs and temporary files of tasks may soon fill the disk."""
 
 
 def check_python() -> Iterator[Finding]:
     seen = sys.version_info[:2]
     sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
-    if PYTHONS[0] <= seen <= PYTHONS[1]:
+    if SUPPORTED_PYTHONS[0] <= seen <= SUPPORTED_PYTHONS[1]:
         yield Finding("python", CheckState.OK, sentence)
     else:
         yield Finding("python", CheckState.WARNING, sentence, "use Python 3.11 to 3.13, the tested versions")
@@ -185,7 +185,7 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
         yield Finding("airflow", CheckState.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
         return
     for one in json.loads(ran.stdout.strip().splitlines()[-1]):
-        yield Finding(one["subject"], CheckState(one["state"]), one["said"], one["fix"])
+        yield Finding(one["subject"], CheckState(one["state"]), one["message"], one["fix"])
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:

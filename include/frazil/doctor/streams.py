@@ -19,7 +19,7 @@ import requests
 from frazil import clock
 from frazil.doctor.connections import Connections, Service
 from frazil.doctor.finding import CheckState, Finding
-from frazil.errors import FrazilError, KafkaUnavailable
+from frazil.errors import FrazilError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import registry_of
 from frazil.spec.load import list_stream_files, load_stream
@@ -29,7 +29,7 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed
 
 MAX_LISTED_CONNECTIONS = 10
-"""If more connections than this are good, one line summarises them."""
+"""Maximum number of good connections to list. One line summarises a larger number."""
 
 
 def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
@@ -65,18 +65,13 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
     yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
-    from frazil.status.stream import LAG_UNKNOWN_PREFIX, read_stream_state  # PyIceberg is slow to load
+    from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
     for path, spec in streams.items():
         no_kafka = any(fault.problem.startswith(f"{path}: {Service.SOURCE}: ") for fault in checked.faults)
         state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=not no_kafka)
         if state.missing is not None or state.needs_operator:
             yield Finding("connections", CheckState.WRONG, f"{path}: {state.state}: {state.sentence}")
-            continue
-        # Such as a recreated topic, after which no writer can continue at the marker's offsets.
-        for problem in state.problems:
-            if problem.startswith(LAG_UNKNOWN_PREFIX) and KafkaUnavailable.__name__ not in problem:
-                yield Finding("connections", CheckState.WRONG, f"{path}: {problem}")
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
@@ -133,17 +128,17 @@ class ServerTime:
     """A server's time, and our time before and after it was read, in milliseconds since 1970."""
 
     before_ms: int
-    theirs_ms: int
+    server_ms: int
     after_ms: int
     precision_ms: int = 0
-    """The server's true time may be later than `theirs_ms` by up to this many milliseconds."""
+    """The server's true time may be later than `server_ms` by up to this many milliseconds."""
 
     @property
     def difference_ms(self) -> int:
         """Minimum difference between the clocks: positive if the server's clock is ahead."""
-        if self.theirs_ms > self.after_ms:
-            return self.theirs_ms - self.after_ms
-        return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
+        if self.server_ms > self.after_ms:
+            return self.server_ms - self.after_ms
+        return min(0, self.server_ms + self.precision_ms - self.before_ms)
 
 
 def evaluate_clock(server: str, answer: ServerTime) -> Finding:

@@ -18,9 +18,8 @@ from pyiceberg.table import Table
 from frazil.errors import format_error
 from frazil.history.points import EventKind, HistoryEvent, HistoryPart, Point, RecordedHistory, StreamHistory
 from frazil.spec.model import StreamSpec
-from frazil.table.object_store import ObjectStore
 from frazil.table.remains import STATE_FOLDER
-from frazil.table.storage import open_store
+from frazil.table.storage import ObjectStore, open_store
 from frazil.table.tables import load_stream_table
 
 FORMAT_VERSION = 1
@@ -111,13 +110,13 @@ class HistoryStore:
         past, path = StreamHistory(), self._action_path(action_log)
         try:
             if (data := self.store.get(path)) is not None:
-                decode_part(data, HistoryPart.HAPPENED, past, self.table_uuid)
+                decode_part(data, HistoryPart.EVENTS, past, self.table_uuid)
         except HistoryUnreadable as error:
             return [], [f"{path}: {error}"]
-        return past.happened, []
+        return past.events, []
 
     def put_actions(self, action_log: ActionLog, past: StreamHistory) -> None:
-        self.store.put(self._action_path(action_log), encode_part(past, HistoryPart.HAPPENED, self.table_uuid))
+        self.store.put(self._action_path(action_log), encode_part(past, HistoryPart.EVENTS, self.table_uuid))
 
     def _action_path(self, action_log: ActionLog) -> str:
         return f"{self.location}/{action_log}.json"
@@ -139,13 +138,13 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
         past, problems = _read_recent(store, since_ms=since_ms)
         for action_log in ActionLog:
             actions, unreadable = store.read_actions(action_log)
-            past.happened += actions
+            past.events += actions
             problems += unreadable
     except Exception as error:  # storages raise what their clients raise
         return RecordedHistory(problem=f"cannot read the history: {_one_line(error)}")
     return RecordedHistory(
         tuple(point for point in past.points() if point.end_ms > since_ms),
-        tuple(what for what in sorted(past.happened, key=lambda what: what.at_ms) if what.at_ms >= since_ms),
+        tuple(what for what in sorted(past.events, key=lambda what: what.at_ms) if what.at_ms >= since_ms),
         "; ".join(problems) or None,
     )
 
@@ -157,7 +156,7 @@ def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, 
     past, problems = StreamHistory(), list[str]()
     for _ in range(READ_ATTEMPTS):
         objects = store.list_objects()
-        past, problems = store.read(objects, (HistoryPart.MINUTES, HistoryPart.HAPPENED))
+        past, problems = store.read(objects, (HistoryPart.MINUTES, HistoryPart.EVENTS))
         if min(past.minutes, default=since_ms + 1) > since_ms:
             older, more = store.read(objects, (HistoryPart.TENS,))
             past.tens, problems = older.tens, problems + more
@@ -172,8 +171,8 @@ def _one_line(error: Exception) -> str:
 
 def encode_part(past: StreamHistory, part: HistoryPart, table_uuid: str) -> bytes:
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
-    if part is HistoryPart.HAPPENED:
-        value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.happened]
+    if part is HistoryPart.EVENTS:
+        value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.events]
     else:
         points = past.tens if part is HistoryPart.TENS else past.minutes
         value["columns"] = _COLUMNS
@@ -191,11 +190,9 @@ def decode_part(data: bytes, part: HistoryPart, past: StreamHistory, table_uuid:
             )
         if value["table-uuid"] != table_uuid:
             return False
-        if part is HistoryPart.HAPPENED:
+        if part is HistoryPart.EVENTS:
             kinds = set(EventKind)
-            past.happened = [
-                HistoryEvent(int(at), EventKind(k), str(s)) for at, k, s in value["happened"] if k in kinds
-            ]
+            past.events = [HistoryEvent(int(at), EventKind(k), str(s)) for at, k, s in value["happened"] if k in kinds]
             return True
         points = {p.at_ms: p for p in _parse_points(value)}
     except (ValueError, LookupError, TypeError) as error:

@@ -72,19 +72,7 @@ class Point:
         return dataclasses.replace(self, **combined)
 
 
-_SUMS = (
-    "batches",
-    "records",
-    "rejected",
-    "files",
-    "bytes",
-    "stage_ms",
-    "commit_ms",
-    "merge_ms",
-    "cpu_ms",
-    "writes",
-    "reads",
-)
+_SUMS = tuple(each.name for each in dataclasses.fields(Point) if each.default == 0)
 _MAXIMA = ("lag", "freshness_ms", "backpressure_ms")
 _LAST = ("watermark_ms", "interval_ms")
 
@@ -125,7 +113,7 @@ class HistoryEvent:
 class RecordedHistory:
     points: tuple[Point, ...] = ()
     """Points, oldest first. Times without a writer have no points."""
-    happened: tuple[HistoryEvent, ...] = ()
+    events: tuple[HistoryEvent, ...] = ()
     problem: str | None = None
     """Why part or all of the history could not be read; None if all was read."""
 
@@ -154,7 +142,7 @@ class HistoryPart(StrEnum):
     TENS = "tens"
     """Ten-minute points. They are written before the one-minute points that they replace are removed."""
     MINUTES = "minutes"
-    HAPPENED = "happened"
+    EVENTS = "happened"
 
 
 @dataclass(slots=True)
@@ -163,7 +151,7 @@ class StreamHistory:
 
     minutes: dict[int, Point] = field(default_factory=dict)
     tens: dict[int, Point] = field(default_factory=dict)
-    happened: list[HistoryEvent] = field(default_factory=list)
+    events: list[HistoryEvent] = field(default_factory=list)
     """Events, oldest first."""
 
     def add(self, point: Point) -> HistoryPart:
@@ -183,18 +171,18 @@ class StreamHistory:
         sentence = what.sentence
         if len(sentence) > MAX_TEXT_CHARACTERS:
             what = dataclasses.replace(what, sentence=f"{sentence[: MAX_TEXT_CHARACTERS - 4]} ...")
-        if what not in self.happened:
-            self.happened.append(what)
-        if len(self.happened) > 2 * MAX_EVENTS_PER_KIND * len(EventKind):  # no `age` while the storage hangs
-            self.happened = _newest_events(self.happened, what.at_ms)
-        return HistoryPart.HAPPENED
+        if what not in self.events:
+            self.events.append(what)
+        if len(self.events) > 2 * MAX_EVENTS_PER_KIND * len(EventKind):  # no `age` while the storage hangs
+            self.events = _newest_events(self.events, what.at_ms)
+        return HistoryPart.EVENTS
 
     def merge_earlier(self, earlier: StreamHistory) -> None:
         own, self.minutes, self.tens = [*self.tens.values(), *self.minutes.values()], {}, {}
         for point in (*earlier.tens.values(), *earlier.minutes.values(), *own):
             self.add(point)
-        own_happened, self.happened = self.happened, []
-        for what in (*earlier.happened, *own_happened):
+        own_events, self.events = self.events, []
+        for what in (*earlier.events, *own_events):
             self.record(what)
 
     def age(self, now_ms: int) -> set[HistoryPart]:
@@ -207,13 +195,13 @@ class StreamHistory:
         for ten in [ten for ten in self.tens if abs(now_ms - ten) > TENS_RETENTION_MS]:
             del self.tens[ten]
             changed.add(HistoryPart.TENS)
-        if (kept := _newest_events(self.happened, now_ms)) != self.happened:
-            self.happened = kept
-            changed.add(HistoryPart.HAPPENED)
+        if (kept := _newest_events(self.events, now_ms)) != self.events:
+            self.events = kept
+            changed.add(HistoryPart.EVENTS)
         return changed
 
     def copy(self) -> StreamHistory:
-        return StreamHistory(dict(self.minutes), dict(self.tens), list(self.happened))
+        return StreamHistory(dict(self.minutes), dict(self.tens), list(self.events))
 
     def points(self) -> tuple[Point, ...]:
         """Return all points, oldest first. A ten-minute point replaces one-minute points of the same time."""
@@ -229,10 +217,10 @@ class StreamHistory:
         ]
 
 
-def _newest_events(happened: Iterable[HistoryEvent], now_ms: int) -> list[HistoryEvent]:
+def _newest_events(events: Iterable[HistoryEvent], now_ms: int) -> list[HistoryEvent]:
     counts: Counter[EventKind] = Counter()
     kept = []
-    oldest_first = sorted(happened, key=lambda what: what.at_ms)
+    oldest_first = sorted(events, key=lambda what: what.at_ms)
     for what in oldest_first[::-1]:
         counts[what.kind] += 1
         if counts[what.kind] <= MAX_EVENTS_PER_KIND and abs(now_ms - what.at_ms) <= TENS_RETENTION_MS:

@@ -56,7 +56,7 @@ class Recorder:
         self._aged_ms = 0
         self._shuffled: bool | None = None
         self._throttle = (True, 1.0)
-        """Whether the interval is not throttled, and the factor by which it is extended."""
+        """Whether the commit interval has its declared length, and the factor by which it is extended."""
 
     def opens(self, objects: Callable[[], HistoryStore]) -> None:
         """Start writing, now that the table exists. `objects` opens the table's history with current credentials."""
@@ -85,7 +85,7 @@ class Recorder:
             return abs(now_ms - self._failed_ms) >= RETRY_INTERVAL_MS
         if self._written_ms is None:
             return True
-        wait_ms = EVENT_WRITE_INTERVAL_MS if HistoryPart.HAPPENED in self._changed else WRITE_INTERVAL_MS
+        wait_ms = EVENT_WRITE_INTERVAL_MS if HistoryPart.EVENTS in self._changed else WRITE_INTERVAL_MS
         return abs(now_ms - self._written_ms) >= wait_ms
 
     def write(self, now_ms: int) -> None:
@@ -366,7 +366,7 @@ class SupervisionRecorder:
 
 
 def _append_actions(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
-    past = StreamHistory(happened=store.read_actions(action_log)[0])
+    past = StreamHistory(events=store.read_actions(action_log)[0])
     for what in pending:
         past.record(what)
     past.age(now_ms)

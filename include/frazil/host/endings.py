@@ -1,5 +1,5 @@
-"""Records how a launch ended. Its parent process records this, or, if the parent was killed too, the next process that
-observes the launch.
+"""Records how a launch ended. The parent process of the writer does this. If the parent was killed too, the next
+process that observes the launch does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 ) -> None:
     """Record the exit of a launch whose parent waited for it.
 
-    `error` replaces the writer's own last message. `stopped_for` is the cause of a stop that was not requested.
+    `error` replaces the writer's own last message. `stopped_for` says why the writer stopped
+    normally without a stop request.
     """
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
@@ -71,7 +72,7 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
-    """Whether the process was an agent that ended without reporting it. The end of its log is then about its driver."""
+    """Whether the process was an agent that was killed. Its log then ends with its driver's log."""
     reported = heartbeat is not None and heartbeat.phase is Phase.ENDED
     return not reported and is_agent(folder, launch.writer.pid if launch.writer else None)
 

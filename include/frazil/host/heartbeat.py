@@ -85,7 +85,10 @@ class Heartbeat:
     throttle: str | None = None
     """Why `commit.throttle` extends, or would extend, the commit interval; None if it does not."""
     outage: str | None = None
-    """What fails and is retried, or which routed tables are behind, as a sentence; None without such a problem."""
+    """A sentence about a failure that is retried, or about routed tables that are behind.
+
+    None if there is no such problem.
+    """
     outage_code: int | None = None
     """The exit code of the failed operation's error, which names the service; None if no single service failed."""
     distribution: str | None = None

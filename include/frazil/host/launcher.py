@@ -42,7 +42,7 @@ class LaunchRequest:
 class Observation:
     process: ProcessState
     launch: Launch | None
-    """The latest launch; None exactly if `process` is NEVER_LAUNCHED."""
+    """The latest launch; None if and only if `process` is NEVER_LAUNCHED."""
     heartbeat: Heartbeat | None
     exits: tuple[ExitRecord, ...]
     """The exits, oldest first, including exits of foreground launches."""
@@ -84,7 +84,7 @@ PREFIXES = (
     *("FRAZIL_", "PYICEBERG_", "PYSPARK_", "SPARK_", "YARN_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_"),
     *("KRB5", "LC_", "OPENLINEAGE_", "OTEL_"),
 )
-"""Beginnings of the names of variables that are passed on to writers."""
+"""Prefixes of variables that are passed on to writers."""
 NAMES = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
@@ -94,7 +94,7 @@ NAMES = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     }
 )
-"""Names of variables that are passed on to writers."""
+"""Other variables that are passed on to writers."""
 
 
 def build_writer_environment(

@@ -1,4 +1,4 @@
-"""Opens the launcher of a writer application. Only this module refers to the launcher's class."""
+"""Opens the launcher of a writer application. Hides the launcher's class from other modules."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
-    """Return a writer application's launcher. `folder` is its run folder, if this is outside FRAZIL_HOME."""
+    """Return a writer application's launcher. `folder` is a run folder outside FRAZIL_HOME."""
     return LocalLauncher(application, folder=folder)

@@ -162,7 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, write_end: int) -> int:
-    """Start the writer in a separate session, report this, wait, and record its exit. Return the exit code."""
+    """Start the writer in a separate session, report that it runs, and record how it ends.
+
+    Return the exit code.
+    """
     os.setsid()
     launch = Launch(
         id=options.launch_id,

@@ -21,7 +21,7 @@ from frazil.host.records import ProcessMark
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """A process that serves the page, with the package folder that it imported and the folder's fingerprint then."""
+    """A process that serves the page, and a hash of the package's files when it imported them."""
 
     process: ProcessMark
     folder: str

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from frazil.errors import FrazilError
 from frazil.safe_text import escape_unsafe
@@ -28,6 +29,19 @@ def log_to_stderr(*, with_threads: bool = False) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for noisy in ("py4j", "pyiceberg", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Log to a file instead of standard error, until the `with` block ends. Replaces an earlier file."""
+    handler, root = logging.FileHandler(path, mode="w"), logging.getLogger()
+    handler.setFormatter(SafeFormatter(LOG_FORMAT))
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
 
 
 @contextmanager

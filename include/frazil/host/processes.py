@@ -53,7 +53,7 @@ def terminate(process: ProcessMark) -> None:
 
 
 def kill_group(process: ProcessMark) -> None:
-    """Kill exactly this process, and its group if it leads one, such as that of a writer's JVM and workers."""
+    """Kill exactly this process, and its group if it leads one, as a writer with its JVM does."""
     if is_alive(process):
         with suppress(ProcessLookupError):
             leads_group = os.getpgid(process.pid) == process.pid
@@ -61,7 +61,10 @@ def kill_group(process: ProcessMark) -> None:
 
 
 def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
-    """Wait until no process of a group runs. With `ask`, send SIGTERM first. After `timeout_s`, kill what is left."""
+    """Wait until no process of a group runs.
+
+    With `ask`, send SIGTERM first. After `timeout_s`, kill the remaining processes.
+    """
     if ask:
         _signal_group(group, signal.SIGTERM)
     deadline_s = time.monotonic() + timeout_s
@@ -106,7 +109,7 @@ def record_agent(folder: Path) -> None:
 
 
 def is_agent(folder: Path, pid: int | None) -> bool:
-    """Whether the process with this pid, which uses or used the run folder, is an agent."""
+    """Whether the process with this pid recorded itself in the run folder as an agent."""
     return _read_agent(folder, pid) is not None
 
 
@@ -119,7 +122,10 @@ def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Ask an agent to kill its driver. Return False if it is no agent, or a minute has passed since the first call."""
+    """Ask an agent to kill its driver.
+
+    Return False if the process is not an agent, or if the first call was more than a minute ago.
+    """
     agent = _read_agent(folder, writer.pid)
     if agent is None:
         return False

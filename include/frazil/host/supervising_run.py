@@ -1,7 +1,7 @@
-"""Records in a run folder which Airflow run supervises the stream. Also records that the supervisor gave up, so that it
-gives up only once for each cause, and other processes can show this.
+"""Records which Airflow run supervises a stream, and whether the supervisor gave up on the stream.
 
-The task that fails may run on another host. So the supervisor first announces this in the run folder, and then informs
+With this record, a supervisor gives up only once for each cause, and other processes can show the cause. The failing
+task may run on another host. Therefore the supervisor first announces the failure in the run folder, and then informs
 Airflow. The announcement is confirmed when a later Airflow run supervises the stream.
 """
 
@@ -49,7 +49,7 @@ def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprin
 
 
 def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
-    """Record that the Airflow run `run_id` is about to fail.
+    """Record that the Airflow run `run_id` is about to fail, because the supervisor gave up.
 
     The record is confirmed later, because the message to Airflow may be lost.
     """
@@ -66,7 +66,7 @@ def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
 
 
 def confirm_announcement(stream: str, *, run_id: str) -> None:
-    """Confirm and remove the announcement of an Airflow run, unless this is `run_id`, the run that supervises now."""
+    """Confirm and remove an earlier run's announcement. `run_id` is the run that supervises now."""
     path = run_folder(stream) / ANNOUNCED_FILE
     try:
         announced = read_json(path)
@@ -88,10 +88,7 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
 
 
 def read_active_given_up(stream: str, observation: Observation) -> GivenUp | None:
-    """Return the record that the supervisor gave up, unless a writer has started on this host since then.
-
-    Raises OSError, ValueError and TypeError.
-    """
+    """Return the record that the supervisor gave up; None if a writer has started here since."""
     given_up = read_notes(run_folder(stream)).given_up
     if given_up is None or observation.process.is_alive:
         return None

@@ -88,7 +88,7 @@ def redirect_output(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Return the complete lines after a position, of at most `limit_bytes`; None if the log does not exist.
+    """Return the complete lines after a position, up to `limit_bytes`; None without a log.
 
     A log that is shorter than the position was truncated. The lines before the truncation are read from `writer.log.1`.
     """

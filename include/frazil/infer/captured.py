@@ -10,8 +10,7 @@ from typing import Any
 
 from frazil.infer.columns import ProposedColumn, propose_columns
 from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding
-from frazil.infer.observed import collect_statistics
-from frazil.infer.sample import Sample
+from frazil.infer.observed import Sample, collect_statistics
 from frazil.spec.formats import POSITION, Envelope, JsonFormat
 from frazil.spec.upsert import UNKEYABLE_TYPES
 

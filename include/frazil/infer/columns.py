@@ -12,21 +12,24 @@ from statistics import median
 
 from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
-from frazil.spec.types import List, Struct, Type, is_field_name, parse_type
+from frazil.spec.types import List, Map, Struct, Type, is_field_name, parse_type
 
 MIN_RECORDS_FOR_REQUIRED = 100
 """A column is proposed as required only if at least this many records were sampled, and all have a value."""
 MIN_LONG_MAGNITUDE = 2**30
-"""Columns with numbers of this magnitude are proposed as `long`, although an `int` could become `long` later."""
+"""Integers of this magnitude make a column `long`, although `int` could be widened later."""
 MIN_MAP_FIELDS = 20
 """An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
-"""Maximum length of an odd string in a remark. An odd string does not fit the type of the other strings."""
+"""Maximum length of an odd string in a remark: one that does not fit the type of most strings."""
 MAX_REMARKS = 3
-MIN_VALUES_PER_OTHER_VALUE = 10
-"""A column gets a type only if fewer than 1 in N of its values have another; this is N. A list counts as one value."""
+MIN_VALUES_PER_MISFIT = 10
+"""Minimum number of values per value of another type, for a column to get a type at all.
+
+A list counts as one value.
+"""
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
-"""Numbers this close (s) to Kafka's timestamps count as times, whatever the field's name."""
+"""Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
@@ -48,6 +51,8 @@ class ProposedColumn:
     unit: str | None = None
     as_json: bool = False
     """Whether the column stores values of several types, as JSON text."""
+    json_fields: tuple[str, ...] = ()
+    """Strings within the column that store values of several types, as `as` writes them."""
     is_partial: bool = False
     """Whether the type does not contain all fields of the sampled objects."""
     is_cast: bool = False
@@ -74,8 +79,8 @@ def propose_columns(
 ) -> tuple[ProposedColumn, ...]:
     """Propose a column for each field, in order of appearance. A field that cannot be a column has no type.
 
-    `relaxed` has the same fields with the values that texts stand for (`parse_text`); without it, nothing is cast. With
-    `dots`, names may have dots: `rename_dotted` replaces them.
+    `relaxed` has statistics of the same fields after `parse_text`; without it, no column is cast.
+    With `dots`, names may have dots: `rename_dotted` replaces them.
     """
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
@@ -148,7 +153,7 @@ def _propose_column(
     inside = list(_describe_guesses(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
-        remarks.append("and more remarks of this kind")
+        remarks.append("and more")
     return ProposedColumn(
         name,
         kind,
@@ -157,6 +162,7 @@ def _propose_column(
         and sampled >= MIN_RECORDS_FOR_REQUIRED,
         unit=unit,
         as_json=of_one_type is None,
+        json_fields=tuple(dict.fromkeys(_find_json_fields(observed, parse_type(kind)))),
         is_partial=bool(left_out),
         is_cast=cast is not None,
         remark="; ".join(remarks),
@@ -209,6 +215,24 @@ def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator
                     yield inner
 
 
+def _find_json_fields(observed: FieldStatistics, kind: Type, lists: int | None = None, path: str = "") -> Iterator[str]:
+    """Yield the strings within the type that stand for values of several types. `lists` is as in `_guess_type`."""
+    match kind:
+        case List(element) if observed.elements is not None:
+            arrays = observed.kinds["array"] if lists is None else min(lists, observed.kinds["array"])
+            yield from _find_json_fields(observed.elements, element, arrays, f"{path}element.")
+        case Map(_, value):
+            for one in observed.fields.values():
+                yield from _find_json_fields(one, value, lists, f"{path}value.")
+        case Struct(fields):
+            for field in fields:
+                inner = observed.fields.get(field.name)
+                if inner is not None and _guess_type(inner, lists) is None:
+                    yield f"{path}{field.name}"
+                elif inner is not None:
+                    yield from _find_json_fields(inner, field.type, lists, f"{path}{field.name}.")
+
+
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
     """Return the unit of a field whose integers are times of this century, counted from 1970; None for other fields.
 
@@ -224,7 +248,7 @@ def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) ->
 def _guess_cast(
     name: str, observed: FieldStatistics, relaxed: FieldStatistics, middle_s: float | None
 ) -> tuple[str, str | None] | None:
-    """Return the type that values of several forms have, and the unit of times; None if nothing needs a cast."""
+    """Return a type, and the unit of times, for values of several forms; None without a cast."""
     kinds = {kind for kind in relaxed.kinds if kind != "null"}
     if not kinds or (not observed.others and relaxed.kinds == observed.kinds):
         return None
@@ -250,9 +274,12 @@ def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s
 
 
 def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | None:
-    """Return the type; None if too many values have another. `lists` is the number of lists around the values."""
+    """Return the type of most values; None if too many values have another type.
+
+    `lists` is the number of lists that contain the values.
+    """
     values = observed.present if lists is None else min(lists, observed.present)
-    if observed.others and observed.others * MIN_VALUES_PER_OTHER_VALUE >= values:
+    if observed.others and observed.others * MIN_VALUES_PER_MISFIT >= values:
         return None
     simple = {"boolean": "boolean", "float": "double", "non-finite": "double"}
     match observed.kind:
@@ -296,7 +323,8 @@ def _guess_object_type(observed: FieldStatistics, lists: int | None = None) -> s
         fails = any(field.others or field.odd_texts for field in observed.fields.values())
         return None if fails or (kind := kinds.pop()) is None else f"map<string, {kind}>"
     distinct = set({name.lower(): name for name in reversed(inner)}.values())
-    plain = [name for name in inner if name in distinct and types[name] and is_field_name(name)]
-    if not plain:
+    kept = [name for name in inner if name in distinct and is_field_name(name)]
+    if not any(types[name] for name in kept):
         return "map<string, string>" if not observed.fields else None
-    return f"struct<{', '.join(f'{name}: {types[name]}' for name in plain)}>"
+    described = (f"{name}: {types[name] or 'string'}" for name in kept)
+    return f"struct<{', '.join(described)}>"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from frazil.errors import SpecError
+from frazil.infer.observed import Sample
 from frazil.infer.registered import RegisteredSchemas
-from frazil.infer.sample import Sample
 from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, parse_format
 
 MIN_FORMAT_SHARE = 0.5

@@ -1,21 +1,78 @@
-"""Collects statistics about the values of each field."""
+"""Reads a sample of a topic's records, and collects statistics about the values of each field."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.headers import unpack_headers
+from frazil.ingest.kafka_messages import MessageReader
+from frazil.kafka.admin import KafkaAdmin
 from frazil.timetext import parse_moment
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRecord:
+    value: bytes | None
+    key: bytes | None = None
+    timestamp_ms: int = -1
+    """Kafka's timestamp, in milliseconds since 1970; negative if unknown."""
+    headers: tuple[str, ...] = ()
+    """Names of the record's headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some records of a topic, from the beginning and the end of each partition."""
+
+    topic: str
+    records: tuple[SampledRecord, ...]
+    records_in_topic: int
+    """Number of records in the topic, estimated from its offsets."""
+
+    @property
+    def records_per_day(self) -> float | None:
+        """Records per day, estimated from Kafka's timestamps; None if the timestamps span less than a minute."""
+        stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
+        span_ms = max(stamps) - min(stamps) if stamps else 0
+        return self.records_in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None
+
+
+UNREACHABLE_TIMEOUT_S = 10.0
+
+
+def read_sample(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:
+    """Read a sample of about `records` records of a topic. Raises TopicMissing, AccessDenied and KafkaUnavailable."""
+    with KafkaAdmin({"log_level": "2", **properties}, [topic]) as kafka:
+        partitions = kafka.describe().partitions
+        earliest, ends = kafka.earliest(partitions), kafka.ends(partitions)
+    spans = {place: (earliest[place], ends[place]) for place in partitions if earliest[place] < ends[place]}
+    each = max(1, -(-records // (2 * max(1, len(spans)))))
+    heads = [OffsetRange(*place, start, min(end, start + each)) for place, (start, end) in spans.items()]
+    tails = [OffsetRange(*place, max(end - each, min(end, start + each)), end) for place, (start, end) in spans.items()]
+    read = [record for ranges in (heads, tails) for record in _read_records(properties, ranges)]
+    return Sample(topic, tuple(read), records_in_topic=sum(end - start for start, end in spans.values()))
+
+
+def _read_records(properties: Mapping[str, str], ranges: list[OffsetRange]) -> Iterator[SampledRecord]:
+    with MessageReader(properties, ranges, unreachable_limit_s=UNREACHABLE_TIMEOUT_S) as reader:
+        for chunk in reader:
+            headers = [None] * len(chunk) if chunk.headers is None else chunk.headers
+            rows = zip(chunk.values, chunk.keys, chunk.timestamps_ms.tolist(), headers, strict=True)
+            for value, key, stamp_ms, packed in rows:
+                yield SampledRecord(value, key, stamp_ms, tuple(name for name, _ in unpack_headers(packed)))
+
 
 MAX_DISTINCT = 5_000
 """Maximum number of distinct values counted for one field."""
-MIN_TEXTS_PER_ODD_TEXT = 500
-"""Strings get another type, such as uuid, only if at most 1 in N of them does not fit it; this is N."""
+MIN_STRINGS_PER_MISFIT = 500
+"""Minimum number of strings for each string that does not fit a proposed type, such as uuid."""
 MAX_OBSERVED_DEPTH = 32
 
 _PATTERNS = {
@@ -72,7 +129,7 @@ class FieldStatistics:
     @property
     def shape(self) -> str | None:
         """The type that all strings fit, except for a few odd ones; None if no type does."""
-        lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_TEXTS_PER_ODD_TEXT)
+        lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_STRINGS_PER_MISFIT)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
 
@@ -126,7 +183,10 @@ _CANONICAL_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})(?P<inexact>(\.[0-9]{1,30
 
 
 def parse_text(value: Any) -> Any:
-    """Return the number or boolean that a text stands for; other values unchanged. Zeros before a number mean text."""
+    """Return the number or boolean that a string contains; other values are unchanged.
+
+    A number with leading zeros stays a string.
+    """
     if not isinstance(value, str):
         return value
     if value.lower() in {"true", "false"}:

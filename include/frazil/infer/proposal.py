@@ -16,11 +16,10 @@ import yaml
 from frazil.infer.captured import ENVELOPE_KEYS, CapturedTable, derive_captured_table, unwrap_event
 from frazil.infer.columns import ProposedColumn, propose_columns, rank_event_times, rename_dotted
 from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding, find_encoding
-from frazil.infer.observed import collect_statistics, parse_text
+from frazil.infer.observed import Sample, collect_statistics, parse_text
 from frazil.infer.registered import RegisteredSchemas, derive_avro_columns, derive_json_columns
-from frazil.infer.sample import Sample
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
@@ -187,7 +186,7 @@ def _declare_sample(schema: Mapping[str, Any], sample: Sample, encoding: Encodin
 
 
 def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: Encoding) -> tuple[ProposedColumn, ...]:
-    """Add what the sampled values show: units of integers that are times, and numbers of distinct values."""
+    """Add facts about the sampled values: the units of times, and numbers of distinct values."""
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
         return columns
@@ -247,7 +246,7 @@ def _describe_sizes(sample: Sample) -> Iterator[str]:
     )
     committed = min(1440, max(1, round(rate)))
     compacted = max(1, round(size / 4 / TARGET_FILE_BYTES))
-    yield f"# in up to {committed:,} files a day as committed each minute, and about {compacted:,} after compaction."
+    yield f"# in up to {committed:,} files a day if committed each minute, and about {compacted:,} after compaction."
 
 
 def _average_value_bytes(sample: Sample) -> float:
@@ -283,11 +282,12 @@ def _render_column(column: ProposedColumn) -> str:
     if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
     declared = f"{column.type}{' not null' if column.required else ''}"
-    if column.unit or column.as_json or column.is_cast or column.path is not None:
+    if column.unit or column.as_json or column.json_fields or column.is_cast or column.path is not None:
+        inner = [f"{_format_name(path)}: json" for path in column.json_fields]
         settings = {
             "type": column.type if re.fullmatch(r"\w+", column.type) else _quote(column.type),
             "required": column.required and "true",
-            "as": column.as_json and "json",
+            "as": "json" if column.as_json else column.json_fields and f"{{{', '.join(inner)}}}",
             "unit": column.unit,
             "cast": column.is_cast and "lenient",
             "from": column.path and "'" + column.path.replace("'", "''") + "'",
@@ -362,4 +362,4 @@ def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     filled = value_schema(record_schema(wanted, spec.coordinates), spec.key_header_columns)
     units = units_of_fields(filled, spec.units)
     values = [record.value for record in sample.records]
-    return create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values(values))
+    return create_decoder(dump_format(spec.value_format), filled, units)(RecordChunk.of_values(values))

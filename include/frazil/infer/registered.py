@@ -11,7 +11,7 @@ from typing import Any
 
 from frazil.errors import SpecError
 from frazil.infer.columns import ProposedColumn, find_column_problem
-from frazil.infer.sample import Sample
+from frazil.infer.observed import Sample
 from frazil.ingest.formats.avro.drift import column_type_of, has_few_parts
 from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parse_schema
 from frazil.ingest.schema_drift import (
@@ -30,7 +30,10 @@ from frazil.spec.formats import Registry
 FRAME_BYTES = 5
 """Bytes in front of a value: a zero byte, and the schema id."""
 MAX_SCHEMA_IDS = 50
-"""Maximum number of requested schema ids, most frequent first: records without an id seem to have many ids."""
+"""Maximum number of schema ids to request, most frequent first.
+
+If records have no schema ids, their first bytes look like many different ids.
+"""
 _MAX_PARTS = 10_000
 """Maximum number of parts that are read from a JSON Schema: nested references can multiply parts exponentially."""
 _TIMES = ("timestamp", "timestamptz")
@@ -104,7 +107,7 @@ def derive_json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Propose
 
 
 def _add_sampled_facts(column: ProposedColumn, sampled: ProposedColumn | None) -> ProposedColumn:
-    """Complete a column with what the sample shows: times, units, and types that the schema omits."""
+    """Complete a column with facts from the sample: times, units, and missing types."""
     if sampled is None or sampled.type is None:
         return column
     typed = replace(column, distinct=sampled.distinct, distance_s=sampled.distance_s)
@@ -163,7 +166,10 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
 
 
 def _format_type(found_type: FoundType) -> str | None:
-    """Return the type as in a declaration, without fields that no type fits; None if no column type fits."""
+    """Return the declared form of a type; None if no column type fits.
+
+    Omits fields of structs that no column type fits.
+    """
     match found_type:
         case None:
             return "string"

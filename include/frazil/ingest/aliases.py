@@ -12,8 +12,8 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
-from frazil.ingest.changes import KEPT_COLUMNS, add_change_columns
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.changes import OMITTED_COLUMNS, add_change_columns
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder
 from frazil.ingest.formats.fields import Unit, default_of, drop_default, fill_nulls
 
@@ -64,7 +64,7 @@ class AliasedDecoder:
         if isinstance(self._decode, RenamingDecoder):
             self._decode.rename(self._columns, self._required)
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
         merged = [self._merge_aliases(field, decoded.rows) for field in self._arrow_schema]
         cast: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class AliasedDecoder:
 
         Drop the id if that column has a value.
         """
-        at = decoded.schema.get_field_index(KEPT_COLUMNS)
+        at = decoded.schema.get_field_index(OMITTED_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded
         lists = decoded.column(at).to_pylist()

@@ -12,23 +12,23 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
 
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import ChangeRules
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 
 CHANGE = "_frazil_change"
-KEPT_COLUMNS = "_frazil_kept"
+OMITTED_COLUMNS = "_frazil_kept"
 """Name of the column with the field ids of the columns that a change omits; null or empty for most changes.
 
 An update keeps the row's values in the omitted columns. An insert stores null in them.
 """
 UPSERT, DELETE = 0, 1
-CHANGE_COLUMNS = frozenset({CHANGE, KEPT_COLUMNS})
+CHANGE_COLUMNS = frozenset({CHANGE, OMITTED_COLUMNS})
 
 _CHANGE_FIELDS = (
     NestedField(2_000_000_001, CHANGE, IntegerType(), required=True),
     NestedField(
-        2_000_000_002, KEPT_COLUMNS, ListType(2_000_000_003, IntegerType(), element_required=True), required=False
+        2_000_000_002, OMITTED_COLUMNS, ListType(2_000_000_003, IntegerType(), element_required=True), required=False
     ),
 )
 _COORDINATES = (
@@ -55,7 +55,7 @@ class ChangeReader:
         self._rules, self._keys = rules, keys
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
-    def add_tombstones(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
+    def add_tombstones(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
         """Add a row with only the key for each tombstone (record without a value), if tombstones delete rows."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
@@ -66,23 +66,23 @@ class ChangeReader:
         rest = [r for r in decoded.rejections if not absent[r.index]]
         tombstones = DecodedChunk(pa.table({}), gone)
         if self._keys is not None:
-            tombstones = self._keys(Chunk.of_column(chunk.keys.take(gone))).with_indexes(gone)
+            tombstones = self._keys(RecordChunk.of_column(chunk.keys.take(gone))).with_indexes(gone)
         columns = [
             tombstones.rows.column(f.name)
             if f.name in tombstones.rows.column_names
-            else pa.nulls(len(tombstones.kept), f.type)
+            else pa.nulls(len(tombstones.record_indexes), f.type)
             for f in decoded.rows.schema
         ]
         rows = pa.concat_tables([decoded.rows, pa.Table.from_arrays(columns, schema=decoded.rows.schema)])
-        kept = np.concatenate([decoded.kept, tombstones.kept])
-        return DecodedChunk(rows, kept, [*rest, *tombstones.rejections], decoded.drift)
+        record_indexes = np.concatenate([decoded.record_indexes, tombstones.record_indexes])
+        return DecodedChunk(rows, record_indexes, [*rest, *tombstones.rejections], decoded.drift)
 
-    def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
         """Return the rows with the columns in `CHANGE_COLUMNS`. Upserts without a required value are rejected."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
         if self._rules.tombstones:
-            deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]
+            deletes = deletes | (chunk.values.lengths == NULL)[decoded.record_indexes]
         wrong: dict[int, tuple[str, str]] = {}
         for name in self._rules.required:
             missing = decoded.rows.column(name).is_null().to_numpy() & ~deletes
@@ -91,7 +91,7 @@ class ChangeReader:
         rows = decoded.rows
         if not enveloped:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
-            rows = rows.append_column(KEPT_COLUMNS, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
+            rows = rows.append_column(OMITTED_COLUMNS, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
         return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
 
     def _delete_mask(self, rows: pa.Table) -> NDArray[np.bool_]:
@@ -108,7 +108,7 @@ def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
     return np.asarray(pc.equal(rows.column(CHANGE), DELETE))
 
 
-def keep_dead_letters(decoded: DecodedChunk, records: int) -> DecodedChunk:
+def reject_records_without_rows(decoded: DecodedChunk, records: int) -> DecodedChunk:
     """Reject the replayed records that do not change a row, so that they stay dead letters."""
     return reject_unchanging(decoded, np.flatnonzero(decoded.no_result_mask(records)))
 

@@ -14,7 +14,7 @@ from frazil.ingest.binary_column import BinaryColumn
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RecordChunk:
     """Records of several offset ranges, as columns of equal length. The records of each range are in offset order."""
 
     values: BinaryColumn
@@ -29,14 +29,14 @@ class Chunk:
     """The table whose schema is used to decode the records."""
 
     @classmethod
-    def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
+    def of_values(cls, values: Sequence[bytes | None]) -> RecordChunk:
         """Create a chunk from values alone, without keys, as one range from offset 0."""
         return cls.of_column(BinaryColumn.of(values))
 
     @classmethod
-    def of_column(cls, values: BinaryColumn) -> Chunk:
+    def of_column(cls, values: BinaryColumn) -> RecordChunk:
         count = len(values)
-        return Chunk(
+        return RecordChunk(
             values,
             BinaryColumn.nulls(count),
             np.zeros(count, np.int32),
@@ -54,9 +54,9 @@ class Chunk:
         }
         return dataclasses.replace(self, **parts)
 
-    def select(self, places: NDArray[np.int64], target: str) -> Chunk:
+    def select(self, places: NDArray[np.int64], target: str) -> RecordChunk:
         """Return the records at these positions, to be decoded with the schema of `target`."""
-        return Chunk(
+        return RecordChunk(
             self.values.take(places),
             self.keys.take(places),
             self.range_index[places],

@@ -139,7 +139,7 @@ class Destinations:
     targets: Mapping[str, Target]
     """Map a value to its target. `StageContext.targets` has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table, and, if `makes` is false, rows with an unknown value too."""
+    """Whether rows without a value go to the main table. If `makes` is false, so do rows with an unknown value."""
     makes: bool = False
     """Whether tables may be created for unknown values. If so, tasks report these values."""
     allow: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ class TransformedColumn:
     name: str
     expression: str
     declared: str
-    """The expression as declared. `expression` has a column instead of each UNNEST."""
+    """The expression as declared, with UNNEST. In `expression`, a column stands for each UNNEST."""
     reads: tuple[str, ...]
     fails: str
     """An SQL condition that is true if, and only if, the expression fails for a record."""
@@ -184,7 +184,9 @@ class Transform:
     where_reads: tuple[str, ...] = ()
     unnested: tuple[str, ...] = ()
     may_fail: tuple[str, ...] = ()
-    """SQL conditions that are true for records for which a cast or division may fail. They only save time."""
+    """SQL conditions that select the records in which a cast or division may fail. They only save time: other failures
+    are found too.
+    """
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Transform:
@@ -199,7 +201,8 @@ class StageContext:
     epoch: int
     batch: int
     kafka: Mapping[str, str]
-    """librdkafka properties. Executors resolve references other than brokers' addresses, so no secret is sent to them.
+    """librdkafka properties. References to secrets are sent as they are, and resolved by executors. Only references to
+    brokers' addresses are resolved before.
     """
     format: str | Mapping[str, Any]
     """The record format, as returned by `frazil.spec.formats.dump_format`."""
@@ -212,7 +215,9 @@ class StageContext:
     is_lenient: bool = False
     """Whether columns of primitive types that are not in `units` are read with lenient casts."""
     key_header_columns: Mapping[str, str | None] = field(default_factory=dict)
-    """Map each column that the record's value does not fill to the name of its header, or to None for the key."""
+    """Map a column to the record header that fills it, or to None for the record key. Leaves out columns that the
+    record's value fills.
+    """
     key_columns: KeyColumns | None = None
     """The columns of `key_header_columns` that decoded keys fill; None if keys are text or bytes."""
     max_future_us: int = 600_000_000
@@ -241,8 +246,8 @@ class StageContext:
     """How rows are shuffled between decoding and writing; None if each task writes the rows that it reads."""
     destinations: Destinations | None = None
     transform: Transform | None = None
-    """How columns are computed from a record's fields; None if the fields are the columns. With it, `units` and
-    `key_header_columns` name fields.
+    """How columns are computed from a record's fields; None if the fields are the columns. With a transform, `units`
+    and `key_header_columns` have names of fields, not of columns.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -368,7 +373,7 @@ class RangeProgress:
     """Newest event time of the rows in `future`; None without such rows."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON, without values that earlier versions of frazil do not know, unless they are set."""
+        """Convert to JSON. Omits the fields that earlier versions of frazil do not know, if they are 0 or None."""
         value = dataclasses.asdict(self)
         for name in ("dropped", "newest_future_us"):
             if not value[name]:

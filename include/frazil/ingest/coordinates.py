@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.calendar_limits import MILLISECONDS, range_error
 from frazil.ingest.changes import CHANGE_COLUMNS
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import number_rows
 from frazil.spec.coordinates import LINE_COLUMN
@@ -41,34 +41,34 @@ class CoordinateColumns:
         self._topics = pa.array([r.topic for r in ranges], pa.large_string())
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
-    def add_to(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
-        """Return `rows` with coordinates, in the table's column order. Row i comes from record `kept[i]`."""
+    def add_to(self, rows: pa.Table, chunk: RecordChunk, record_indexes: NDArray[np.int64]) -> pa.Table:
+        """Return `rows` with coordinates, in the table's column order. Row i comes from record `record_indexes[i]`."""
         if not self._wanted:
             return rows
-        whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())
-        places = slice(None) if whole else kept
+        whole = len(record_indexes) == len(chunk) and bool((record_indexes == np.arange(len(chunk))).all())
+        places = slice(None) if whole else record_indexes
         arrays = [
             self._column(field.name, chunk, places)
             if field.name in COORDINATE_COLUMNS
-            else self._line_numbers(kept)
+            else self._line_numbers(record_indexes)
             if field.name == LINE_COLUMN
             else rows.column(field.name)
             for field in self._schema
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def find_out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
+    def find_out_of_range(self, chunk: RecordChunk, record_indexes: NDArray[np.int64]) -> dict[int, str]:
         """Map rows whose Kafka timestamp does not fit the column `kafka_timestamp` to error texts."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
-        stamps = chunk.timestamps_ms[kept]
+        stamps = chunk.timestamps_ms[record_indexes]
         late = np.flatnonzero(stamps > MILLISECONDS[1]).tolist()
         return {row: range_error("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
 
-    def _line_numbers(self, kept: NDArray[np.int64]) -> pa.Array:
-        return pa.array(number_rows(kept)) if self._lines else pa.nulls(len(kept), pa.int32())
+    def _line_numbers(self, record_indexes: NDArray[np.int64]) -> pa.Array:
+        return pa.array(number_rows(record_indexes)) if self._lines else pa.nulls(len(record_indexes), pa.int32())
 
-    def _column(self, name: str, chunk: Chunk, places: slice | NDArray[np.int64]) -> pa.Array:
+    def _column(self, name: str, chunk: RecordChunk, places: slice | NDArray[np.int64]) -> pa.Array:
         match name:
             case "kafka_topic":
                 return self._topics.take(pa.array(chunk.range_index[places]))

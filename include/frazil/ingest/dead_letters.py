@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from frazil.errors import SpecError
 from frazil.ingest.calendar_limits import MILLISECONDS, range_error
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import Rejection
 from frazil.ingest.headers import unpack_headers
@@ -53,7 +53,7 @@ class ExistingDeadLetters:
     def offsets(self, index: int) -> BitMap64:
         return self._held.get(index, BitMap64())
 
-    def __call__(self, chunk: Chunk) -> NDArray[np.bool_]:
+    def __call__(self, chunk: RecordChunk) -> NDArray[np.bool_]:
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
             places = np.flatnonzero(chunk.range_index == index)
@@ -84,7 +84,7 @@ class DeadLetterTable:
         self._topic_ids = topic_ids
         self._seal = seal
 
-    def rows(self, chunk: Chunk, rejections: Sequence[Rejection], rejected_at_us: int) -> pa.Table:
+    def rows(self, chunk: RecordChunk, rejections: Sequence[Rejection], rejected_at_us: int) -> pa.Table:
         """Return one row for each rejection. Columns that users added to the table are null."""
         ranges = [self._ranges[chunk.range_index[r.index]] for r in rejections]
         stamps = [int(chunk.timestamps_ms[r.index]) for r in rejections]
@@ -110,11 +110,11 @@ class DeadLetterTable:
         arrays = [pa.array(columns.get(field.name, absent), field.type) for field in self._schema]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def _key_or_value(self, chunk: Chunk, index: int, part: str) -> bytes | None:
+    def _key_or_value(self, chunk: RecordChunk, index: int, part: str) -> bytes | None:
         value = (chunk.keys if part == "key" else chunk.values)[index]
         return self._seal_part(value, chunk, index, part)
 
-    def _headers(self, chunk: Chunk, index: int) -> list[dict[str, Any]] | None:
+    def _headers(self, chunk: RecordChunk, index: int) -> list[dict[str, Any]] | None:
         found = None if chunk.headers is None else chunk.headers[index]
         if found is None:
             return None
@@ -123,7 +123,7 @@ class DeadLetterTable:
             for name, value in unpack_headers(found)
         ]
 
-    def _seal_part(self, value: bytes | None, chunk: Chunk, index: int, part: str) -> bytes | None:
+    def _seal_part(self, value: bytes | None, chunk: RecordChunk, index: int, part: str) -> bytes | None:
         if self._seal is None:
             return value
         of = self._ranges[chunk.range_index[index]]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.schema_drift import NO_DRIFT, WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
 
 
@@ -25,12 +25,12 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """The result of decoding a chunk. Row i of `rows` comes from record `kept[i]`; a record may have several rows, in
-    order.
+    """The result of decoding a chunk. Row i of `rows` comes from record `record_indexes[i]`. A record may have several
+    rows, in order.
     """
 
     rows: pa.Table
-    kept: NDArray[np.int64]
+    record_indexes: NDArray[np.int64]
     rejections: list[Rejection] = field(default_factory=list)
     drift: SchemaDrift = NO_DRIFT
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -39,7 +39,7 @@ class DecodedChunk:
     def with_indexes(self, places: NDArray[np.int64]) -> DecodedChunk:
         """Renumber the result for a larger chunk: record i of this chunk is record `places[i]` there."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
-        return DecodedChunk(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
+        return DecodedChunk(self.rows, places[self.record_indexes], rejections, self.drift, places[self.dropped])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
         """Return a mask of the records that have no row and are neither rejected nor dropped.
@@ -47,7 +47,7 @@ class DecodedChunk:
         `records` is the chunk's size.
         """
         found = np.ones(records, np.bool_)
-        found[self.kept] = False
+        found[self.record_indexes] = False
         found[self.dropped] = False
         found[np.array([r.index for r in self.rejections], np.int64)] = False
         return found
@@ -56,27 +56,27 @@ class DecodedChunk:
         """Turn these rows into rejections. `wrong` maps a row to its error class and text."""
         if not wrong:
             return self
-        good = np.ones(len(self.kept), np.bool_)
+        good = np.ones(len(self.record_indexes), np.bool_)
         good[list(wrong)] = False
-        rejections = [Rejection(int(self.kept[row]), *wrong[row]) for row in sorted(wrong)]
+        rejections = [Rejection(int(self.record_indexes[row]), *wrong[row]) for row in sorted(wrong)]
         return dataclasses.replace(
             self,
             rows=self.rows.filter(pa.array(good)),
-            kept=self.kept[good],
+            record_indexes=self.record_indexes[good],
             rejections=[*self.rejections, *rejections],
         )
 
     def remove_records(self, mask: NDArray[np.bool_]) -> DecodedChunk:
-        stays = ~mask[self.kept]
+        stays = ~mask[self.record_indexes]
         rejections = [r for r in self.rejections if not mask[r.index]]
         dropped = self.dropped[~mask[self.dropped]]
-        return DecodedChunk(self.rows.filter(pa.array(stays)), self.kept[stays], rejections, dropped=dropped)
+        return DecodedChunk(self.rows.filter(pa.array(stays)), self.record_indexes[stays], rejections, dropped=dropped)
 
 
 class Decoder(Protocol):
     """Decodes chunks of one format to rows of one schema. A record's result does not depend on other records."""
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode each record to one row or to one rejection.
 
         JSON lines, envelopes and transforms may make several rows of a record. Envelopes and transforms may also drop a
@@ -100,8 +100,8 @@ class EventDecoder(Protocol):
 class RestDecoder(Protocol):
     """A decoder that can fill a `rest` column with the fields that have no other column."""
 
-    def withhold(self, hidden: Collection[Path]) -> None:
-        """Omit the fields at these lower-case paths from the `rest` column. Call this before `report_drift`."""
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
+        """Omit the fields at these lower-case paths from `rest`. Call this before `enable_drift_reporting`."""
 
 
 @runtime_checkable
@@ -121,20 +121,20 @@ class WrappingDecoder:
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
+            self._decode.hide_from_rest(hidden)
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=within)
+            self._decode.enable_drift_reporting(widening=widening, within=within)
 
 
 def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:
     """Join the results for several parts of one chunk. The indexes in the parts must refer to the whole chunk."""
     return DecodedChunk(
         pa.concat_tables([part.rows for part in parts]),
-        np.concatenate([part.kept for part in parts]),
+        np.concatenate([part.record_indexes for part in parts]),
         [rejection for part in parts for rejection in part.rejections],
         join_drift(part.drift for part in parts),
         np.concatenate([part.dropped for part in parts]),
@@ -146,16 +146,18 @@ def drop_incomplete_records(decoded: DecodedChunk) -> DecodedChunk:
     if not decoded.rejections:
         return decoded
     first = {r.index: r for r in reversed(decoded.rejections)}
-    good = ~np.isin(decoded.kept, np.fromiter(first, np.int64, len(first)))
+    good = ~np.isin(decoded.record_indexes, np.fromiter(first, np.int64, len(first)))
     rows = decoded.rows if good.all() else decoded.rows.filter(good)
-    return DecodedChunk(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.drift, decoded.dropped)
+    return DecodedChunk(
+        rows, decoded.record_indexes[good], [first[i] for i in sorted(first)], decoded.drift, decoded.dropped
+    )
 
 
-def number_rows(kept: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the number of each row within its record, starting at 0. Row i comes from record `kept[i]`."""
-    order = np.argsort(kept, kind="stable")
-    numbers = np.empty(len(kept), np.int32)
-    numbers[order] = np.arange(len(kept)) - run_starts(kept[order])
+def number_rows(record_indexes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the number of each row within its record, starting at 0. Row i comes from record `record_indexes[i]`."""
+    order = np.argsort(record_indexes, kind="stable")
+    numbers = np.empty(len(record_indexes), np.int32)
+    numbers[order] = np.arange(len(record_indexes)) - run_starts(record_indexes[order])
     return numbers
 
 

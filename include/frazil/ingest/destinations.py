@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from frazil.ingest.binary_arrays import to_arrow_binary
 from frazil.ingest.changes import delete_mask
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import Destinations, OffsetRange, Target
 from frazil.ingest.decode import DecodedChunk, Rejection, number_rows
 from frazil.ingest.headers import header_column
@@ -39,7 +39,7 @@ class DividedRows:
     targets: tuple[Target, ...]
     codes: NDArray[np.int64]
     unchanged: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Chunk indexes of deletes whose value has no table. They do not change a row."""
+    """Indexes, in the chunk, of deletes whose value has no table. They do not change a row."""
 
     @property
     def main_mask(self) -> NDArray[np.bool_]:
@@ -66,7 +66,7 @@ class RowDivider:
         self.values: set[str] = set()
         """Values seen so far for which a table may be created."""
 
-    def __call__(self, chunk: Chunk, decoded: DecodedChunk) -> DividedRows:
+    def __call__(self, chunk: RecordChunk, decoded: DecodedChunk) -> DividedRows:
         """Assign rows to targets.
 
         If the table of a row is missing, but may be created, the row is left out, and its value is added to `values`.
@@ -81,26 +81,29 @@ class RowDivider:
                 self.values.add(_decode_value(values[code]))
         unwanted = wrong & _superseded_deletes(decoded)
         wrong &= ~unwanted
-        rejections, unchanged = list(decoded.rejections), decoded.kept[nothing]
+        rejections, unchanged = list(decoded.rejections), decoded.record_indexes[nothing]
         if len(unchanged):  # the other row of a record may change another table
-            unchanged = np.setdiff1d(unchanged, decoded.kept[~nothing])
+            unchanged = np.setdiff1d(unchanged, decoded.record_indexes[~nothing])
         for row in np.flatnonzero(wrong).tolist():
             found = destinations[codes[row]]
             assert isinstance(found, Rejection)
-            rejections.append(found._replace(index=int(decoded.kept[row])))
-        stays = ~(waits | unwanted | np.isin(decoded.kept, decoded.kept[wrong]))
-        rows, kept = decoded.rows, decoded.kept
+            rejections.append(found._replace(index=int(decoded.record_indexes[row])))
+        stays = ~(waits | unwanted | np.isin(decoded.record_indexes, decoded.record_indexes[wrong]))
+        rows, record_indexes = decoded.rows, decoded.record_indexes
         if not stays.all():
-            rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
+            rows, record_indexes, codes = rows.filter(pa.array(stays)), record_indexes[stays], codes[stays]
         # For rejected and waiting values, MAIN is only a placeholder: no row's code refers to it.
         targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in destinations)
-        return DividedRows(DecodedChunk(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
+        return DividedRows(DecodedChunk(rows, record_indexes, rejections, decoded.drift), targets, codes, unchanged)
 
-    def divide_records(self, chunk: Chunk, located: DecodedChunk, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
+    def divide_records(
+        self, chunk: RecordChunk, located: DecodedChunk, alike: Mapping[Target, Target]
+    ) -> Iterator[RecordChunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
-        If a field selects the table, `located` has rows with its column. `alike` maps a target to another target with
-        the same columns; their records share a chunk. Records without a row in `located` get the main table's schema.
+        If a field selects the table, `located` has this field's column. `alike` maps a target to another target with
+        the same columns: the records of both share a chunk. Records without a row in `located` get the main table's
+        schema.
         """
         codes, values = self._encode(chunk, located)
         found = [
@@ -112,20 +115,20 @@ class RowDivider:
         of_record = np.full(len(chunk), number[MAIN])
         deletes = delete_mask(located.rows) if located.rows.num_rows else np.zeros(len(codes), np.bool_)
         for rows in (deletes, ~deletes):  # if a record has both, its upsert selects the table
-            of_record[located.kept[rows]] = of_value[codes[rows]]
+            of_record[located.record_indexes[rows]] = of_value[codes[rows]]
         for target in np.unique(of_record).tolist():
             yield chunk.select(np.flatnonzero(of_record == target), targets[target])
 
-    def _encode(self, chunk: Chunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
+    def _encode(self, chunk: RecordChunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         """Return each row's index in the list of distinct values, and this list."""
         if self._to.by == "topic":
-            found, codes = np.unique(chunk.range_index[decoded.kept], return_inverse=True)
+            found, codes = np.unique(chunk.range_index[decoded.record_indexes], return_inverse=True)
             return codes, [self._ranges[index].topic for index in found]
         if self._to.by == "field":
             column = decoded.rows.column(self._to.name).combine_chunks()
             values = column if pa.types.is_large_string(column.type) else pc.cast(column, pa.large_string())
         else:
-            headers = header_column(chunk.headers, self._to.name, len(chunk)).take(decoded.kept)
+            headers = header_column(chunk.headers, self._to.name, len(chunk)).take(decoded.record_indexes)
             values = to_arrow_binary(headers, pa.large_binary())
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
@@ -163,10 +166,10 @@ class RowDivider:
 
 
 def _superseded_deletes(decoded: DecodedChunk) -> NDArray[np.bool_]:
-    again = number_rows(decoded.kept) > 0
+    again = number_rows(decoded.record_indexes) > 0
     if not again.any():
         return again
-    return np.isin(decoded.kept, decoded.kept[again]) & delete_mask(decoded.rows)
+    return np.isin(decoded.record_indexes, decoded.record_indexes[again]) & delete_mask(decoded.rows)
 
 
 def _decode_value(value: str | bytes | None) -> str:

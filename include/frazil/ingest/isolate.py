@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from frazil.errors import EnvironmentUnusable
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 
 CRASHED = "DecoderCrashed"
@@ -33,7 +33,7 @@ class IsolatedDecoder:
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode a chunk. A record that crashes the child is rejected.
 
         Raises the decoder's errors, and EnvironmentUnusable if a new child cannot decode a harmless record.
@@ -49,7 +49,7 @@ class IsolatedDecoder:
         if len(chunk) == 1:
             reason = f"decoding this record crashed the process (exit code {answer})"
             nothing = self._here(chunk.slice(0, 0))
-            return DecodedChunk(nothing.rows, nothing.kept, [Rejection(0, CRASHED, reason)])
+            return DecodedChunk(nothing.rows, nothing.record_indexes, [Rejection(0, CRASHED, reason)])
         middle = len(chunk) // 2
         return join_results(
             [
@@ -63,7 +63,7 @@ class IsolatedDecoder:
             self._child.kill()
             self._reap(self._child)
 
-    def _request(self, chunk: Chunk) -> DecodedChunk | BaseException | int:
+    def _request(self, chunk: RecordChunk) -> DecodedChunk | BaseException | int:
         """Return the child's result or exception, or the child's exit code if it died."""
         child = self._child or self._start()
         try:
@@ -93,7 +93,7 @@ class IsolatedDecoder:
         try:
             for frame in before:
                 _send(child.stdin, frame)
-            _send(child.stdin, Chunk.of_values([known]))
+            _send(child.stdin, RecordChunk.of_values([known]))
             _receive(child.stdout)
         except (EOFError, BrokenPipeError):
             raise EnvironmentUnusable(

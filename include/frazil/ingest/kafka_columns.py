@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from frazil.ingest import kafka_loop as loop
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.range_reader import (
     MAX_CHUNK_BYTES,
@@ -123,7 +123,7 @@ class ColumnReader(RangeReader):
                 self._library.event_destroy(event)
         return int(self._at[loop.COUNT])
 
-    def _take_full_chunks(self) -> Iterator[Chunk]:
+    def _take_full_chunks(self) -> Iterator[RecordChunk]:
         at, before = self._at, self._copied_totals()
         while why := self._copy_records():
             if why == loop.CHUNK_FULL:
@@ -149,7 +149,7 @@ class ColumnReader(RangeReader):
         if records:
             self._bytes_per_record = max(1.0, size / records - 2)  # value and key are each followed by a newline
 
-    def _take_last_chunk(self) -> Iterator[Chunk]:
+    def _take_last_chunk(self) -> Iterator[RecordChunk]:
         if self._at[loop.RECORDS]:
             self._before = self._copied_totals()
             needed = (self._at[loop.END_SLOTS] * 5 // 4 + _INITIAL_BYTES // 16).tolist()
@@ -233,9 +233,9 @@ class _ChunkColumns:
         self.keys = _ensure_room(self.keys, int(at[loop.KEYS_END]), key_bytes + 1)
         self.headers = _ensure_room(self.headers, int(at[loop.HEADERS_END]), headers_bytes)
 
-    def chunk(self, at: NDArray[np.int64]) -> Chunk:
+    def chunk(self, at: NDArray[np.int64]) -> RecordChunk:
         count, end = at[loop.RECORDS], at[loop.HEADERS_END]
-        return Chunk(
+        return RecordChunk(
             BinaryColumn(self.values[: at[loop.VALUES_END]], *self.value_places[:, :count]),
             BinaryColumn(self.keys[: at[loop.KEYS_END]], *self.key_places[:, :count]),
             self.index[:count],

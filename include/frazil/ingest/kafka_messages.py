@@ -15,7 +15,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from numpy.typing import NDArray
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.headers import pack_headers
 from frazil.ingest.range_reader import (
@@ -75,7 +75,7 @@ class MessageReader(RangeReader):
     def _count_pending(self) -> int:
         return self._unfinished.records
 
-    def _take_full_chunks(self) -> Iterator[Chunk]:
+    def _take_full_chunks(self) -> Iterator[RecordChunk]:
         batch, self._batch = self._batch, []
         records, size = self._unfinished.records, self._unfinished.bytes
         # `any` tests the errors' truth: comparing a KafkaError with None fails in confluent-kafka 2.16.
@@ -97,7 +97,7 @@ class MessageReader(RangeReader):
         if self._unfinished.records >= MAX_CHUNK_RECORDS or self._unfinished.bytes >= MAX_CHUNK_BYTES:
             yield from self._take_last_chunk()
 
-    def _take_last_chunk(self) -> Iterator[Chunk]:
+    def _take_last_chunk(self) -> Iterator[RecordChunk]:
         if self._unfinished.records:
             pending, self._unfinished = self._unfinished, _UnfinishedChunk()
             yield pending.chunk()
@@ -149,8 +149,8 @@ class _UnfinishedChunk:
         self._offsets.append(offsets)
         self._timestamps.append(np.fromiter(stamps, np.int64, len(messages)))
 
-    def chunk(self) -> Chunk:
-        return Chunk(
+    def chunk(self) -> RecordChunk:
+        return RecordChunk(
             BinaryColumn.of(self._values),
             BinaryColumn.of(self._keys),
             np.concatenate(self._indexes),

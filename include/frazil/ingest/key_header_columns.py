@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema, index_by_name
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.changes import add_change_columns
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_key_decoder
@@ -57,9 +57,9 @@ class KeyDecoder:
         A record without a key has defaults or nulls, or an error if a required column has no default.
         """
         there = np.flatnonzero(keys.lengths != NULL)
-        decoded = self._decode(Chunk.of_column(keys.take(there))).with_indexes(there)
+        decoded = self._decode(RecordChunk.of_column(keys.take(there))).with_indexes(there)
         rows = np.full(len(keys), -1)
-        rows[decoded.kept] = np.arange(len(decoded.kept))
+        rows[decoded.record_indexes] = np.arange(len(decoded.record_indexes))
         table = decoded.rows.take(pa.array(rows, mask=rows < 0))
         wrong = {r.index: (r.error_class, f"the record's key: {r.error}") for r in decoded.rejections}
         for name in self._required:
@@ -74,26 +74,26 @@ class KeyHeaderReader:
 
     def __init__(self, schema: Schema, columns: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
         """`schema` has all columns that a record fills. `columns` maps a column to its header, or to None for the
-        record's key. `keys` decodes the columns that are not the key's text or bytes.
+        record's key. `keys` fills columns from decoded keys. Without it, they get the key's text or bytes.
         """
         self._keys = keys if keys and keys.columns else None
         decoded = keys.columns if keys else set()
         self._fields = [(schema.find_field(c), header) for c, header in columns.items() if c not in decoded]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
-    def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
         """Add the columns. Records whose key or header does not fit its column are rejected."""
         if not self._fields and not self._keys:
             return decoded
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
         wrong: dict[int, tuple[str, str]] = {}
-        kept, drift = decoded.kept, decoded.drift
+        record_indexes, drift = decoded.record_indexes, decoded.drift
         if self._keys:
-            arrays, wrong, of_keys = self._keys(chunk.keys.take(kept))
+            arrays, wrong, of_keys = self._keys(chunk.keys.take(record_indexes))
             drift = join_drift([drift, of_keys])
         for field, header in self._fields:
             values = chunk.keys if header is None else header_column(chunk.headers, header, len(chunk))
-            column = values.take(kept)
+            column = values.take(record_indexes)
             what = "key" if header is None else f"header {header}"
             wrong = {**find_failures(column, field, what=what), **wrong}
             arrays[field.name] = to_arrow_binary(column, self._arrow_schema.field(field.name).type)

@@ -8,7 +8,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import PlainFormat, create_decoder
 from frazil.ingest.headers import header_column
 from frazil.ingest.kafka_columns import compile_loop
@@ -28,7 +28,7 @@ def main() -> None:
     schema = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
     header_column(BinaryColumn.nulls(1), "h", 1)
     for plain in COMPILED_FORMATS:
-        create_decoder(plain, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))
+        create_decoder(plain, schema, {})(RecordChunk.of_values([b'{"s":"x","l":1}']))
 
 
 if __name__ == "__main__":

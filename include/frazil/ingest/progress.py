@@ -15,8 +15,8 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
 MAX_WINDOWS = 1_000
-"""Maximum number of windows for which rows are counted: more do not fit into a commit's summary, so none is counted
-then.
+"""Maximum number of windows in which rows are counted. If there are more, none is counted, because a commit's summary
+has no room for them.
 """
 
 
@@ -46,13 +46,13 @@ class ProgressCounter:
         timestamps_ms: NDArray[np.int64],
         now_ms: int,
         records: NDArray[np.bool_] | None = None,
-        of_windows: NDArray[np.bool_] | None = None,
+        window_mask: NDArray[np.bool_] | None = None,
     ) -> None:
         """Count rows. The arrays have one entry per row. Event times are in us since the epoch, UTC, and may be null.
 
         A Kafka timestamp after `now_ms` counts as `now_ms`, because it usually comes from a producer's clock. So does a
         missing timestamp (below 0). `records` is a mask of the first row of each record; None if each record has one
-        row. `of_windows` is a mask of the rows to count by window; None for all rows.
+        row. `window_mask` is a mask of the rows to count by window; None for all rows.
         """
         if len(range_index) == 0:
             return
@@ -60,7 +60,7 @@ class ProgressCounter:
         self._records += np.bincount(counted, minlength=len(self._ranges))
         times = (event_times.fill_null(NO_EVENT_TIME) if event_times.null_count else event_times).to_numpy()
         if self.windows is not None and self._window_us is not None:
-            counted_times = times if of_windows is None else times[of_windows]
+            counted_times = times if window_mask is None else times[window_mask]
             known = counted_times[counted_times != NO_EVENT_TIME] if event_times.null_count else counted_times
             self.windows.update(_count_by_window(known, self._window_us))
             self.windows = self.windows if len(self.windows) <= MAX_WINDOWS else None

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from numpy.typing import NDArray
 
 from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.kafka.client import to_access_denied
 from frazil.offsets.spans import TopicPartition
@@ -46,9 +46,9 @@ DEFAULT_PROPERTIES = {
 }
 """Defaults that users can override.
 
-By default, librdkafka returns the records of a damaged batch as if they were valid. It waits a second once its queue is
-full, and logs twenty lines per second for failed connections. Its buffer for a zstd batch triples until it reaches
-`MAX_BYTES_PROPERTY`, so that any batch of 100 MB fits.
+With its own defaults, librdkafka returns the records of a damaged batch as if they were valid. It also waits a second
+once its queue is full, and logs twenty lines per second for failed connections. Its buffer for a zstd batch triples
+until it reaches `MAX_BYTES_PROPERTY`. With the value here, any batch of 100 MB fits.
 """
 
 FIXED_PROPERTIES = {
@@ -135,7 +135,7 @@ class RangeReader(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[RecordChunk]:
         """Yield chunks of at most about `MAX_CHUNK_RECORDS` records and `MAX_CHUNK_BYTES`.
 
         Raises OffsetGap if a range begins before Kafka's first offset, and SpecError for a batch beyond
@@ -200,7 +200,7 @@ class RangeReader(ABC):
         """Fetch up to `wanted` messages and events. Returns their number."""
 
     @abstractmethod
-    def _take_full_chunks(self) -> Iterator[Chunk]:
+    def _take_full_chunks(self) -> Iterator[RecordChunk]:
         """Process the fetched messages. Yields a chunk whenever one is full."""
 
     @abstractmethod
@@ -208,7 +208,7 @@ class RangeReader(ABC):
         """Return the number of records that were read but are not in a chunk yet."""
 
     @abstractmethod
-    def _take_last_chunk(self) -> Iterator[Chunk]:
+    def _take_last_chunk(self) -> Iterator[RecordChunk]:
         """Yield the remaining records as a last chunk."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from functools import cache, partial
 import numpy as np
 from confluent_kafka import KafkaException
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.range_reader import RangeReader, consumer_properties
@@ -33,7 +33,7 @@ def create_kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
 ) -> RangeReader | MultiPassReader:
     """Return a reader of these ranges, even if several belong to one topic-partition. Raises SpecError."""
-    reason = find_slow_reader_reason(properties)
+    reason = explain_slow_reader(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
         from frazil.ingest.kafka_columns import ColumnReader  # it needs Numba, which may not work here
@@ -47,14 +47,14 @@ def create_kafka_reader(
     return reader
 
 
-def find_slow_reader_reason(properties: Mapping[str, str]) -> str | None:
+def explain_slow_reader(properties: Mapping[str, str]) -> str | None:
     """Return why records must be read as message objects; None if the fast reader can be used."""
     if os.environ.get(READER_VARIABLE) == "messages":
         return f"the executor's {READER_VARIABLE} requests it"
-    return _find_process_reason() or _find_properties_reason(properties)
+    return _explain_unusable_process() or _explain_unsupported_properties(properties)
 
 
-def _find_properties_reason(properties: Mapping[str, str]) -> str | None:
+def _explain_unsupported_properties(properties: Mapping[str, str]) -> str | None:
     if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
         method = properties.get(METHOD, "default")
         if method != "oidc" and not is_function(method):
@@ -68,7 +68,7 @@ def _find_properties_reason(properties: Mapping[str, str]) -> str | None:
 
 
 @cache
-def _find_process_reason() -> str | None:
+def _explain_unusable_process() -> str | None:
     """Return why this process cannot use the fast reader. Checks and logs this only once."""
     try:
         librdkafka()
@@ -103,7 +103,7 @@ class MultiPassReader:
     def __exit__(self, *_: object) -> None:
         """Do nothing: each pass closes its own reader."""
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[RecordChunk]:
         for turn in group_into_passes(self._ranges):
             index = np.array(turn, np.int32)
             with self._open_ranges([self._ranges[i] for i in turn]) as reader:

@@ -26,7 +26,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
@@ -47,7 +47,7 @@ _COORDINATES = Schema(
 
 
 @dataclass(frozen=True, slots=True)
-class RowChunk(Chunk):
+class RowChunk(RecordChunk):
     """Records that are already rows with the table's columns. They have no raw values."""
 
     rows: pa.Table
@@ -112,7 +112,7 @@ class FileReader:
     def __exit__(self, *_: object) -> None:
         """Do nothing: each file is closed after its last record."""
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[RecordChunk]:
         """Yield the records of the ranges. Raises SpecError for a file that cannot be used."""
         for file in self._files:
             if not any(self._may_contain(r) for r in file.ranges):
@@ -150,7 +150,7 @@ class FileReader:
 
 def _build_chunk(
     records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[np.int32], unseal: Unsealer
-) -> Chunk:
+) -> RecordChunk:
     table = records.coordinates.take(kept)
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
@@ -165,11 +165,11 @@ def _build_chunk(
                 for dead_letter in dead_letters
             ]
         )
-        return Chunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
+        return RecordChunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
     values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
     columns = (values, nothing, range_index, table["kafka_offset"].to_numpy(), stamps)
-    return Chunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
+    return RecordChunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
 
 
 def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def _read_json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
     for block in _read_lines(path, io):
         numbers = [i for i, line in enumerate(block) if line.strip()]
         lines = [block[i].strip() for i in numbers]
-        decoded = read(Chunk.of_values(lines))
+        decoded = read(RecordChunk.of_values(lines))
         if decoded.rejections:
             first = min(decoded.rejections, key=lambda r: r.index)
             raise SpecError(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, Reject, Rejects
 from frazil.ingest.decode import Rejection
 from frazil.offsets.spans import TopicPartition
@@ -26,7 +26,7 @@ class RejectCounter:
         self._first: dict[int, Reject] = {}
         self._samples: dict[str, list[Reject]] = {}
 
-    def add(self, chunk: Chunk, rejections: Iterable[Rejection]) -> None:
+    def add(self, chunk: RecordChunk, rejections: Iterable[Rejection]) -> None:
         for rejection in rejections:
             index, offset = int(chunk.range_index[rejection.index]), int(chunk.offsets[rejection.index])
             if offset < self._from[index]:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.schema import Schema
 
-from frazil.ingest.changes import KEPT_COLUMNS
+from frazil.ingest.changes import OMITTED_COLUMNS
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, DividedRows
 from frazil.ingest.parquet import FileLayout
 from frazil.ingest.partitioning import split_by_code
-from frazil.ingest.table_writer import MAX_BUFFER_BYTES, MAX_UNSPLIT_BYTES, TableWriter, held_bytes
-from frazil.spec.former_columns import find_names_in_rows, parse_former_columns
+from frazil.ingest.table_writer import MAX_BUFFER_BYTES, MAX_UNSPLIT_BYTES, TableWriter, buffered_bytes
+from frazil.spec.iceberg import find_names_in_rows, parse_former_columns
 
 EMPTY_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"
@@ -63,7 +63,7 @@ class RoutedWriters:
             return
         rows = divided.decoded.rows if mine.all() else divided.decoded.rows.filter(pa.array(mine))
         self._waiting.append((rows, codes[mine]))
-        self._waiting_bytes += held_bytes(rows)
+        self._waiting_bytes += buffered_bytes(rows)
         if self._waiting_bytes >= self._undivided_bytes:
             self._divide_waiting()
 
@@ -93,12 +93,12 @@ class RoutedWriters:
             largest.release()
             self._held += largest.held
 
-    def rehearse(self, divided: DividedRows) -> None:
+    def dry_write(self, divided: DividedRows) -> None:
         """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
         for code, rows in _split_by_code(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
                 writer = self._writer_for(target)
-                writer.rehearse(fit_rows(rows, writer.layout.arrow_schema, self._names(target)))
+                writer.dry_write(fit_rows(rows, writer.layout.arrow_schema, self._names(target)))
 
     def _writer_for(self, target: Target) -> TableWriter:
         if target not in self._writers:
@@ -186,7 +186,7 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collec
 
 def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Translate the lists of omitted columns (`_frazil_kept`) to the field ids of `schema`."""
-    at = rows.schema.get_field_index(KEPT_COLUMNS)
+    at = rows.schema.get_field_index(OMITTED_COLUMNS)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows
     names, own = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)

@@ -72,7 +72,7 @@ WHOLE_RECORD = (DriftScope(),)
 class DriftDecoder(Protocol):
     """A decoder that can report new fields and types of records, in `DecodedChunk.drift`."""
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Start reporting new fields and, if `widening`, columns that must become wider or optional.
 
         All structs in `within` must have the same fields. A decoder that compares writer schemas ignores
@@ -86,7 +86,9 @@ class SchemaDrift:
 
     new: Mapping[Path, FoundType] = field(default_factory=dict)
     wider: Mapping[Path, str] = field(default_factory=dict)
-    """Map the path of each column that could not hold a value to the type that can: `long`, `double` or a decimal."""
+    """Map the path of each column that is too narrow for a value to the type that it needs: `long`,
+    `double` or a decimal.
+    """
     optional: frozenset[Path] = frozenset()
     """Paths of required columns that have no value in an otherwise valid record."""
     records: int = 0
@@ -326,8 +328,8 @@ def find_name_problem(name: str) -> str:  # noqa: PLR0911 - a table
     """Return why a field's name cannot be a column's name; an empty string if it can."""
     if name == TOO_MANY_FIELDS:
         return (
-            f"stands for more than {MAX_OBJECT_FIELDS:,} undeclared fields of one object: the object's keys are data, "
-            "which cannot become columns"
+            f"stands for more than {MAX_OBJECT_FIELDS:,} undeclared fields of one object: its field names are "
+            "probably values, which cannot become columns"
         )
     if not name:
         return "has an empty name"

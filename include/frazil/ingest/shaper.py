@@ -1,5 +1,5 @@
-"""Turns a chunk of records into rows that fit the table, or rejections. For tombstones (records without a value), the
-record key, in the same format, fills the key columns.
+"""Turns a chunk of records into rows that fit the table, or rejections. The key of a tombstone (a record without a
+value) fills the key columns, and has the same format as values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.ingest.aliases import MakeDecoder, create_aliased_decoder
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, OutOfRangeValue, find_out_of_range
 from frazil.ingest.changes import ChangeReader
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import CoordinateColumns, record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows
@@ -69,7 +69,7 @@ class Shaper:
         self.drift = SchemaDrift()
         """Schema drift of all records so far."""
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Return rows with the table's schema. Records outside a backfill's time range are omitted.
 
         A record with several rows is accepted or rejected as a whole, so that it is never both in the table and a dead
@@ -78,27 +78,30 @@ class Shaper:
         decoded = self.decode(chunk)
         if self._several:
             decoded = drop_incomplete_records(decoded)
-        rows = self._coordinates.add_to(decoded.rows, chunk, decoded.kept)
+        rows = self._coordinates.add_to(decoded.rows, chunk, decoded.record_indexes)
         shaped = dataclasses.replace(decoded, rows=rows)
         if within := self._within:
             times = self.event_times(rows)
             wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
             if self._several:
-                wanted = pa.array(np.isin(shaped.kept, shaped.kept[wanted.to_numpy(False)]))
-            shaped = DecodedChunk(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [], decoded.drift)
+                wanted = pa.array(np.isin(shaped.record_indexes, shaped.record_indexes[wanted.to_numpy(False)]))
+            shaped = DecodedChunk(rows.filter(wanted), shaped.record_indexes[wanted.to_numpy(False)], [], decoded.drift)
         wrong = {
-            **self._coordinates.find_out_of_range(chunk, shaped.kept),
+            **self._coordinates.find_out_of_range(chunk, shaped.record_indexes),
             **self._find_untruncatable(shaped.rows),
             **self._find_out_of_range(chunk, shaped),
         }
         found = shaped.reject_rows({row: (OUT_OF_RANGE, text) for row, text in wrong.items()})
         return drop_incomplete_records(found) if self._several else found
 
-    def first_row_mask(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return a mask of each record's first row; None if all have one. Row i comes from record `kept[i]`."""
-        return number_rows(kept) == 0 if self._several else None
+    def first_row_mask(self, record_indexes: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return a mask of each record's first row; None if all have one row.
 
-    def decode(self, chunk: Chunk) -> DecodedChunk:
+        Row i comes from record `record_indexes[i]`.
+        """
+        return number_rows(record_indexes) == 0 if self._several else None
+
+    def decode(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the chunk to rows without coordinates. Ranges of values are not checked."""
         if isinstance(chunk, RowChunk):
             if self._protect:
@@ -113,21 +116,21 @@ class Shaper:
             decoded = dataclasses.replace(decoded, drift=dataclasses.replace(decoded.drift, names=()))
         return dataclasses.replace(decoded, rows=self._protect(decoded.rows)) if self._protect else decoded
 
-    def add_drift(self, drift: SchemaDrift, chunk: Chunk, *, kept: NDArray[np.int64]) -> None:
-        """Add a chunk's drift to `self.drift`, without the casts of records that are not in `kept`."""
+    def add_drift(self, drift: SchemaDrift, chunk: RecordChunk, *, record_indexes: NDArray[np.int64]) -> None:
+        """Add a chunk's drift to `self.drift`, without the casts of records that are not in `record_indexes`."""
         if drift.cast and not isinstance(chunk, RowChunk):
-            others = np.setdiff1d(np.arange(len(chunk)), kept)
+            others = np.setdiff1d(np.arange(len(chunk)), record_indexes)
             of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}
             counts = {name: count - of_others.get(name, 0) for name, count in drift.cast.items()}
             drift = dataclasses.replace(drift, cast={name: count for name, count in counts.items() if count})
         if drift:
             self.drift = join_drift([self.drift, drift])
 
-    def _find_out_of_range(self, chunk: Chunk, shaped: DecodedChunk) -> dict[int, str]:
+    def _find_out_of_range(self, chunk: RecordChunk, shaped: DecodedChunk) -> dict[int, str]:
         found: dict[int, str] = {}
         for row, moment in find_out_of_range(shaped.rows).items():
             unquoted = isinstance(chunk, RowChunk) or moment.path[0] in self._key_columns
-            record = None if unquoted else chunk.values[shaped.kept[row]]
+            record = None if unquoted else chunk.values[shaped.record_indexes[row]]
             found[row] = range_error_text(moment, record, quote=self._quote, units=self._units)
         return found
 
@@ -158,7 +161,7 @@ class RecordDecoder:
         tombstones = create_tombstone_decoder(context, schema)
         self._changes = ChangeReader(context.changes, tombstones) if context.changes else None
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
         if self._changes is None:
             return self._add(decoded, chunk)
@@ -220,19 +223,19 @@ class TombstoneDecoder:
         self._schema = schema_to_pyarrow(Schema(*plain), include_field_ids=True)
         self._decode = make(Schema(*plain, *inner), {**units, **of_inner})
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         there = np.flatnonzero(chunk.values.lengths != NULL)
-        decoded = self._decode(Chunk.of_column(chunk.values.take(there))).with_indexes(there)
+        decoded = self._decode(RecordChunk.of_column(chunk.values.take(there))).with_indexes(there)
         columns = [self._merge_payload(field.name, decoded.rows) for field in self._schema]
         wrong = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
         for field, column in zip(self._schema, columns, strict=True):
             text = f"the record's key: {field.name}: required, and missing or null"
-            missing = decoded.kept[column.is_null().to_numpy(zero_copy_only=False)]
+            missing = decoded.record_indexes[column.is_null().to_numpy(zero_copy_only=False)]
             for index in (*missing.tolist(), *np.setdiff1d(np.arange(len(chunk)), there).tolist()):
                 wrong.setdefault(index, Rejection(index, "MissingRequired", text))
-        good = ~np.isin(decoded.kept, np.array([*wrong], np.int64))
+        good = ~np.isin(decoded.record_indexes, np.array([*wrong], np.int64))
         rows = pa.Table.from_arrays(columns, schema=self._schema).filter(pa.array(good))
-        return DecodedChunk(rows, decoded.kept[good], [wrong[index] for index in sorted(wrong)])
+        return DecodedChunk(rows, decoded.record_indexes[good], [wrong[index] for index in sorted(wrong)])
 
     def _merge_payload(self, name: str, rows: pa.Table) -> pa.Array:
         own = rows.column(name).combine_chunks()

@@ -21,8 +21,8 @@ from pyiceberg.schema import Schema
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.bisection import bisect_failures, is_environment_error
-from frazil.ingest.changes import keep_dead_letters, reject_unchanging
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.changes import reject_records_without_rows, reject_unchanging
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
@@ -111,7 +111,7 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> 
     try:
         if with_trial:
             with _wrap_record_errors():
-                run._main.rehearse(default_row(run._main.layout.arrow_schema))
+                run._main.dry_write(default_row(run._main.layout.arrow_schema))
         with _pause_garbage_collection(), run.reader() as reader:
             reader.on_read = lambda records, delay_s: report.report_if_due(run.progress.records + records, delay_s)
             for chunk in reader:
@@ -245,25 +245,25 @@ class _Stage:
         """Return the parcels made since the last call; none without a shuffle."""
         return ()
 
-    def take(self, chunk: Chunk) -> None:
+    def take(self, chunk: RecordChunk) -> None:
         for part in self._parts(chunk, self._shape_chunk):
             self._land(part, self._shape_chunk(part))
 
-    def take_after_trial(self, chunk: Chunk) -> None:
+    def take_after_trial(self, chunk: RecordChunk) -> None:
         """Write a chunk in memory first. Records that cannot be written on their own are rejected."""
         for part in self._parts(chunk, self._try_records):
             self._land(part, self._try_records(part))
 
-    def _try_records(self, chunk: Chunk) -> DecodedChunk:
+    def _try_records(self, chunk: RecordChunk) -> DecodedChunk:
         parts = []
         for start, end, tried in bisect_failures(
-            len(chunk), lambda start, end: self._rehearse(chunk.slice(start, end))
+            len(chunk), lambda start, end: self._dry_write(chunk.slice(start, end))
         ):
             part = self._reject_unwritable(tried, chunk) if isinstance(tried, Exception) else tried
             parts.append(part.with_indexes(np.arange(start, end)))
         return join_results(parts)
 
-    def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
+    def _parts(self, chunk: RecordChunk, decode: Decoder) -> Iterable[RecordChunk]:
         """Split a chunk by the table whose schema decodes each record."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
@@ -280,34 +280,34 @@ class _Stage:
             self._shapers[target] = Shaper(own, schema, self._ranges, decode=self._decode, protect=protect)
         return self._shapers[target]
 
-    def _shape_chunk(self, chunk: Chunk) -> DecodedChunk:
+    def _shape_chunk(self, chunk: RecordChunk) -> DecodedChunk:
         shape = self._shaper_for(chunk.target)
         return shape.decode(chunk) if chunk.target == FIRST_PASS else shape(chunk)
 
-    def _reject_unwritable(self, error: Exception, chunk: Chunk) -> DecodedChunk:
+    def _reject_unwritable(self, error: Exception, chunk: RecordChunk) -> DecodedChunk:
         nothing = self._shape_chunk(chunk.slice(0, 0))
         return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
-    def _rehearse(self, chunk: Chunk) -> DecodedChunk:
+    def _dry_write(self, chunk: RecordChunk) -> DecodedChunk:
         """Return the chunk's rows, after writing them in memory only."""
         shaped = self._shape_chunk(chunk)
         if chunk.target == FIRST_PASS:
             return shaped
         if self._divide is None:
-            self._main.rehearse(shaped.rows)
+            self._main.dry_write(shaped.rows)
             return shaped
         divided = self._divide(chunk, shaped)
-        self._main.rehearse(fit_rows(divided.main_rows, self._main.layout.arrow_schema))
-        self._routed.rehearse(divided)
+        self._main.dry_write(fit_rows(divided.main_rows, self._main.layout.arrow_schema))
+        self._routed.dry_write(divided)
         return shaped
 
-    def _land(self, chunk: Chunk, shaped: DecodedChunk) -> None:
+    def _land(self, chunk: RecordChunk, shaped: DecodedChunk) -> None:
         """Count the records of a decoded chunk, and pass its rows and dead letters to the writers."""
         shape, drift = self._shaper_for(chunk.target), shaped.drift
         # Their casts are not in `drift`, and the decoder may fail for them again.
         failed = [r.index for r in shaped.rejections if r.error_class in {UNWRITABLE, CRASHED}]
         if self._context.changes and self._context.files:
-            shaped = keep_dead_letters(shaped, len(chunk))
+            shaped = reject_records_without_rows(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
             rejection = shaped.rejections[0]
             of = self._ranges[chunk.range_index[rejection.index]]
@@ -335,14 +335,14 @@ class _Stage:
                 shaped = reject_unchanging(shaped, divided.unchanged)
             else:
                 self._other_events += len(divided.unchanged)
-        shape.add_drift(drift, chunk, kept=np.append(shaped.kept, np.array(failed, np.int64)))
+        shape.add_drift(drift, chunk, record_indexes=np.append(shaped.record_indexes, np.array(failed, np.int64)))
         self.progress.count_rows(
-            chunk.range_index[shaped.kept],
+            chunk.range_index[shaped.record_indexes],
             shape.event_times(shaped.rows),
-            timestamps_ms=chunk.timestamps_ms[shaped.kept],
+            timestamps_ms=chunk.timestamps_ms[shaped.record_indexes],
             now_ms=self._now_us() // 1000,
-            records=shape.first_row_mask(shaped.kept),
-            of_windows=divided.main_mask if divided else None,
+            records=shape.first_row_mask(shaped.record_indexes),
+            window_mask=divided.main_mask if divided else None,
         )
         if divided:
             self._main.add(fit_rows(divided.main_rows, self._main.layout.arrow_schema))
@@ -355,7 +355,7 @@ class _Stage:
             self._dead.add(self._dead_letters.rows(chunk, shaped.rejections, self._now_us()))
             self._rejects.add(chunk, shaped.rejections)
 
-    def _add(self, chunk: Chunk, shaped: DecodedChunk) -> None:  # noqa: ARG002 - used by a subclass
+    def _add(self, chunk: RecordChunk, shaped: DecodedChunk) -> None:  # noqa: ARG002 - used by a subclass
         self._main.add(shaped.rows)
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
@@ -395,9 +395,11 @@ class _ShuffledStage(_Stage):
         self.shuffler = Shuffler(context.shuffle, self._main.layout, task.ranges, task=task.index)
         self._parcels: list[Parcel] = []
 
-    def _add(self, chunk: Chunk, shaped: DecodedChunk) -> None:
-        kept = shaped.kept
-        self._parcels += self.shuffler(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
+    def _add(self, chunk: RecordChunk, shaped: DecodedChunk) -> None:
+        indexes = shaped.record_indexes
+        self._parcels += self.shuffler(
+            shaped.rows, range_index=chunk.range_index[indexes], offsets=chunk.offsets[indexes]
+        )
 
     def parcels(self) -> list[Parcel]:
         parcels, self._parcels = self._parcels, []

@@ -55,7 +55,7 @@ class _Partition:
             self._append(merged)
 
     def _append(self, rows: pa.Table) -> None:
-        size = held_bytes(rows)
+        size = buffered_bytes(rows)
         self.rows.append(rows)
         self.sizes.append(size)
         self.bytes += size
@@ -66,7 +66,7 @@ class _Partition:
         return sum(1 for _ in takewhile(lambda size: size <= max_bytes, reversed(self.sizes)))
 
 
-def held_bytes(rows: pa.Table) -> int:
+def buffered_bytes(rows: pa.Table) -> int:
     """Return the bytes that a table keeps in memory, including overhead and unused parts of its buffers."""
     buffers: int = rows.get_total_buffer_size()
     return buffers + 512 * len(rows.column_names)  # about 512 bytes for each column
@@ -134,7 +134,7 @@ class TableWriter:
     def add(self, rows: pa.Table) -> None:
         if rows.num_rows:
             self._unsplit.append(rows)
-            self._unsplit_held += (size := held_bytes(rows))
+            self._unsplit_held += (size := buffered_bytes(rows))
             self._held += size
         if rows.num_rows >= MIN_PART_ROWS * self._parts or self._unsplit_held >= self._unsplit_bytes:
             self._split()
@@ -158,7 +158,7 @@ class TableWriter:
             if gathered.bytes >= self._min_write_bytes():
                 self._flush(gathered)
 
-    def rehearse(self, rows: pa.Table) -> None:
+    def dry_write(self, rows: pa.Table) -> None:
         """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
         trial = copy.copy(self)
         trial._io = None

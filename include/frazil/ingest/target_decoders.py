@@ -13,7 +13,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Target, is_routed
 from frazil.ingest.decode import DecodedChunk, Decoder
 from frazil.ingest.formats.fields import may_have_aliases
@@ -119,7 +119,7 @@ class TargetDecoder:
         self._context = context
         self._made: dict[Target, Decoder] = {}
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if chunk.target not in self._made:
             context = context_for_target(self._context, chunk.target)
             schema = Schema.model_validate_json(context.main.schema_json)
@@ -129,5 +129,5 @@ class TargetDecoder:
         return self._made[chunk.target](chunk)
 
 
-def _decode_without_columns(chunk: Chunk) -> DecodedChunk:
+def _decode_without_columns(chunk: RecordChunk) -> DecodedChunk:
     return DecodedChunk(pa.table({}), np.arange(len(chunk)))

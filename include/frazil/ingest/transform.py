@@ -4,6 +4,7 @@ expression fails for any record, further queries find all such records, which be
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.bisection import bisect_failures
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 from frazil.ingest.formats import create_decoder
@@ -76,7 +78,7 @@ class TransformedDecoder:
         self._wary = False
         """Whether a record of the last chunk failed. If so, the next chunk is searched for failing records first."""
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if isinstance(chunk, RowChunk):
             fields = DecodedChunk(chunk.rows, np.arange(len(chunk)))
         else:
@@ -86,12 +88,12 @@ class TransformedDecoder:
         made = None if self._wary else self._transform_all(numbered)
         if made is None:
             failed, made = self._transform_valid(numbered)
-        wrong = [Rejection(int(fields.kept[row]), TRANSFORM_FAILED, failed[row]) for row in sorted(failed)]
+        wrong = [Rejection(int(fields.record_indexes[row]), TRANSFORM_FAILED, failed[row]) for row in sorted(failed)]
         rows, missing = self._fit_rows(made)
-        kept = fields.kept[made.column(ROW).to_numpy()]
-        fitted = DecodedChunk(rows, kept, [*fields.rejections, *wrong], fields.drift).reject_rows(missing)
+        indexes = fields.record_indexes[made.column(ROW).to_numpy()]
+        fitted = DecodedChunk(rows, indexes, [*fields.rejections, *wrong], fields.drift).reject_rows(missing)
         dropped = np.zeros(len(chunk), np.bool_)
-        dropped[fields.kept] = True
+        dropped[fields.record_indexes] = True
         dropped &= fitted.no_result_mask(len(chunk))
         rows = pa.Table.from_arrays(fitted.rows.columns, schema=self._columns)
         return dataclasses.replace(fitted, rows=rows, dropped=np.flatnonzero(dropped))
@@ -101,12 +103,18 @@ class TransformedDecoder:
         return open_connection()
 
     def _query(self, query: str, records: pa.Table) -> pa.Table:
+        import duckdb  # as in open_connection
+
         connection = self._connection
         connection.register("records", records)
         try:
             return connection.sql(query).to_arrow_table()
+        except (duckdb.InternalException, duckdb.FatalException):
+            del self._connection  # all further queries of this connection would fail
+            raise
         finally:
-            connection.unregister("records")
+            with contextlib.suppress(duckdb.FatalException):
+                connection.unregister("records")
 
     def _transform_all(self, records: pa.Table) -> pa.Table | None:
         """Return the transformed records; None if an expression fails for any of them."""
@@ -114,7 +122,7 @@ class TransformedDecoder:
 
         try:
             return self._query(full_query(self._transform), records)
-        except (duckdb.DataError, duckdb.InvalidInputException, UnicodeDecodeError):
+        except (duckdb.Error, UnicodeDecodeError):
             return None  # DuckDB may cut its message within a character
 
     def _transform_valid(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
@@ -151,6 +159,19 @@ class TransformedDecoder:
         return suspect
 
     def _find_failures(self, records: pa.Table) -> dict[int, str]:
+        """Map the failing rows of `records` to error texts. Those for which TRY also fails are found by bisection."""
+        failed = dict[int, str]()
+        for start, _, found in bisect_failures(
+            len(records), lambda start, end: self._try_expressions(records.slice(start, end - start))
+        ):
+            if isinstance(found, Exception):
+                reason = "" if self._withheld else f": {str(found).strip().partition(chr(10))[0]}"
+                failed[records.column(ROW)[start].as_py()] = f"the transform failed{reason}"
+            else:
+                failed |= found
+        return failed
+
+    def _try_expressions(self, records: pa.Table) -> dict[int, str]:
         transform, failed = self._transform, dict[int, str]()
         if transform.where:
             source = (

@@ -48,8 +48,11 @@ _REJECTED_CLAUSES = {
     "sample": "USING SAMPLE",
 }
 _REJECTED_MODIFIERS = {"LIMIT_MODIFIER": "LIMIT", "ORDER_MODIFIER": "ORDER BY", "DISTINCT_MODIFIER": "DISTINCT"}
-_UNSTABLE_FUNCTIONS = frozenset({"age", "current_localtime", "current_localtimestamp", "hash", "version"})
-"""Functions that DuckDB declares as stable, although clock, time zone or version change their result."""
+_UNSTABLE_FUNCTIONS = frozenset(
+    {"age", "array_grade_up", "current_localtime", "current_localtimestamp", "grade_up", "hash", "list_grade_up"}
+    | {"version"}
+)
+"""Functions that DuckDB declares as stable, although clock, time zone, version or other records change their result."""
 _AGGREGATES_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
 """Functions whose second argument is the name of an aggregate function for the elements of a list."""
 _LENGTH_ARGUMENTS = {
@@ -65,6 +68,9 @@ _LENGTH_ARGUMENTS = {
 }
 """Index of a function's first argument that sets the result's length, which DuckDB's memory limit ignores."""
 MAX_RESULT_LENGTH = 100_000
+_QUADRATIC_FUNCTIONS = frozenset({"damerau_levenshtein", "editdist3", "levenshtein"})
+"""Functions whose time, or memory without a limit, is the product of their arguments' lengths."""
+MAX_COMPARED_LENGTH = 1000
 
 
 def open_connection() -> Any:
@@ -458,6 +464,11 @@ class _Checker:
                 "unlimited memory"
             )
             raise SpecError(f"transform: {name}: {what}")
+        if name in _QUADRATIC_FUNCTIONS and not all(map(_is_short, call["arguments"])):
+            raise SpecError(
+                f"transform: {name}: its arguments must be constants or left(…, n) with n up to "
+                f"{MAX_COMPARED_LENGTH:,}, because otherwise a record could use unlimited time and memory"
+            )
         if _max_length(call) > MAX_RESULT_LENGTH:
             raise SpecError(f"transform: {name}: nested lengths make a result longer than {MAX_RESULT_LENGTH:,}")
         if name in {"format", "printf"} and not _has_fixed_widths(call):
@@ -499,6 +510,16 @@ def _is_small(argument: _Node) -> bool:
         return bool(argument["expression"]["class"] == "CONSTANT")
     text = str(literal.get("text", ""))
     return text.isdecimal() and int(text) <= MAX_RESULT_LENGTH
+
+
+def _is_short(argument: _Node) -> bool:
+    """Return whether an argument is a constant, or a text that `left` shortens."""
+    expression = argument["expression"]
+    if expression["class"] == "FUNCTION" and expression["function_name"].lower() == "left":
+        return 0 < _constant_value(expression["arguments"][-1]["expression"]) <= MAX_COMPARED_LENGTH and _is_small(
+            expression["arguments"][-1]
+        )
+    return bool(expression["class"] == "CONSTANT")
 
 
 def _max_length(part: Any) -> int:

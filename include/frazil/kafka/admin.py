@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -233,7 +233,7 @@ class KafkaAdmin:
         while True:
             try:
                 futures = [self._request_offsets(tps, which, isolation) for which, isolation in questions]
-                return [{(tp.topic, tp.partition): self._offset(of) for tp, of in each.items()} for each in futures]
+                return [self._offsets(each) for each in futures]
             except (KafkaException, TimeoutError) as error:
                 is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_ERRORS
                 if is_moving and time.monotonic() <= deadline:
@@ -271,10 +271,11 @@ class KafkaAdmin:
         self._admin.clear_errors()
         return found
 
-    def _offset(self, answer: Future[Any]) -> Any:
-        found = self._wait_for(answer)
-        if found.offset == OFFSET_INVALID:
-            raise TimeoutError  # librdkafka reports no error if this leader did not answer, but another did
+    def _offsets(self, answers: Mapping[Any, Future[Any]]) -> dict[TopicPartition, Any]:
+        found = {(tp.topic, tp.partition): self._wait_for(answer) for tp, answer in answers.items()}
+        # librdkafka reports no error if a leader did not answer, but another did.
+        if silent := [f"{topic}-{p}" for (topic, p), of in sorted(found.items()) if of.offset == OFFSET_INVALID]:
+            raise _LeaderSilent(silent)
         return found
 
     def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
@@ -294,8 +295,12 @@ class KafkaAdmin:
         is_late = is_timeout(error)
         if (is_late or code in LEADER_ERRORS) and (names := self._partitions_without_leader()):
             return KafkaUnavailable(
-                f"{what}: no leader for {', '.join(names[:MAX_NAMED_PARTITIONS])} ({len(names):,} in all). "
-                "Start the brokers that have their replicas"
+                f"{what}: no leader for {_name_some(names)}. Start the brokers that have their replicas"
+            )
+        if isinstance(error, _LeaderSilent):
+            return KafkaUnavailable(
+                f"{what}: the leader of {_name_some(error.args[0])} did not answer within {self._timeout_s:g} s. Check "
+                "that this host reaches each broker at its advertised address"
             )
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
@@ -310,8 +315,16 @@ class KafkaAdmin:
         with suppress(KafkaException):
             topics = self._admin.list_topics(timeout=min(self._timeout_s, LEADERS_TIMEOUT_S)).topics
             found = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]
-            return [f"{name}[{id_}]" for name, id_ in sorted(found) if topics[name].partitions[id_].leader < 0]
+            return [f"{name}-{id_}" for name, id_ in sorted(found) if topics[name].partitions[id_].leader < 0]
         return []
+
+
+class _LeaderSilent(TimeoutError):
+    """The leaders of some partitions did not answer, but others did. The argument has the partitions' names."""
+
+
+def _name_some(partitions: Sequence[str]) -> str:
+    return f"{', '.join(partitions[:MAX_NAMED_PARTITIONS])} ({len(partitions):,} in all)"
 
 
 def is_timeout(error: BaseException | None) -> bool:

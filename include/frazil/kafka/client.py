@@ -1,4 +1,4 @@
-"""Parts that clients of librdkafka share: checks of properties, errors for refused access, a safe admin client."""
+"""Helpers for all clients of librdkafka: checks of properties, errors for refused access, and a safe admin client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ that last.
 """
 
 _UNKNOWN_PROPERTY = ("No such configuration property", "Java ")
-"""Beginnings of librdkafka's errors for properties that it does not have."""
+"""How librdkafka's errors about unknown properties begin."""
 _INVALID_VALUE = "Invalid value"
 _UNCHECKED_PROPERTIES = frozenset({"plugin.library.paths", "debug"})
 """Properties that are not tried on a client, because setting them already has an effect."""

@@ -1,5 +1,5 @@
-"""Fetches one message from each topic-partition. Only a fetch shows whether a client may read a topic, and not just
-describe it. Also, a leader tells only consumers whether its log still contains an offset of a leader epoch.
+"""Fetches one message from each topic-partition. A fetch shows whether a client may read a topic; a description does
+not. A leader tells only consumers whether its log still contains an offset of a leader epoch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find_diverged(
     starts = [KafkaTopicPartition(*tp, offset, leader_epoch=epoch) for tp, (offset, epoch) in positions.items()]
     with closing(create_client(Consumer, {**properties, **_SETTINGS})) as consumer:
         consumer.assign(starts)
-        for tp, code in _fetch_answers(consumer, waiting, within_s=RESPONSE_TIMEOUT_S):
+        for tp, code in _fetch_answers(consumer, waiting, timeout_s=RESPONSE_TIMEOUT_S):
             if tp not in waiting or code not in {None, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}:
                 continue
             waiting.discard(tp)
@@ -63,7 +63,7 @@ def find_diverged(
 
 
 def check_readable(
-    properties: Mapping[str, str], partitions: Collection[TopicPartition], *, stream: str, within_s: float
+    properties: Mapping[str, str], partitions: Collection[TopicPartition], *, stream: str, timeout_s: float
 ) -> None:
     """Check that the stream may read each topic, by fetching from the end of one partition.
 
@@ -76,7 +76,7 @@ def check_readable(
         consumer = create_client(Consumer, {**properties, **_SETTINGS})
     with closing(consumer):
         consumer.assign([KafkaTopicPartition(*tp, OFFSET_END) for tp in waiting.items()])
-        for (topic, _), code in _fetch_answers(consumer, waiting, within_s=within_s):
+        for (topic, _), code in _fetch_answers(consumer, waiting, timeout_s=timeout_s):
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and waiting.pop(topic, None) is not None:
                 refused.append(topic)
             elif code in {None, KafkaError._PARTITION_EOF}:  # None: a new record has arrived
@@ -85,14 +85,14 @@ def check_readable(
         raise AccessDenied(f"{where}: Kafka refuses to let the stream read {_join_names(refused)}. Grant Read on them")
     if waiting:
         raise KafkaUnavailable(
-            f"{where}: no response to a fetch of {_join_names(waiting)} within {within_s:g} s. Check the brokers"
+            f"{where}: no response to a fetch of {_join_names(waiting)} within {timeout_s:g} s. Check the brokers"
         )
 
 
 def _fetch_answers(
-    consumer: Consumer, waiting: Collection[object], *, within_s: float
+    consumer: Consumer, waiting: Collection[object], *, timeout_s: float
 ) -> Iterator[tuple[TopicPartition, int | None]]:
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
         for message in consumer.consume(100, timeout=0.05):
             error = message.error()

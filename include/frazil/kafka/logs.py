@@ -1,8 +1,8 @@
 """Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
 
-A truncation shows in two ways. A leader repeatedly reports an end before an offset that could be read earlier, although
-its epoch is not outdated. Or the leader reports that the leader epoch of the stream's position ended before that
-position (`OffsetForLeaderEpoch`).
+A truncation shows in one of two ways. A leader whose epoch is current repeatedly reports a log end below an offset that
+could be read before. Or, asked about the leader epoch of the stream's position (`OffsetForLeaderEpoch`), the leader
+reports an end below the position.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LogEnd:
 
 
 class LeaderAnswer(Enum):
-    """What a leader's response means for an offset that was readable before ("it" in the values)."""
+    """What a leader's response means for an offset that could be read before. "It" in the values is this offset."""
 
     VALID = "the same leader still has it"
     OUTDATED = "the broker has not noticed that it was replaced: ignore its ends"

@@ -23,7 +23,9 @@ CLEAR_RATIO = 0.8
 """An alert ends at this share of its threshold. The gap keeps it from flapping."""
 
 MIN_FILE_DIVISOR = 256
-"""Minimum number of data files by which a manifest list's size is divided: the list begins with 4 KiB of schema."""
+"""Minimum divisor for a manifest list's bytes per data file. Otherwise, the 4 KiB of schema in each list would dominate
+in small tables.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Reading:
     """What is wrong if the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
     """How long the value must stay beyond the threshold; None for `maintenance.alerts.hold`."""
-    unread: bool = False
+    is_unreadable: bool = False
     """Whether the value's source could not be read. Values of rules `<rule>:<subject>` are then unknown, too."""
 
     @property
@@ -125,9 +127,10 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if their average size is small; None if sizes are unknown.
+    """Return the number of data files if they are small on average, 0 if they are not, and None if unknown.
 
-    Otherwise return 0, or up to `threshold` if the average is not yet large enough to end an alert.
+    Between the threshold and the lower limit that ends an alert, returns at most `threshold`: the value neither fires
+    nor ends an alert.
     """
     if health.data_files and not health.data_bytes:
         return None
@@ -161,10 +164,10 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
             if stream.lag is None:
                 shown, sentence = "unknown", f"the lag of stream {stream.name} is unknown now: {stream.lag_problem}"
             yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, shown, sentence)
-            yield unread_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
+            yield unreadable_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
 
 
-def unread_reading(subject: str, what: str, problem: str | None) -> Reading:
+def unreadable_reading(subject: str, what: str, problem: str | None) -> Reading:
     """Return the reading of the rule `unmeasured` for a value that could not be read because of `problem`."""
     shown = f"the {what} was read" if problem is None else f"the {what} is unknown"
     sentence = f"the {what} cannot be read, so no alert about it fires: {problem}"
@@ -302,7 +305,7 @@ def evaluate_readings(
 def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
     """Return an unknown reading for a rule `<name>:<subject>`, if the source of all such rules could not be read."""
     whole = found.get(rule.partition(":")[0])
-    if whole is None or not whole.unread:
+    if whole is None or not whole.is_unreadable:
         return None
     sentence = f"the alert {rule} was active when it was last measured, and its value is unknown now"
     return replace(whole, rule=rule, sentence=sentence)

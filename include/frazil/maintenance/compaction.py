@@ -1,6 +1,6 @@
-"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Complete partitions come first, then
-rewrites that remove more files per byte. A rewrite must halve a partition's small files; otherwise later runs would
-repeat it forever.
+"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Rewrites of complete partitions come
+first. Within both groups, those that remove more files per byte come first. A rewrite must halve a partition's small
+files; otherwise later runs would repeat it forever.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAX_BUSY_REWRITES = 8
 
 class SkipReason(StrEnum):
     FEW = "too few small files"
-    MARGINAL = "a rewrite would not halve them"
+    MARGINAL = "a rewrite would not halve their number"
     OLD_SPEC = "an older partition spec"
     OVERLAP = "files of older partition specs would be rewritten too"
     BUDGET = "beyond the budget"
@@ -176,7 +176,9 @@ def _evaluate_small(
         )
     if count < 2 or 2 * removed < count:
         return SkippedPartition(
-            partition, SkipReason.MARGINAL, f"a rewrite would not halve its {format_count(count, 'small file')}"
+            partition,
+            SkipReason.MARGINAL,
+            f"a rewrite would not halve the number of its {format_count(count, 'small file')}",
         )
     why = f"it is {state}: {format_count(count, 'small file', 'becomes|become')} {count - removed:,}"
     return Rewrite(partition, count, partition.small_bytes, removed, why)
@@ -234,7 +236,7 @@ def _select_within_budget(
     """
     taken: list[Rewrite] = []
     left: list[SkippedPartition] = []
-    rest, spent = budget, f"the run's budget of {budget:,} bytes goes to partitions that gain more"
+    rest, spent = budget, f"the run's budget of {budget:,} bytes is used for partitions that gain more"
     for place, alone in enumerate(ordered):
         overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
         rewrite = _add_older_specs(alone, overlapping)
@@ -250,7 +252,10 @@ def _select_within_budget(
         if fitting is None and deletes and not taken and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
         if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
-            why = f"{rewrite.reason}; the rewrite exceeds the budget of a run, and a part may not halve its files"
+            why = (
+                f"{rewrite.reason}; the rewrite exceeds the budget of a run, and a rewrite of a part may not "
+                "halve the number of its files"
+            )
             left.append(SkippedPartition(alone.partition, SkipReason.MARGINAL, why))
             continue
         if fitting is not None:
@@ -330,10 +335,10 @@ def _describe_plan(rewrites: Iterable[Rewrite], left_partitions: Iterable[Skippe
         where = format_count(len(done), "partition")
         kind = "data or delete file" if any(r.partition.delete_files for r in done) else "file"
         head = (
-            f"a rewrite of {format_count(files, 'data file')} of {size:,} bytes in {where} removes "
+            f"a rewrite of {format_count(files, 'data file')} ({size:,} bytes) in {where} removes "
             f"{format_count(gone, kind)}"
         )
     else:
         head = "no partition is worth a rewrite"
     rest = ", ".join(f"{count:,} ({why})" for why, count in reasons.most_common())
-    return f"{head}; partitions left: {rest}" if rest else head
+    return f"{head}; partitions not rewritten: {rest}" if rest else head

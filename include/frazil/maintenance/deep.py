@@ -97,7 +97,7 @@ class _DeleteFile:
     path: str
     records: int
     bytes: int
-    of: str | None
+    data_file: str | None
     """The only data file to which the delete file applies; None for several, and for deletes by column values."""
     is_alone: bool
     """Whether no other deletes are in its file. Other engines store several deletion vectors in one file."""
@@ -117,8 +117,8 @@ def read_partitions(
     deletes = [file for found in pool.map(lambda m: _read_delete_files(table.io, m), of_deletes) for file in found]
     deleted = Counter[str]()
     for file in deletes:
-        if file.of is not None:
-            deleted[file.of] += file.records
+        if file.data_file is not None:
+            deleted[file.data_file] += file.records
     bounds = _FileLimits(int(target_bytes * SMALL_RATIO), maintained.settings.compaction.deleted_rows)
     total: dict[PartitionKey, _PartitionTotals] = {}
     live_paths: set[str] = set()
@@ -144,16 +144,16 @@ def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
         lower, upper = ((file[at[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
         alone = file[at[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
         key = (manifest.partition_spec_id, tuple(file[at[_PARTITION]]))
-        of = lower.decode() if alone and lower is not None else file[at[_REFERENCED]]
-        found.append(_DeleteFile(key, file[at[_PATH]], file[at[_RECORDS]], file[at[_SIZE]], of, alone))
+        data_file = lower.decode() if alone and lower is not None else file[at[_REFERENCED]]
+        found.append(_DeleteFile(key, file[at[_PATH]], file[at[_RECORDS]], file[at[_SIZE]], data_file, alone))
     return found
 
 
 def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTotals:
     """Return a delete file's totals. The delete file is dangling if its only data file is not live."""
-    dangles = file.of is not None and file.of not in live_paths
+    dangles = file.data_file is not None and file.data_file not in live_paths
     rows, dangling = 0 if dangles else file.records, (file.path,) if dangles and file.is_alone else ()
-    deletes = Deletes(bytes=file.bytes, rows=rows, shared=int(file.of is None), dangling=dangling)
+    deletes = Deletes(bytes=file.bytes, rows=rows, shared=int(file.data_file is None), dangling=dangling)
     return _PartitionTotals(delete_files=1, deletes=deletes)
 
 

@@ -30,7 +30,7 @@ class ManifestPlan:
 def plan_manifests(
     manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """Plan a rewrite of the manifests, if there are too many, for each partition spec in which it halves their number.
+    """If there are too many manifests, plan a rewrite in each partition spec where it halves their number.
 
     `manifests` has the number and the bytes of manifests by spec id.
     """
@@ -100,7 +100,7 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
     came = "added since the last compaction" if health.last_compaction_at_ms is not None else "not compacted"
     growth = f"{format_count(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
     if files < settings.min_files or are_large(files, size, health.target_file_bytes):
-        return DueCheck(False, f"{growth}: few enough, or large enough")
+        return DueCheck(False, f"{growth}: no compaction while they are few or large")
     return DueCheck(True, growth)
 
 
@@ -119,7 +119,9 @@ def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -
 
 
 def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
-    """Check the number of all snapshots, and the age of main's. Markers and tags keep other snapshots anyway."""
+    """Check the number of all snapshots, and the age of main's oldest one. Old snapshots outside main are kept by
+    markers and tags anyway.
+    """
     if health.snapshots > settings.at_most:
         return DueCheck(True, f"{format_count(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:

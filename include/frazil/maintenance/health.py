@@ -123,8 +123,8 @@ class TableHealth:
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """Time of the last compaction. If None, the next two fields count all files if these are small on average, and
-    otherwise those since the history's start.
+    """Time of the last compaction; None if the history shows none. The next two fields then count all files if these
+    are small on average, and otherwise the files since the start of the history.
     """
     files_since_compaction: int
     """Growth in data files. Files that replace others, as in merges, do not count."""
@@ -145,7 +145,7 @@ class TableHealth:
 
     @property
     def deleted_percent(self) -> float:
-        """Percentage of the rows in data files that are deleted, so readers read them in vain."""
+        """Percentage of deleted rows among the rows in data files. Readers read these rows for nothing."""
         return 100 * self.deleted_rows / max(self.rows + self.deleted_rows, 1)
 
     @property

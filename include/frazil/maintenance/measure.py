@@ -21,7 +21,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.commit_checks import check_ancestry, check_same_source
-from frazil.commit.history import ancestors, ancestors_and_kept, commit_records, last_commit_ms
+from frazil.commit.history import ancestors, ancestors_and_older_snapshots, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
@@ -41,9 +41,7 @@ from frazil.status.freshness import freshness_limit_ms, freshness_ms
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.made_tables import list_matching_names
-from frazil.table.storage import open_store
-from frazil.table.tables import state_location
+from frazil.table.declared import list_matching_names
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
     )
 
 
-class AskKafka(Enum):
+class LagQuery(Enum):
     NEVER = auto()
     FOR_ALERTS = auto()
     """Ask Kafka only if an alert needs the lag."""
@@ -82,11 +80,11 @@ def measure(
     *,
     now_ms: int,
     deep: bool = False,
-    ask_kafka: AskKafka = AskKafka.NEVER,
+    lag_query: LagQuery = LagQuery.NEVER,
 ) -> TableHealth | None:
     """Return the table's health; None if the table does not exist.
 
-    With `deep`, the health includes the files of each partition. `ask_kafka` says whether to ask Kafka for the lag of
+    With `deep`, the health includes the files of each partition. `lag_query` says whether to ask Kafka for the lag of
     streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and storage errors.
     """
     with translate_catalog_errors(catalog.name):
@@ -94,11 +92,11 @@ def measure(
             table = load_maintained(catalog, maintained)
         except NoSuchTableError:
             return None
-        return _measure_table(table, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
+        return _measure_table(table, maintained, now_ms=now_ms, deep=deep, lag_query=lag_query)
 
 
 def _measure_table(
-    table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, ask_kafka: AskKafka
+    table: Table, maintained: MaintainedTable, *, now_ms: int, deep: bool, lag_query: LagQuery
 ) -> TableHealth:
     metadata = table.metadata
     head = head_of(metadata)
@@ -129,7 +127,7 @@ def _measure_table(
         files_since_compaction=files_since,
         bytes_since_compaction=bytes_since,
         recent=_recent_files(table, maintained),
-        streams=tuple(_measure_stream(metadata, spec, now_ms=now_ms, ask_kafka=ask_kafka) for spec in watched),
+        streams=tuple(_measure_stream(metadata, spec, now_ms=now_ms, lag_query=lag_query) for spec in watched),
         partitions=read_partitions(table, manifests, maintained, target_bytes=target) if deep else None,
         main_snapshots=len(main_at_ms),
         main_oldest_at_ms=min(main_at_ms, default=None),
@@ -169,7 +167,7 @@ def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> t
     """
     files = size = 0
     head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
-    for snapshot in ancestors_and_kept(metadata):
+    for snapshot in ancestors_and_older_snapshots(metadata):
         if snapshot.snapshot_id not in main and not _is_replace(snapshot):
             continue
         added = _summary_count(snapshot, "added-data-files")
@@ -221,7 +219,7 @@ def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[lis
     if kind is TableKind.MAIN and spec.sinks.mode.replaces_rows:
         files = [list_added_files(snapshot, table, ManifestContent.DATA) for snapshot, _ in newest]
         return [[_AddedFile(f.file_size_in_bytes, (f.spec_id, str(f.partition))) for f in added] for added in files]
-    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
+    journals = JournalStore.of_table(table, spec.name)
     target: Target = "main" if kind is TableKind.MAIN else "dead-letters"
     records = [record for _, path in newest if (record := journals.read(path)) is not None]
     return [[_AddedFile(f.bytes, (f.spec_id, f.partition)) for f in record.staged_for(target)] for record in records]
@@ -236,7 +234,7 @@ def list_added_files(snapshot: Snapshot, table: Table, *kinds: ManifestContent) 
             yield from (entry.data_file for entry in entries if entry.status is ManifestEntryStatus.ADDED)
 
 
-def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: AskKafka) -> StreamHealth:
+def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, lag_query: LagQuery) -> StreamHealth:
     marker, problem = None, None
     try:
         marker = read_marker(metadata.properties, spec.name)
@@ -258,8 +256,8 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
             caught_up_at_ms=heartbeat.caught_up_at_ms if heartbeat and not overtaken else None,
         )
     stale = (freshness_ms(found, now_ms=now_ms) or 0) > freshness_limit_ms(spec)
-    needed = ask_kafka is AskKafka.FOR_ALERTS and (stale or spec.maintenance.alerts.lag is not None)
-    if found.lag is None and marker and (needed or ask_kafka is AskKafka.ALWAYS):
+    needed = lag_query is LagQuery.FOR_ALERTS and (stale or spec.maintenance.alerts.lag is not None)
+    if found.lag is None and marker and (needed or lag_query is LagQuery.ALWAYS):
         answer = kafka_lag(spec, marker)
         return replace(found, lag_problem=answer) if isinstance(answer, str) else replace(found, lag=answer)
     return replace(found, lag_problem=problem if found.lag is None else None)

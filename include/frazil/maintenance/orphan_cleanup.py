@@ -46,8 +46,7 @@ from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.lost import absent_table_error
-from frazil.table.object_store import ObjectStore
-from frazil.table.storage import open_store
+from frazil.table.storage import ObjectStore, open_store
 from frazil.table.tables import may_delete_files, state_location
 
 log = logging.getLogger(__name__)
@@ -121,9 +120,10 @@ def clean_orphans(
 ) -> OrphanReport:
     """Delete the orphan files that an earlier run found too. A dry run changes nothing.
 
-    `neighbours` is a result of `load_all_folders`, and may be an hour old: no earlier run found files that other tables
-    have added since. Raises SpecError if the table does not exist, TableLost if only its files do, NotMadeByRoute, and
-    any error before the first deletion.
+    `neighbours` is a result of `load_all_folders`. It may be an hour old, because files that other
+    tables have added since were not found by an earlier run, and are not deleted. Raises SpecError
+    if the table does not exist, TableLost if only its files do, NotMadeByRoute, and any error
+    before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     with translate_catalog_errors(catalog.name):
@@ -172,7 +172,16 @@ class _Cleanup:
             self._check_clock(store, path)
         memory = OrphanMemory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
         table, references, found = self._evaluate()
-        report = _add_counts(report, found)
+        report = replace(
+            report,
+            listed=found.listed,
+            referenced=found.referenced,
+            registered=found.registered,
+            young=found.young,
+            candidates=len(found.candidates),
+            candidate_bytes=found.candidate_bytes,
+            examples=tuple(file.info.path for file in found.candidates[:MAX_EXAMPLES]),
+        )
         if found.refused:
             return replace(report, refused=found.refused)
         progress = Progress.of(table.metadata)
@@ -230,9 +239,9 @@ class _Cleanup:
         return others
 
     def _find_roots(self) -> dict[Place, str]:
-        """Map each folder to list to its path in the table's metadata.
+        """Return the folders that have to be listed, each with its path in the table's metadata.
 
-        The folders are the table's location, and the data and metadata folders if they are elsewhere.
+        These are the table's location, and the data and metadata folders if they are elsewhere.
         """
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
@@ -314,16 +323,3 @@ def _read_undecided(table: Table) -> UndecidedFiles:
         return UndecidedFiles.of(table.properties)
     except MarkerUnreadable as error:
         raise _CleanupRefused(f"cannot determine which files may still be committed: {error}") from error
-
-
-def _add_counts(report: OrphanReport, found: Evaluation) -> OrphanReport:
-    return replace(
-        report,
-        listed=found.listed,
-        referenced=found.referenced,
-        registered=found.registered,
-        young=found.young,
-        candidates=len(found.candidates),
-        candidate_bytes=found.candidate_bytes,
-        examples=tuple(file.info.path for file in found.candidates[:MAX_EXAMPLES]),
-    )

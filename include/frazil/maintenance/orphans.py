@@ -5,7 +5,8 @@ ensure that no snapshot will ever reference a deleted file:
 2. Staged files (`<stream>/<epoch>/<batch>/`, `<stream>/waited/<epoch>/<batch>/`) are kept until the marker's `settled`
    has passed their batch, even if the stream is undeclared. A backfill's staged files are kept while its branch is
    open. The files of a forgotten stream are not kept, because it can commit nothing.
-3. A manifest is kept as long as one of the files that it lists, because a retried commit reuses the manifest.
+3. A manifest is kept while one of the files that it lists is kept: a retried commit reuses the
+   manifest.
 4. Another commit has succeeded since the file was first found. A commit that was in progress then will be refused.
 5. The file is older than `older-than` by the storage's clock, and an earlier run found it at least an hour ago. This
    protects files that Spark is writing, which are registered nowhere. A host whose clock is off by a third of
@@ -34,7 +35,7 @@ from frazil.commit.backfill_marker import open_backfills
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
-from frazil.table.object_store import FileInfo
+from frazil.table.storage import FileInfo
 
 log = logging.getLogger(__name__)
 
@@ -322,7 +323,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
     if 2 * found < len(references.live):
         return (
             f"only {found} of the table's {len(references.live)} live files are below "
-            f"{_examples(r.path for r in roots)}: paths may use an unknown spelling"
+            f"{_examples(r.path for r in roots)}: paths may be written in an unknown form"
         )
     return None
 

@@ -21,6 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import PrimitiveType
 
+from frazil import signals
 from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.commit.history import commit_records
 from frazil.commit.journal import JournalStore
@@ -32,27 +33,25 @@ from frazil.maintenance.health import PartitionKey
 from frazil.maintenance.measure import list_added_files, load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
-from frazil.signals import pins
 from frazil.signals.completion import find_feeds
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table
 from frazil.table.branches import head_of
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DEFAULT_PROPERTIES
-from frazil.table.storage import open_store
-from frazil.table.tables import state_location
 
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 """Properties that limit the versions of `metadata.json`."""
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read which snapshots the table's signals need. Raises MarkerUnreadable, and any error of the catalog."""
+    """Read which snapshots the table's signals need; none if no stream declares windows, which a writer of one stream
+    cannot know. Raises MarkerUnreadable, and any error of the catalog.
+    """
     seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
-    since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
-    return pins.read_pins(catalog, maintained.identifier, since_ms=since_ms)
+    return signals.read_pins(catalog, maintained.identifier, maintained.settings.expiry, now_ms=now_ms)
 
 
 def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
@@ -61,7 +60,9 @@ def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
 
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the bytes of the `files` files that expiry removes, from summaries of expired snapshots' children."""
+    """Estimate the total bytes of `files` files that expiry removes. The average size is that of files removed by the
+    expired snapshots' children.
+    """
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
     removed = sum(
@@ -72,7 +73,7 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
 
 
 BUSY_INTERVALS = 2
-"""Number of its stream's longest commit intervals for which a changed partition counts as busy."""
+"""A changed partition counts as busy for this number of its stream's longest commit intervals."""
 MAX_BATCHES = 12
 """Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
 
@@ -95,7 +96,7 @@ def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[
         for file in list_added_files(snapshot, table, *ManifestContent):
             yield file.spec_id, tuple(file.partition[i] for i in range(len(file.partition)))
     marker = read_marker(table.properties, spec.name)
-    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
+    journals = JournalStore.of_table(table, spec.name)
     settled = marker.settled if marker else None
     waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=spec.name)
     for journal in islice(waiting, MAX_BATCHES):
@@ -113,10 +114,10 @@ def _partition_key(file: StagedFile, table: Table) -> PartitionKey:
 
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
-CLOCK_SLACK_US = 3_600_000_000
-"""Time until an ended partition is complete, if its times come from this host's clock."""
-UNKNOWN_SLACK_US = 86_400_000_000
-"""Time until an ended partition is complete, if no watermark is known."""
+HOST_CLOCK_DELAY_US = 3_600_000_000
+"""A partition is complete this long after its end, if its times come from this host's clock."""
+NO_WATERMARK_DELAY_US = 86_400_000_000
+"""A partition is complete this long after its end, if no watermark is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +177,8 @@ class MaintenancePlanner:
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
     """Return a time (us since 1970). Partitions that end before it get no more rows, except late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
-        return now_ms * 1_000 - UNKNOWN_SLACK_US
+        return now_ms * 1_000 - NO_WATERMARK_DELAY_US
     if maintained.kind is not TableKind.MAIN:
-        return now_ms * 1_000 - CLOCK_SLACK_US
+        return now_ms * 1_000 - HOST_CLOCK_DELAY_US
     known = complete_until_us(find_feeds(table, maintained.streams))
-    return now_ms * 1_000 - UNKNOWN_SLACK_US if known is None else known
+    return now_ms * 1_000 - NO_WATERMARK_DELAY_US if known is None else known

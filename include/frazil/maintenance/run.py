@@ -1,5 +1,6 @@
-"""Maintains one table: compaction, then manifests, then expiry. Each is planned from current metadata; writers' commits
-always win; a failed action does not stop the next. `run_maintenance` does so for a whole PySpark process.
+"""Maintains one table: compaction, then manifests, then expiry. Each action is planned from current
+metadata. Writers' commits always win, and a failed action does not stop the next one.
+`run_maintenance` maintains all tables of a PySpark process.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ class _ActionRunner:
         seconds = time.monotonic() - began
         numbers = {
             "snapshots-expired": len(plan.expire),
-            "snapshots-kept-beyond": len(plan.kept),
+            "snapshots-kept-beyond": len(plan.retained_reasons),
             **{f"{kind}-removed": count for kind, count in gone.items()},
             "bytes-about": estimate_bytes(table.metadata, plan.expire, files=gone["data-files"] + gone["delete-files"]),
             "seconds": round(seconds, 3),
@@ -222,7 +223,7 @@ def growth_note(before: float, after: float, properties: Mapping[str, str]) -> s
     """Return a note if the rewritten files take at least twice the bytes, or ""."""
     if after < 2 * before or not before:
         return ""
-    note = f"; they now take {after / before:.0f} times the bytes"
+    note = f"; they are now {after / before:.0f} times as large"
     if properties.get(PAGE_VERSION_PROPERTY) == "v2":
         return note
     return f"{note}, in Parquet's older encodings: see `{PAGE_VERSION_PROPERTY}` in docs/explanation/performance.md"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -92,8 +93,9 @@ class SparkTable:
 
     @contextmanager
     def keep_history(self) -> Iterator[None]:
-        """Tag the current snapshot, so that writers expire neither it nor newer ones. Iceberg refuses a rewrite if it
-        cannot compare it with all commits since its start. The tag of a killed compaction is replaced by the next one.
+        """Tag the current snapshot, so that writers keep this snapshot and newer ones. Iceberg compares a rewrite with
+        all snapshots since its start, and refuses it if one of them has expired. If a compaction is killed, the next
+        one replaces its tag.
         """
         with convert_java_errors():
             refs, change = self.java.refs(), self.java.manageSnapshots()
@@ -106,7 +108,11 @@ class SparkTable:
                 with convert_java_errors():
                     self.java.manageSnapshots().removeTag(HISTORY_TAG).commit()
             except (LostRace, SparkFailed) as error:
-                log.warning("tag %s stays until the next compaction, and snapshots with it: %s", HISTORY_TAG, error)
+                log.warning(
+                    "cannot remove the tag %s, which keeps snapshots until the next compaction: %s",
+                    HISTORY_TAG,
+                    error,
+                )
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         """Rewrite files of partitions, in several actions. An action that fails neither raises nor stops the others."""
@@ -247,10 +253,16 @@ def convert_java_errors() -> Iterator[None]:
         yield
     except (Py4JJavaError, PySparkException) as error:
         text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-        first = text.split("\n", 1)[0]
+        first = _describe_with_cause(text.split("\n", 1)[0], str(error))
         if any(sign in text for sign in _CONFLICT_TEXTS):
             raise LostRace(first) from error
         raise SparkFailed(first) from error
+
+
+def _describe_with_cause(first: str, trace: str) -> str:
+    """Return an error's first line, with the first line of its root cause, if a stack trace names one."""
+    *_, cause = "", *re.findall(r"^Caused by: (.+)$", trace, re.MULTILINE)
+    return first if not cause or cause in first else f"{first}: caused by {cause}"
 
 
 def _jvm(spark: SparkSession) -> Any:

@@ -8,11 +8,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import islice
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
 
-from frazil.aggregate.due import WaitingDay
+from frazil.aggregate.day_input import WaitingDay
+from frazil.commit.journal import JournalStore
 from frazil.host.heartbeat import StallKind
 from frazil.maintenance.alerts import Reading
 from frazil.partitions.completeness import feeds_behind, waiting_text
@@ -21,17 +24,19 @@ from frazil.signals.completion import find_feeds
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_template_view
+from frazil.spec.routed_stream import RoutedStream, is_template_view
 from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
+from frazil.table.declared import list_matching_names
 from frazil.table.lost import open_stream_catalog
-from frazil.table.made_tables import list_matching_names
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""If fewer than `MIN_RECORDS` records exist, the percentage is unknown unless none, or at least this many, are bad."""
+"""Minimum number of bad records for a percentage, if there are fewer than `MIN_RECORDS` records. With fewer bad ones,
+the percentage is unknown; with none, it is 0.
+"""
 MIN_SMALL_SAMPLE_PERCENT = 50
 """The lowest threshold if there are fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
@@ -47,12 +52,12 @@ class IncompleteWindow:
     window: str
     due_ms: int
     """The window's end plus the largest lateness of the table's streams. If no window has been signalled although it is
-    complete, not before the table's oldest snapshot.
+    complete, not before the table's first commit.
     """
     waits_for: str
     """What the window waits for, as text; "" if the window is not due yet."""
     is_history: bool = False
-    """Whether the window ended before the table's oldest snapshot, as when a stream reads old records."""
+    """Whether the window ended before the table's first commit, as when a stream reads old records."""
 
 
 def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
@@ -64,7 +69,9 @@ def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) ->
     seen = _stream_readings(state, alerts, now_ms)
     text = f"of stream {state.name} was active when it was last measured; its value is unknown now"
     return tuple(
-        replace(r, value=None, shown="unknown", sentence=f"{r.rule} {text}", unread=True) if r.rule in unknown else r
+        replace(r, value=None, shown="unknown", sentence=f"{r.rule} {text}", is_unreadable=True)
+        if r.rule in unknown
+        else r
         for r in seen
     )
 
@@ -75,8 +82,8 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
         f"the declaration of stream {name} is broken. A running writer and the DAGs continue unchanged, but no writer "
         f"can be started. Correct the file, and check it with `frazil validate`: {state.problem}"
     )
-    yield fact_reading("declaration", state.problem is not None, sentence)
-    yield fact_reading("table", state.missing is not None, f"stream {name}: {state.missing}")
+    yield boolean_reading("declaration", state.problem is not None, sentence)
+    yield boolean_reading("table", state.missing is not None, f"stream {name}: {state.missing}")
     unread = state.writer.state == "unknown"
     sentence = (
         f"the run folder of stream {name} cannot be read, so no alert about its writer can fire: "
@@ -177,13 +184,13 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
             f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` shows "
             f"details. Fix the cause, then run `frazil resume {name}`. `frazil pause {name}` ends the alert"
         )
-        return fact_reading("writer", True, sentence, "the supervisor gave up")
+        return boolean_reading("writer", True, sentence, "the supervisor gave up")
     if state.needs_operator and state.desired != "paused":
         sentence = (
             f"stream {name} is stopped: {state.sentence}. No writer starts until the cause is fixed; "
             f"`frazil pause {name}` ends the alert"
         )
-        return fact_reading("writer", True, sentence, f"stopped: {state.writer.exit_name}")
+        return boolean_reading("writer", True, sentence, f"stopped: {state.writer.exit_name}")
     if down_s != math.inf:
         runs = f"has run for {format_elapsed(int((down_s or 0) * 1000))}"
     elif state.writer.has_ended:
@@ -229,23 +236,18 @@ def _down_time_s(state: StreamState, now_ms: int) -> float | None:
     return math.inf if ended_at_ms is None else max(now_ms - ended_at_ms, 0) / 1000
 
 
-def release_command(table: str, key: str) -> str:
-    """Return the command that signals a held window without a correction of its data."""
-    return f"frazil partitions {table} --release {key} --reason 'why'"
-
-
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
     """Return the reading of the rule `held`, for windows that quality gates hold back, unless alerts are off."""
     if not alerts.enabled:
         return ()
     windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more_text(len(held))
     return (
-        fact_reading(
+        boolean_reading(
             "held",
             bool(held),
             f"{table}: quality gates hold back {format_count(len(held), 'window')}. {windows}. Correct the "
             "data: windows with late rows are checked again. Or release the windows with the DAG frazil_release, or "
-            f"`{release_command(table, held[0][0] if held else 'KEY')}`",
+            f"`frazil partitions {table} --release {held[0][0] if held else 'KEY'} --reason 'why'`",
             f"{format_count(len(held), 'window')} held" + (f", the first is {held[0][0]}" if held else ""),
         ),
     )
@@ -258,7 +260,7 @@ def audit_reading(name: str, found: str | None, last: str | None = None) -> Read
         f"`frazil audit {name} --source`"
     )
     shown = "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run"
-    return fact_reading("audit", found is not None, sentence, shown)
+    return boolean_reading("audit", found is not None, sentence, shown)
 
 
 def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
@@ -289,7 +291,7 @@ def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], with
         f"frazil_daily_{name}; clear their failed tasks. Or trigger frazil_daily_{name} with the day as the partition "
         "key"
     )
-    return fact_reading(f"aggregation:{name}", bool(late), sentence, f"{format_count(len(late), 'day')} late")
+    return boolean_reading(f"aggregation:{name}", bool(late), sentence, f"{format_count(len(late), 'day')} late")
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
@@ -307,7 +309,7 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
     return Reading(f"runs:{dag_id}", failed, limit, shown, sentence)
 
 
-def fact_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
+def boolean_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
     """Return the reading of a rule that is true or false. Its alert fires and resolves without hold time."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
@@ -324,7 +326,7 @@ def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -
     signals = TableSignals.load(catalog, table)
     if alerts.enabled:
         behind = _furthest_behind(catalog, specs, signals)
-        views = [one.of_member(behind.table) if is_template_view(one) else one for one in specs]
+        views = [one.for_member(behind.table) if is_template_view(one) else one for one in specs]
         late = find_incomplete_window(catalog, views, behind, now_ms=now_ms)
         yield window_reading(late, alerts, table=table, now_ms=now_ms)
     held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
@@ -362,8 +364,18 @@ def find_incomplete_window(
     except NoSuchTableError:
         return None
     feeds = find_feeds(table, specs)
-    oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
-    is_history = window.end_us < oldest_ms * 1_000
+    begin_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
+    if cursor is None or window.end_us < begin_ms * 1_000:
+        begin_ms = min([begin_ms, *_first_commits_ms(table, specs)])
+    is_history = window.end_us < begin_ms * 1_000
     if cursor is None and not feeds_behind(feeds, window):  # it has been late since the table exists, at most
-        due_ms, is_history = max(due_ms, oldest_ms), False
+        due_ms, is_history = max(due_ms, begin_ms), False
     return IncompleteWindow(str(window), due_ms, waiting_text(feeds, window), is_history=is_history)
+
+
+def _first_commits_ms(table: Table, specs: Sequence[StreamSpec]) -> Iterator[int]:
+    """Yield the time of each stream's first commit record. A writer expires snapshots, but keeps these records."""
+    for spec in specs:
+        if not isinstance(spec, RoutedStream):  # another table has its records, and its own snapshots expire later
+            records = JournalStore.of_table(table, spec.name).records(table_uuid=table.metadata.table_uuid)
+            yield from (first.created_at_ms for first in islice(records, 1))

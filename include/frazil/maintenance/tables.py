@@ -51,7 +51,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
         catalog = spec.table.catalog
         writers.setdefault((catalog, spec.table.identifier, TableKind.MAIN), []).append(spec)
         writers.setdefault((catalog, spec.dead_letter_table, TableKind.DEAD_LETTERS), []).append(spec)
-        for identifier in spec.sinks.named:
+        for identifier in spec.sinks.named_tables:
             writers.setdefault((catalog, identifier, TableKind.ROUTED), []).append(spec)
         if spec.window is not None:
             writers.setdefault((catalog, SIGNALS, TableKind.SIGNALS), []).append(spec)
@@ -77,7 +77,7 @@ def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedT
 
 def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
     """Return each route's stream by its maintenance name, `route of <stream>`, which no table can have."""
-    return {f"route of {spec.name}": spec for spec in specs if spec.sinks.can_follow}
+    return {f"route of {spec.name}": spec for spec in specs if spec.sinks.has_routed_tables}
 
 
 def template_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.ingest.arrow_values import select_where, unwrap_extension
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS
 from frazil.ingest.source_log import newer_log_mask
 from frazil.merge.changes import (
     NOT_DELETED,
@@ -101,7 +101,7 @@ def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) ->
 
 
 def find_renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of rows that take the coordinates of their changes if they are otherwise unchanged."""
+    """Return a mask of rows that take the coordinates of their changes, even if no other value changes."""
     if rules.traced and rules.ignored:
         return _find_earlier_rows(rows, changes, rules)
     return np.zeros(changes.num_rows, np.bool_)
@@ -113,7 +113,7 @@ def find_deletes(changes: pa.Table) -> Mask:
 
 def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
     """Return the changes, with left-out columns filled from the rows. `ids` maps names to field ids."""
-    kept = column(changes, KEPT_COLUMNS)
+    kept = column(changes, OMITTED_COLUMNS)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
         return changes
@@ -130,7 +130,8 @@ def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Return the changes, with the row's value wherever the row is newer than the earlier change that filled a column.
+    """Return the changes, with newer values of the table's rows. An earlier change of the batch may have filled a
+    column. If the row is newer than that earlier change, the row's value replaces the filled one.
 
     `indexes` has the index in `newest` of each row's change.
     """

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.arrow_values import unwrap_extension
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS
 from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, PositionLogs, parse_logs
 from frazil.merge.contract import MergeRules
 
@@ -119,7 +119,8 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Return a mask of the changes in `later` whose part differs from the last part before it in the group.
+    """Return a mask of the changes in `later` whose part (a log's name or server) differs from the group's previous
+    part.
 
     Empty parts are skipped.
     """
@@ -188,7 +189,9 @@ class _ChangesByKey:
     def fill_missing(self, newest: NewestChanges, ids: Mapping[str, int]) -> NewestChanges:
         """Return the newest changes, with left-out columns filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
-        kept = rows.column(KEPT_COLUMNS).to_pylist() if rows.column(KEPT_COLUMNS).null_count < rows.num_rows else []
+        kept = (
+            rows.column(OMITTED_COLUMNS).to_pylist() if rows.column(OMITTED_COLUMNS).null_count < rows.num_rows else []
+        )
         incomplete = [row for row, missing in enumerate(kept) if missing]
         if not incomplete:
             return newest
@@ -200,7 +203,7 @@ class _ChangesByKey:
         filled_by = {name: sources[i] for name, i in ids.items() if (sources[i] != numbers).any()}
         for name, indexes in filled_by.items():
             rows = replace_column(rows, name, self.changes.column(name).take(pa.array(indexes)))
-        rows = replace_column(rows, KEPT_COLUMNS, pa.array(kept, rows.schema.field(KEPT_COLUMNS).type))
+        rows = replace_column(rows, OMITTED_COLUMNS, pa.array(kept, rows.schema.field(OMITTED_COLUMNS).type))
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
@@ -214,7 +217,7 @@ class _ChangesByKey:
                 break
             # A delete clears all columns except the key.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
-            unset = set() if deletes else set(self.changes.column(KEPT_COLUMNS)[int(before)].as_py() or ())
+            unset = set() if deletes else set(self.changes.column(OMITTED_COLUMNS)[int(before)].as_py() or ())
             for field_id in left - unset:
                 sources[field_id][row] = before
             left &= unset

@@ -14,8 +14,9 @@ from typing import Any, Literal
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
 
 RowRemoval = Literal["auto", "copy-on-write", "merge-on-read"]
-"""`copy-on-write` rewrites a data file without the rows, `merge-on-read` names them in a delete file, `auto` decides by
-their share. A delete file is a position-delete file or, in tables of format version 3, a deletion vector.
+"""How rows are removed from a data file. `copy-on-write` rewrites the file without them,
+`merge-on-read` names them in a delete file, and `auto` chooses by their share. A delete file is
+a position-delete file or, in tables of format version 3, a deletion vector.
 """
 
 
@@ -26,18 +27,19 @@ class MergeRules:
     key: tuple[str, ...]
     """The key columns, which are primitive, never null, and never floating-point."""
     order_by: str | None = None
-    """The column that orders changes; null is the lowest value. A change is stale if its value is below that of the
-    table's row. Among equal values, and without a column, the greater offset wins, and across partitions the greater
-    timestamp. A delete without a value removes what came before it, by offset in its partition and by timestamp in
-    others.
+    """The column that orders changes; null is the lowest value. A change is stale if its value is below the row's. If
+    values are equal or no column is declared, Kafka's order decides: offsets within a partition, timestamps across
+    partitions. A delete without a value removes all that precedes it in Kafka's order.
     """
     by_position: bool = False
-    """Whether `order_by` is a position in a source's log (`frazil.ingest.source_log`). Changes of a log that began
-    again are not stale: see `newer_log_mask`. An upsert without a position has the highest position before it in Kafka.
+    """Whether `order_by` is a position in a source's log (`frazil.ingest.source_log`). If the log began again, its
+    changes are not stale: see `newer_log_mask`. An upsert without a position gets the highest position before it in
+    Kafka.
     """
     replays: bool = False
-    """Whether the changes are dead letters, merged after later records. With equal values and without an order column,
-    the row stays unless its record came before: by offset in the same partition, and otherwise by timestamp.
+    """Whether the changes are replayed dead letters, which are merged after later records. If values are equal or no
+    column is declared, a change replaces the row only if the row's record precedes it. Kafka's order decides: offsets
+    within a partition, timestamps across partitions.
     """
     landed: tuple[tuple[str, int], ...] = ()
     """The offset at which the table's current records end, by `topic/partition`, for recreated topics and truncated
@@ -46,16 +48,16 @@ class MergeRules:
     ignored: tuple[str, ...] = ()
     """The Kafka coordinates, which are not compared to find updates."""
     traced: bool = True
-    """Whether a row takes the coordinates of a later change without new values, so that a dead letter between the two
-    is recognised as older.
+    """Whether a row takes the coordinates of a later change that changes no other value. A dead letter between the two
+    is then recognised as older.
     """
     how: RowRemoval = "auto"
     event_time: str | None = None
     """The event-time column. If `window_us` is set, changed rows are counted by window."""
     window_us: int | None = None
     within_us: int | None = None
-    """The event-time distance within which rows of a key are repeats (dedupe). The changes are then staged data files;
-    of the rules, only key and event time apply.
+    """The event-time distance within which rows of a key are repeats (dedupe). The changes are then staged data files.
+    Of the other rules, only `key` and `event_time` apply.
     """
 
 
@@ -66,7 +68,9 @@ class DeleteFile:
     alone: bool
     """Whether the delete file concerns only one data file, so that a new delete file can replace it."""
     key: str = ""
-    """The name by which a commit removes it, if not the path: a Puffin file may have several deletion vectors."""
+    """The name by which a commit removes a deletion vector, because one Puffin file may have several. Empty for other
+    delete files.
+    """
 
     @property
     def removable_key(self) -> str | None:
@@ -157,10 +161,10 @@ class MergeResult:
     replaced: tuple[str, ...]
     """Data files that were rewritten; with dedupe, files of the task's `share`."""
     dropped_deletes: tuple[str, ...]
-    """Keys of delete files that delete nothing, or that one of `files` replaces."""
+    """Keys of delete files that are no longer needed, or that a file in `files` replaces."""
     counts: MergeCounts
     matched: bytes = b""
-    """The changes whose keys are in the task's files, unless it inserts."""
+    """The changes whose keys are in the task's files, as a `BitMap64`; empty if the task inserts."""
     windows: Mapping[int, int] = field(default_factory=dict)
     """Changed rows by window start (us since 1970)."""
     bytes_read: int = 0

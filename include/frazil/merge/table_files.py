@@ -1,9 +1,11 @@
-"""Reads a table's data files and position-delete files, and writes new ones."""
+"""Reads a table's data files, position-delete files and deletion vectors, and writes new ones."""
 
 from __future__ import annotations
 
 import base64
+import json
 import uuid
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +20,11 @@ from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.name_mapping import parse_mapping_from_json
+from pyiceberg.table.puffin import MAGIC_BYTES, PuffinFile
 from pyiceberg.types import ListType, LongType, MapType, PrimitiveType, StringType
+from pyroaring import BitMap64
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
@@ -28,7 +33,40 @@ from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
-from frazil.merge.deletion_vectors import PATH_ID, POSITION_ID, PUFFIN_SUFFIX, encode_vector, read_vectors
+
+PUFFIN_SUFFIX = ".puffin"
+PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
+"""Field ids from the Iceberg specification, "Reserved Field IDs"."""
+VECTOR_OFFSET = len(MAGIC_BYTES)
+"""Offset of the vector in a file that has one vector."""
+_VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
+
+
+def encode_vector(data_file: str, positions: Numbers) -> tuple[bytes, dict[int, int]]:
+    """Return a Puffin file with the vector of one data file, and the vector's size as
+    `column_sizes`.
+    """
+    vector = _VECTOR_MAGIC + BitMap64(positions.tolist()).serialize()
+    blob = len(vector).to_bytes(4, "big") + vector + zlib.crc32(vector).to_bytes(4, "big")
+    described = {
+        "type": "deletion-vector-v1",
+        "fields": [POSITION_ID],
+        "snapshot-id": -1,
+        "sequence-number": -1,
+        "offset": VECTOR_OFFSET,
+        "length": len(blob),
+        "properties": {"referenced-data-file": data_file, "cardinality": str(len(positions))},
+    }
+    footer = json.dumps({"blobs": [described], "properties": {"created-by": "frazil"}}).encode()
+    end = len(footer).to_bytes(4, "little") + bytes(4) + MAGIC_BYTES
+    return MAGIC_BYTES + blob + MAGIC_BYTES + footer + end, {POSITION_ID: len(blob)}
+
+
+def read_vectors(file: bytes) -> dict[str, Numbers]:
+    """Return the sorted positions in a Puffin file's vectors, by data file."""
+    vectors = deletion_vectors_from_puffin_file(PuffinFile(file))
+    return {vector.referenced_data_file: vector.to_vector().to_numpy().astype(np.int64) for vector in vectors}
+
 
 COMPARABLE_TYPES = frozenset({int, str, date})
 """Types whose statistics PyArrow returns as the same Python types as array values."""
@@ -104,7 +142,7 @@ class TableFileReader:
 
 
 def nullable_arrow_schema(schema: Schema) -> pa.Schema:
-    """Return the Arrow schema for reading: nullable, because other programs write files too."""
+    """Return the Arrow schema for reading. All fields are nullable, because other programs may have written nulls."""
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
@@ -273,7 +311,7 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
 
 
 def write_deletes(io: FileIO, file: TableFile, positions: Numbers, *, target: TargetTable) -> StagedFile:
-    """Write the deletes of one data file, which readers skip for other files."""
+    """Write the delete file of one data file. Its bounds let readers skip it for other files."""
     is_vector = target.format_version >= 3
     path = f"{target.folder}/deletes-{uuid.uuid4()}{PUFFIN_SUFFIX if is_vector else '.parquet'}"
     with io.new_output(path).create(overwrite=True) as out:

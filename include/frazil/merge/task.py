@@ -23,8 +23,7 @@ from frazil.merge.change_outcomes import (
 )
 from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newest_changes
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask, RowRemoval, TableFile
-from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
-from frazil.merge.repeats import RepeatsRun
+from frazil.merge.repeats import KeyIndex, LocatedRows, RepeatsRun, locate_rows
 from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
@@ -179,7 +178,9 @@ MIN_JOINED_FILES = 4
 MIN_FILE_BYTES = 64 * 2**10
 """Minimum size assumed for the new file: smaller files cost readers just as much."""
 SMALL_FILE_BYTES = 2**20
-"""Below this file size, fewer deleted rows are allowed: a rewrite costs little, but a delete file costs readers."""
+"""A file below this size is rewritten at a lower share of deleted rows, because its rewrite costs little, but a delete
+file costs readers.
+"""
 DEFAULT_ROW_BYTES = 50
 """Assumed size of a row, if no file shows the actual size."""
 

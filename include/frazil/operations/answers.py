@@ -20,6 +20,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from frazil import installed
+from frazil.errors import error_text
 from frazil.host.exchange import read_json, replace_json
 from frazil.status.state import StreamState
 
@@ -45,7 +46,7 @@ class Answer(Generic[T]):
     problem: str | None = None
     silent_since_ms: int | None = None
     remembered: bool = False
-    """Whether the value was read before this process started, and not refreshed yet."""
+    """Whether the value is from an earlier process, and was not refreshed yet."""
     is_refreshing: bool = False
     """Whether the answer is stale and its refresh is in progress."""
     outdated: bool = False
@@ -107,7 +108,7 @@ class AnswerCache:
         self._swept_s = monotonic()
         self._changed = threading.Condition()
 
-    def ask(
+    def request(
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False
     ) -> PendingAnswer[T]:
         """Start a read unless the cached answer is younger than `keep_s`; `first` puts it first in its queue."""
@@ -140,11 +141,11 @@ class AnswerCache:
                 one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
                 self._entries[key] = one
 
-    def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
-        """Return the answers in order. Wait for missing and stale answers for at most `within_s` seconds."""
+    def gather(self, pending: Iterable[PendingAnswer[T]], *, timeout_s: float) -> list[Answer[T]]:
+        """Return the answers in order. Wait for missing and stale answers for at most `timeout_s` seconds."""
         entries = [one.entry for one in pending]
         with self._changed:
-            deadline_s = self._monotonic() + within_s
+            deadline_s = self._monotonic() + timeout_s
             while any(self._must_wait_for(one) for one in entries):
                 left_s = deadline_s - self._monotonic()
                 if left_s <= 0:
@@ -153,10 +154,10 @@ class AnswerCache:
             return [cast("Answer[T]", self._answer(one)) for one in entries]
 
     def fetch_one(
-        self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float
+        self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, timeout_s: float
     ) -> Answer[T]:
-        """Request one answer, wait for it for at most `within_s` seconds, and return what is known."""
-        return self.gather([self.ask(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
+        """Request one answer, wait for it for at most `timeout_s` seconds, and return what is known."""
+        return self.gather([self.request(group, key, read, keep_s=keep_s)], timeout_s=timeout_s)[0]
 
     def forget(self, key: Hashable) -> None:
         """Drop the answer of a key, because its subject was changed."""
@@ -229,7 +230,7 @@ class AnswerCache:
                     value = one.read()
                 except Exception as error:  # any error of a catalog or storage is the answer
                     restart = installed.explain_outdated(error)
-                    problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    problem = restart or error_text(error)
                     if restart and problem != one.problem:  # log it once, although the read is repeated
                         log.warning("a read for the operations page failed: %s", problem, exc_info=error)
                 one = self._store_result(one, value, problem, outdated=restart is not None)

@@ -24,7 +24,7 @@ class DelayReason:
 
 
 def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
-    """Return the time up to which all windows are complete and none is held; None without `bound_us`."""
+    """Return the start of the first window that is open or held; None without `bound_us`."""
     return None if bound_us is None else min([grain.floor(bound_us), *held])
 
 
@@ -44,15 +44,19 @@ def _delay_reason(feed: Feed) -> DelayReason:
         return DelayReason("stream", feed.stream, "cannot be read")
     if feed.waiting_us is not None and feed.complete_until_us == feed.waiting_us:
         return DelayReason("stream", feed.stream, "has rows on a branch")
-    if feed.holding_back is not None:
-        topic, partition = feed.holding_back
+    if feed.delaying_partition is not None:
+        topic, partition = feed.delaying_partition
         return DelayReason("topic-partition", f"{topic}-{partition}")
     return DelayReason("stream", feed.stream, "has not started" if feed.watermark_us is None else "is idle")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window: complete, reopened, held, released, open or history. In a table without signals: written or empty."""
+    """One window.
+
+    `state` is complete, reopened, held, released, open or history. Without signals, it is written
+    or empty.
+    """
 
     key: str
     state: str
@@ -60,7 +64,7 @@ class Cell:
     late_rows: int = 0
     note: str | None = None
     files: int | None = None
-    """Number of files in the window's partition, which may be longer than the window."""
+    """Number of files in the window's partition. The partition may be longer than the window."""
     compacted: bool = False
     backfilled: bool = False
 

@@ -37,7 +37,7 @@ class RejectedRecords:
     count: int
     places: tuple[str, ...]
     """Coordinates of examples rejected after the last replay or discard of this error class."""
-    there: int
+    remaining: int
     """Number of these records that are still dead letters."""
 
 
@@ -48,7 +48,7 @@ class Treatment:
     changes: CountChanges
 
     @property
-    def happened(self) -> HistoryEvent:
+    def event(self) -> HistoryEvent:
         return HistoryEvent(self.at_ms, EventKind.DEAD_LETTERS, self.sentence)
 
 
@@ -82,7 +82,7 @@ def _recent_snapshots(metadata: TableMetadata, since_ms: int) -> Iterator[Snapsh
 
 
 def _replay_message(summary: Mapping[str, str] | None) -> str:
-    """Describe a replay. `summary` is that of the snapshot with its rows, if the snapshot is known."""
+    """Describe a replay. `summary` is that of the snapshot with its rows, if it still exists."""
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
@@ -95,10 +95,10 @@ def _replay_message(summary: Mapping[str, str] | None) -> str:
 def count_rejected(
     main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int
 ) -> list[RejectedRecords]:
-    """Count the last day's rejected records, and how many still are dead letters, by error class, highest first.
+    """Count the last day's rejected records, and those that are still dead letters, by error class, highest first.
 
-    The count begins later if older snapshots have expired or the stream was reset. Replays and discards record their
-    changes per span of hours, so the remaining number may be off by the changes of the first span.
+    The count begins later if older snapshots have expired or the stream was reset. Replays and discards record changes
+    per span of hours. The number of remaining dead letters may be off by the changes of the first span.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -106,20 +106,20 @@ def count_rejected(
     span = max((one.changes.span for one in since), default=UNCHANGED_COUNTS.span)
     first, last = (span_start(ms // HOUR_MS, span) for ms in (begin_ms - USUAL_COMMIT_DELAY_MS, begin_ms))
     reasons: dict[str, Reason] = {}
-    there, of_first = Counter[str](), Counter[str]()
+    remaining, of_first = Counter[str](), Counter[str]()
     for at_ms, found, changes in _list_changes(main, stream, since, begin_ms=begin_ms):
         for name, summary in found.items():
             reasons[name] = reasons.get(name, Reason(0)) + summary
-            there[name] += summary.count
+            remaining[name] += summary.count
             of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + USUAL_COMMIT_DELAY_MS else 0
         counted = _sum_counted_changes(range(first, last + 1), of_first, sum_by_span(changes.by, span))
         for name, change in counted.items():
-            there[name] = max(there[name] + change, 0)
+            remaining[name] = max(remaining[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))
             elif known := reasons.get(name):
                 reasons[name] = Reason(known.count)
-    rejected = [RejectedRecords(name, found.count, found.places, there[name]) for name, found in reasons.items()]
+    rejected = [RejectedRecords(name, found.count, found.places, remaining[name]) for name, found in reasons.items()]
     return sorted(rejected, key=lambda one: (-one.count, one.reason))
 
 
@@ -134,9 +134,9 @@ def _list_changes(
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """Sum changes by error class. Ignores changes before the hours of `first`.
+    """Sum the changes of each error class, without changes to records rejected before `first`.
 
-    In these hours, decreases count only up to `of_first`, from which they are subtracted.
+    For the hours in `first`, decreases are limited to the numbers in `of_first`, which they reduce.
     """
     found = Counter[str]()
     for (name, hour), change in counts.items():
@@ -149,9 +149,9 @@ def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -
     return found
 
 
-def merge_treatments(happened: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
+def merge_treatments(events: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
     """Merge replays and discards into the events, ordered by time."""
-    return tuple(sorted((*happened, *(one.happened for one in treatments)), key=lambda what: what.at_ms))
+    return tuple(sorted((*events, *(one.event for one in treatments)), key=lambda what: what.at_ms))
 
 
 def snapshot_summary(snapshot: Snapshot) -> Mapping[str, str]:

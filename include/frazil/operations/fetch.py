@@ -119,7 +119,7 @@ def fetch_action_state(spec: StreamSpec) -> ActionState:
 
 def fetch_routed_names(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
     """Return the names of the route's tables by identifier. `specs` are all declared streams."""
-    if not spec.sinks.can_follow:
+    if not spec.sinks.has_routed_tables:
         return {}
     tables = route_tables(open_existing_catalog(spec.table.catalog), spec, specs)
     return {table.identifier: table.name for table in tables}

@@ -75,7 +75,7 @@ class ReportedProblem:
 class Message:
     """A notification. Templates use its properties: `{{ frazil.title }}`, `{{ frazil.slack }}`."""
 
-    troubles: tuple[ReportedProblem, ...]
+    problems: tuple[ReportedProblem, ...]
     """The alerts, or the one failed task; never empty."""
     key: str
     """PagerDuty's `dedup_key`, the same when an alert fires and when it resolves."""
@@ -87,33 +87,33 @@ class Message:
     @property
     def page(self) -> str:
         """The operations page's URL of the stream or table, if the message is about one; otherwise of the overview."""
-        return self.troubles[0].page if len(self.troubles) == 1 else self.overview
+        return self.problems[0].page if len(self.problems) == 1 else self.overview
 
     @property
     def runbook(self) -> str:
         """The URL of the runbook entry that all alerts share, otherwise of the runbook itself."""
-        entries = {one.runbook for one in self.troubles}
-        return entries.pop() if len(entries) == 1 else self.troubles[0].runbook.partition("#")[0]
+        entries = {one.runbook for one in self.problems}
+        return entries.pop() if len(entries) == 1 else self.problems[0].runbook.partition("#")[0]
 
     @property
     def title(self) -> str:
         """One line, such as `frazil: freshness, stream rides of city.rides`."""
         over = "over: " if self.is_over else ""
-        if len(self.troubles) == 1:
-            (one,) = self.troubles
+        if len(self.problems) == 1:
+            (one,) = self.problems
             return _one_line(
                 f"frazil: {over}{one.name}" + (f", {one.about}" if one.about else ""), MAX_TITLE_CHARACTERS
             )
-        kinds = Counter(one.name for one in self.troubles).most_common()
+        kinds = Counter(one.name for one in self.problems).most_common()
         counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:MAX_TITLE_RULES])
         more = ", …" if len(kinds) > MAX_TITLE_RULES else ""
-        return _one_line(f"frazil: {over}{len(self.troubles):,} alerts: {counted}{more}", MAX_TITLE_CHARACTERS)
+        return _one_line(f"frazil: {over}{len(self.problems):,} alerts: {counted}{more}", MAX_TITLE_CHARACTERS)
 
     @property
     def text(self) -> str:
         blocks = [self.title]
         for one in self._listed_problems():
-            head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
+            head = [f"{one.name}, {one.about}"] if len(self.problems) > 1 else []
             facts = [f"{name}: {value}" for name, value in self._list_facts(one)]
             blocks.append("\n".join([*head, self._short_message(one), *facts]))
         return "\n\n".join([*blocks, *self._closing_lines()])
@@ -122,7 +122,7 @@ class Message:
     def slack(self) -> str:
         blocks = [f"*{_escape_slack(self.title)}*"]
         for one in self._listed_problems():
-            head = [f"*{_escape_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
+            head = [f"*{_escape_slack(f'{one.name}, {one.about}')}*"] if len(self.problems) > 1 else []
             facts = [
                 f"<{value}|{name}>" if _is_url(value) else f"{name}: {_escape_slack(value)}"
                 for name, value in self._list_facts(one)
@@ -134,7 +134,7 @@ class Message:
     def html(self) -> str:
         blocks = [f"<h3>{html.escape(self.title)}</h3>"]
         for one in self._listed_problems():
-            head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""
+            head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.problems) > 1 else ""
             facts = "<br>".join(
                 f'{name}: <a href="{html.escape(value)}">{html.escape(value)}</a>'
                 if _is_url(value)
@@ -150,15 +150,15 @@ class Message:
 
         The shared message is resolved once no alert is active.
         """
-        alone = [one for one in self.troubles if one.alone][: None if self.is_over else MAX_SEPARATE]
-        made = [replace(self, troubles=(one,), key=one.key) for one in alone]
-        rest = self.troubles if self.is_over else tuple(one for one in self.troubles if one not in alone)
+        alone = [one for one in self.problems if one.alone][: None if self.is_over else MAX_SEPARATE]
+        made = [replace(self, problems=(one,), key=one.key) for one in alone]
+        rest = self.problems if self.is_over else tuple(one for one in self.problems if one not in alone)
         if rest and (not self.is_over or self.standing == 0):
-            made.append(replace(self, troubles=rest, key=SEVERAL_KEY))
+            made.append(replace(self, problems=rest, key=SEVERAL_KEY))
         return tuple(made)
 
     def _listed_problems(self) -> tuple[ReportedProblem, ...]:
-        return self.troubles[:MAX_LISTED]
+        return self.problems[:MAX_LISTED]
 
     def _short_message(self, one: ReportedProblem) -> str:
         return _one_line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed_problems()))
@@ -173,9 +173,9 @@ class Message:
         return [*since, ("runbook", one.runbook), ("page", page), *([("log", one.log)] if one.log else [])]
 
     def _closing_lines(self) -> list[str]:
-        more = len(self.troubles) - MAX_LISTED
+        more = len(self.problems) - MAX_LISTED
         lines = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
-        if self.standing is not None and (self.is_over or self.standing > len(self.troubles)):
+        if self.standing is not None and (self.is_over or self.standing > len(self.problems)):
             lines.append(f"{self.standing:,} alerts are active." if self.standing else "No alert is active.")
         return lines
 
@@ -185,16 +185,16 @@ def build_message(
 ) -> Message | None:
     """Return the message about alerts that fired or resolved, or None. A stream that does not write is one incident."""
     changed = _select_reported([*alerts], active, is_over=is_over)
-    troubles = tuple(ReportedProblem.from_alert(alert, page=overview) for alert in changed)
+    problems = tuple(ReportedProblem.from_alert(alert, page=overview) for alert in changed)
     standing = len(active)
-    if not troubles:
+    if not problems:
         return None
-    key = troubles[0].key if len(troubles) == 1 else SEVERAL_KEY
-    return Message(troubles, key, is_over, standing, overview)
+    key = problems[0].key if len(problems) == 1 else SEVERAL_KEY
+    return Message(problems, key, is_over, standing, overview)
 
 
 def _incident_of(alert: Mapping[str, Any]) -> str:
-    """Return the incident of an alert about a stream that does not write, or an empty text."""
+    """Return the incident of an alert that a stream does not write; otherwise an empty string."""
     subject, (rule, _, of) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
     kind, _, name = subject.rpartition(" ")
     stream = of or (name if kind == "stream" else "")
@@ -276,7 +276,7 @@ def _window_query(rule: str, alert: Mapping[str, Any]) -> str:
 
 
 def _runbook_url(runbook: str, overview: str) -> str:
-    """Return a runbook's URL: for frazil's own runbook, its address on the operations page; a team's is unchanged."""
+    """Return a runbook's URL. frazil's own runbook is a file next to the operations page."""
     if not overview or not runbook.startswith(DEFAULT_RUNBOOK):
         return runbook
     return urljoin(overview, f"runbook.html{runbook.removeprefix(DEFAULT_RUNBOOK)}")

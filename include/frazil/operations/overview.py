@@ -72,7 +72,10 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
-    """The result of reading one stream: `status` as of `at_ms`; `silent_since_ms` if the read does not respond."""
+    """The result of reading one stream.
+
+    `status` is the state at `at_ms`. `silent_since_ms` is when a read began that does not respond.
+    """
 
     status: StreamState | None = None
     at_ms: int | None = None
@@ -84,7 +87,7 @@ class StreamReading:
     conflict: str = ""
     """Conflicts with other declarations, one per line. This declaration is valid, and in use."""
     last_known: bool = False
-    """Whether `status` was read before this process started, and is being read again."""
+    """Whether `status` is from an earlier process, and is being read again."""
     outdated: str | None = None
     """The fix, if the read failed because frazil was upgraded while this process runs."""
 
@@ -121,7 +124,7 @@ class OverviewLine:
     rows: int | None = None
     at_ms: int | None = None
     last_known: bool = False
-    """Whether this state was read before the page's process started, and is being read again."""
+    """Whether this state is from an earlier process, and is being read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +162,10 @@ def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = 
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
         return f"Loading {format_count(loading, 'stream')}"
-    return "No stream needs attention, but Airflow does" if airflow else _calm_headline(lines)
+    return "No stream needs attention, but Airflow does" if airflow else _headline_without_problems(lines)
 
 
-def _calm_headline(lines: Sequence[OverviewLine]) -> str:
+def _headline_without_problems(lines: Sequence[OverviewLine]) -> str:
     one, of = len(lines) == 1, format_count(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
@@ -198,11 +201,11 @@ def build_line(
         last_known=reading.last_known,
     )
     if status is None:
-        return replace(line, notes=_quiet_notes(state))
+        return replace(line, notes=_informational_notes(state))
     flow = status.flow
     return replace(
         line,
-        notes=tuple(dict.fromkeys((*_quiet_notes(state), *status.notices))),
+        notes=tuple(dict.fromkeys((*_informational_notes(state), *status.notices))),
         freshness_ms=freshness_ms(status, now_ms=now_ms if reading.at_ms is None else reading.at_ms),
         lag=status.lag,
         records_per_s=flow.records_per_s if flow else None,
@@ -234,7 +237,7 @@ def _shown_state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> St
     return shown(State.LOADING)
 
 
-def _quiet_notes(state: StreamState) -> tuple[str, ...]:
+def _informational_notes(state: StreamState) -> tuple[str, ...]:
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
@@ -277,7 +280,7 @@ def _declaration_problems(reading: StreamReading) -> Iterator[str]:
 def _paused_dag_problem(
     state: StreamState, status: StreamState | None, paused_dag: str | None
 ) -> tuple[OpenProblem, ...]:
-    """Return a problem if the writer's DAG is paused and that explains why no writer runs."""
+    """Return a problem if no writer runs because the writer's DAG is paused."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
     sentence = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
@@ -285,10 +288,10 @@ def _paused_dag_problem(
 
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
-    """Whether an alert repeats the stream's state.
+    """Whether an alert says the same as the stream's state.
 
-    True if the alert quotes `first`, the stream's first problem, or if the state is broken or unreachable and the alert
-    has the state's rule.
+    True if the alert quotes `first`, the stream's first problem. Also true if the state is broken or unreachable, and
+    the alert's rule is the rule of this state.
     """
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
     if is_named and state.rule == alert.rule.partition(":")[0]:
@@ -326,7 +329,10 @@ def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> S
 def combine_health(
     tables: Collection[str], alerts: Iterable[ActiveAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """Return the combined state of a stream's tables. `due` maps tables to due actions; None if unmeasured."""
+    """Return the combined health of a stream's tables.
+
+    `due` maps tables to their due actions; None if nothing was measured.
+    """
     of_tables = (alert for alert in alerts if not alert.subject.startswith(("stream ", "care of ")))
     rules = sorted({alert.rule for alert in of_tables} & TABLE_RULES)
     if rules:

@@ -16,13 +16,13 @@ EFFECTS = {
     "triggerer": "writers continue unsupervised: a writer that ends is not restarted, and a pause or resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }
-"""The effect on frazil as long as no process of a component runs."""
+"""The effect of each component's absence on frazil."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentHeartbeat:
     at_ms: int
-    runs: bool = True
+    should_run: bool = True
     """Whether the component should be running: False after an orderly shutdown."""
 
 
@@ -30,7 +30,7 @@ class ComponentHeartbeat:
 class MissingComponent:
     component: str
     words: str
-    """The component and when it was last seen, as the beginning of a sentence."""
+    """The component and the time of its last heartbeat, as the beginning of a sentence."""
     start: str
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
@@ -44,7 +44,10 @@ class MissingComponent:
 def find_missing(
     heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False
 ) -> tuple[MissingComponent, ...]:
-    """Return the components without a recent heartbeat. `dev` is set in the Airflow of `frazil dev up --airflow`."""
+    """Return the components without a recent heartbeat.
+
+    `dev` is true in the Airflow of `frazil dev up --airflow`.
+    """
     return tuple(
         MissingComponent(
             component,
@@ -52,14 +55,14 @@ def find_missing(
             "frazil dev up --airflow" if dev else f"airflow {component}",
         )
         for component in EFFECTS
-        if not ((last := heartbeats.get(component)) and last.runs and now_ms - last.at_ms <= MAX_HEARTBEAT_AGE_MS)
+        if not ((last := heartbeats.get(component)) and last.should_run and now_ms - last.at_ms <= MAX_HEARTBEAT_AGE_MS)
     )
 
 
 def _last_seen(heartbeat: ComponentHeartbeat | None, now_ms: int) -> str:
     if heartbeat is None:
         return "has never run"
-    if not heartbeat.runs:
+    if not heartbeat.should_run:
         return f"was stopped {format_elapsed(now_ms - heartbeat.at_ms)} ago"
     return f"has sent no heartbeat for {format_elapsed(now_ms - heartbeat.at_ms)}"
 
@@ -85,7 +88,7 @@ STREAM_ACTIONS = frozenset(PageAction) - {PageAction.MAINTAIN, PageAction.RELEAS
 DAG_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN, PageAction.RELEASE})
 """Actions that a DAG run carries out."""
 PREPARED_ACTIONS = frozenset({PageAction.RESET, PageAction.ABANDON})
-"""Actions whose effects depend on the table, which is read for the plan and again when it is carried out."""
+"""Actions whose effects depend on the table, which is read for the plan and the action."""
 DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.PAUSE: ("generation",),
     PageAction.RESUME: ("generation", "dag_paused"),
@@ -98,9 +101,12 @@ DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.RELEASE: ("dag_paused",),
     PageAction.SEND_AGAIN: (),
 }
-"""Fields of `ActionContext` with users' decisions, by action. A change of one after the plan refuses the action."""
+"""Fields of `ActionContext` on which each action depends.
+
+If another user changes one of them after the plan, the action is refused.
+"""
 CONFIRMED_BY_NAME = frozenset(PageAction) - {PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART}
-"""Actions that change the table or what its readers get: the user types the subject's name."""
+"""Actions that change a table, or what its readers get. Users confirm by typing its name."""
 DRY_RUN_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
 TABLE_DEPENDENT_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
 """Actions that are possible only in certain states of the stream's table."""
@@ -155,7 +161,7 @@ class Plan:
     """The description of an action's effects. If `refused` is set, the action is not possible now."""
 
     action: PageAction
-    says: tuple[str, ...]
+    effects: tuple[str, ...]
     refused: str | None = None
     missing: str | None = None
     version_token: str = ""
@@ -170,14 +176,17 @@ class Plan:
 class PreparedAction:
     """The effects of an action on a table. `carry_out` has exactly these effects, or fails if the table has changed."""
 
-    says: tuple[str, ...]
+    effects: tuple[str, ...]
     version_token: str
     carry_out: Callable[[], object]
     refused: str | None = None
 
 
 def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
-    """Describe the effects of an action. The caller of a prepared action adds effects that depend on the table."""
+    """Describe the effects of an action.
+
+    For a prepared action, the caller adds the effects that depend on the table.
+    """
     says = {
         PageAction.PAUSE: _pause,
         PageAction.RESUME: _resume,
@@ -215,7 +224,7 @@ def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -
 
 
 def describe_changes(action: PageAction, before: str, now: str) -> str:
-    """Describe what changed between two version tokens of an action's plans, without a full stop."""
+    """Describe what changed between two version tokens of an action, without a full stop."""
     then, _, then_table = before.partition("/")
     parts, _, by_table = now.partition("/")
     was = dict(one.partition("=")[::2] for one in then.split(","))
@@ -318,7 +327,7 @@ def _replay(now: ActionContext) -> tuple[str, ...]:
 def _maintain(now: ActionContext) -> tuple[str, ...]:
     which = f"Each table of the {now.subject} that needs it" if now.subject.startswith("route of ") else now.subject
     effect = (
-        f"{which} is compacted, its manifests are rewritten and old snapshots expire, as far as each is due. "
+        f"{which} is compacted, its manifests are rewritten and old snapshots expire, each only if due. "
         "Writers continue to run."
     )
     return (effect, "A dry run only logs what it would change.")

@@ -62,7 +62,10 @@ def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return each point's rate, oldest first. A batch's records are spread over the spans since the previous batch."""
+    """Return each point's rate, oldest first.
+
+    The records of a batch are spread over the time since the previous batch.
+    """
     found: list[Rate] = []
     waiting: list[Point] = []  # the points since the last batch, or since the writer started
     landed_ms: int | None = None
@@ -85,7 +88,10 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the mean rate of each of the longer `spans`, oldest first, over its `points` with a known rate."""
+    """Return the mean rate in each of `spans`, oldest first.
+
+    `points` are shorter spans. Points without a known rate do not count.
+    """
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):
@@ -127,7 +133,7 @@ def _mean(at_ms: int, parts: Sequence[tuple[Point, Rate]]) -> Rate:
 
 
 def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
-    """Return the rate of a span if the batch's records are spread over the time from `begin_ms` on."""
+    """Return the rate in a span, if the batch's records are spread evenly from `begin_ms` on."""
     if span.at_ms < begin_ms:
         return Rate(span.at_ms)
     seconds = (batch.end_ms - begin_ms) / 1000

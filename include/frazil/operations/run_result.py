@@ -15,8 +15,8 @@ ACTIVE_TASKS = ("running", "deferred")
 class TaskResult:
     task: str
     state: str
-    said: str = ""
-    """What the task reported with `frazil.airflow.task.report`, or the error with which it failed."""
+    message: str = ""
+    """What the task reported with `frazil.airflow.dag_profile.report`, or the error with which it failed."""
     map_index: int = -1
 
 
@@ -24,7 +24,7 @@ class TaskResult:
 class RunResult:
     state: str
     """The run's state in Airflow: queued, running, success or failed."""
-    said: str
+    message: str
     log: str
     """The path, in Airflow's UI, of the task that explains the state, or of the run."""
     finished: bool
@@ -46,10 +46,10 @@ def _sentence(dag: str, state: str, tasks: Sequence[TaskResult], *, paused: bool
     failed = next((one for one in tasks if one.state in FAILED_TASKS), None)
     if failed is not None:
         again = " and will be retried" if failed.state == "up_for_retry" else ""
-        return f"The task {failed.task} failed{again}: {failed.said or 'its log has the error'}", failed
+        return f"The task {failed.task} failed{again}: {failed.message or 'its log has the error'}", failed
     if state == "success":
-        reports = [one for one in tasks if one.said]
-        said = "; ".join(dict.fromkeys(one.said.rstrip(".") for one in reports)) or "The run succeeded"
+        reports = [one for one in tasks if one.message]
+        said = "; ".join(dict.fromkeys(one.message.rstrip(".") for one in reports)) or "The run succeeded"
         return f"{said}.", reports[-1] if reports else None
     if state == "failed":
         return "The run failed before any of its tasks did: see the run in Airflow.", None

@@ -1,5 +1,5 @@
-"""Finds the actions that are possible on a stream, and why others are not. Prepares a reset of a stream, or the
-abandonment of its backfill, and carries out exactly the described effects.
+"""Finds the actions that are possible on a stream, and the reasons why others are not. Plans and carries out a reset of
+a stream, or the abandonment of its backfill.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffset
     if marker is None:
         return AvailableOffsets(topics.identity, first, end)
     same = keep_same_topics(keep_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
-    cut = find_truncations(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
-    return AvailableOffsets(topics.identity, first, end, cut)
+    truncated_at = find_truncations(
+        kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs
+    )
+    return AvailableOffsets(topics.identity, first, end, truncated_at)
 
 
 def find_target_offsets(
@@ -119,8 +121,7 @@ def check_available(offsets: Offsets, now: AvailableOffsets) -> None:
             raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {known}")
         if not now.first[tp] <= offset <= now.end[tp]:
             raise NotInKafka(
-                f"{topic}-{partition}: {offset} is outside of the offsets that Kafka has, {now.first[tp]} to "
-                f"{now.end[tp]}"
+                f"{topic}-{partition}: {offset} is not in the range that Kafka has, {now.first[tp]} to {now.end[tp]}"
             )
 
 
@@ -153,9 +154,9 @@ def describe_consequences(
     for m in plan:
         if m.rewritten:
             sentences.append(
-                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. From there on, Kafka has "
-                f"or will have new records at {m.rewritten:,} offsets whose old records are in the table. After the "
-                "reset, the table gets the new records and keeps the old ones."
+                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.truncated_at:,}. From there on, "
+                f"Kafka has or will have new records at {m.rewritten:,} offsets whose old records are in the table. "
+                "After the reset, the table gets the new records and keeps the old ones."
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
@@ -163,10 +164,10 @@ def describe_consequences(
     if repeated:
         merged = "by order" if spec.order_by else spec.sinks.mode.repeats
         sentences.append(
-            f"It reads {format_count(repeated, 'offset')} again that the table has: {_REPEATED_TEXTS[merged]}"
+            f"It reads {format_count(repeated, 'offset')} again, although the table has them: {_REPEATED_TEXTS[merged]}"
         )
     if not skipped and not repeated and not seen.unknown:
-        sentences.append("It skips no records, and reads no records again that the table has.")
+        sentences.append("It skips no records, and reads no records again.")
     return sentences
 
 
@@ -229,7 +230,10 @@ def _list_candidates(now: ActionState) -> Iterator[PageAction]:
 
 
 def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str | None:
-    """Return why a backfill or replay is not possible now; None if it is possible, and for other actions."""
+    """Return why a backfill or replay is not possible now; None if it is possible.
+
+    Returns None for all other actions.
+    """
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
         PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),
@@ -238,7 +242,7 @@ def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str 
         return None
     check_other, check_marker = checks[action]
     try:
-        check_coordinates(spec, table_has=now.coordinates)
+        check_coordinates(spec, table_has_coordinates=now.coordinates)
         check_other(now.backfill)
         if now.is_read:
             check_marker(spec, now.marker)
@@ -272,7 +276,7 @@ def compute_moves(
 ) -> tuple[OffsetMove, ...]:
     """Return the move of each topic-partition. Raises SpecError if rows of a route would be duplicated."""
     marker = seen.marker
-    if marker and marker.routed is not None and not (spec.sinks.can_follow and spec.sinks.mode.merges):
+    if marker and marker.routed is not None and not (spec.sinks.has_routed_tables and spec.sinks.mode.merges):
         held = keep_same_topics(marker.offsets, marker.source, now.source)
         if again := sum(move.repeated for move in list_moves(target, held=held, available=now)):
             raise SpecError(
@@ -295,7 +299,7 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     by: str,
 ) -> Marker:
     """Move the position, record it, and return the marker. Raises the errors of `marker_changes.reset`."""
-    marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, cut=now.truncated_at)
+    marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, truncated_at=now.truncated_at)
     record_action(tables.main.current(), tables.stream, reset_message(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 

@@ -139,12 +139,12 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class WriterRun:
-    """One run of a writer. `how` describes its end; `well` is False if that needs attention."""
+    """One run of a writer. `outcome` describes its end; `is_ok` is False if that needs attention."""
 
     started_at_ms: int
     ended_at_ms: int | None
-    how: str
-    well: bool
+    outcome: str
+    is_ok: bool
     error: str | None = None
 
 
@@ -174,7 +174,7 @@ class StreamView:
     airflow: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     rates: tuple[Rate, ...] = ()
-    happened: tuple[HistoryEvent, ...] = ()
+    events: tuple[HistoryEvent, ...] = ()
     backfill: OpenBackfill | None = None
     log: str | None = None
     topics: tuple[Topic, ...] = ()
@@ -206,7 +206,7 @@ def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
     treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
     rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
-    past = replace(past, happened=merge_treatments(past.happened, shown))
+    past = replace(past, events=merge_treatments(past.events, shown))
     head = head_of(dead_letters) if dead_letters else None
     return TableHistory(
         any(True for _ in commit_records(metadata, spec.name)),
@@ -229,7 +229,10 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the messages about unreadable parts, except one about Kafka if the status already has it."""
+    """Return the messages about unreadable parts.
+
+    Omits one about Kafka if the status already reports such a problem.
+    """
     reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
@@ -277,27 +280,27 @@ def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
     launch = observation.launch
     if launch is None or not observation.process.is_alive:
         return tuple(ended[:MAX_SHOWN_RUNS])
-    how = {
+    outcome = {
         LaunchKind.SUPERVISED: "runs, supervised by Airflow",
         LaunchKind.FOREGROUND: "runs in a user's terminal; nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
-    return (WriterRun(launch.launched_at_ms, None, how, well=True), *ended[: MAX_SHOWN_RUNS - 1])
+    return (WriterRun(launch.launched_at_ms, None, outcome, is_ok=True), *ended[: MAX_SHOWN_RUNS - 1])
 
 
 def _ended_run(end: ExitRecord) -> WriterRun:
     if end.stopped_for:
-        how = f"stopped: {end.stopped_for}"
+        outcome = f"stopped: {end.stopped_for}"
     elif end.code == 0:
-        how = "ended normally"
+        outcome = "ended normally"
     elif end.code is None:
-        how = "was killed, or its host went down"
+        outcome = "was killed, or its host went down"
     elif end.code > 128:
-        how = f"was ended by signal {end.code - 128}"
+        outcome = f"was ended by signal {end.code - 128}"
     else:
-        how = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
-    well = end.code == 0 or bool(end.stopped_for)
-    return WriterRun(end.started_at_ms, end.ended_at_ms, how, well=well, error=None if well else end.error)
+        outcome = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
+    is_ok = end.code == 0 or bool(end.stopped_for)
+    return WriterRun(end.started_at_ms, end.ended_at_ms, outcome, is_ok=is_ok, error=None if is_ok else end.error)
 
 
 def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
@@ -306,7 +309,9 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
     return {
         "Topics": spec.source.topics_text,
         **({"Route": " ".join(filter(None, ("by", spec.route.by, spec.route.name)))} if spec.route else {}),
-        "Default table" if spec.sinks.can_follow else "Table": names.get(spec.table.identifier, spec.table.identifier),
+        "Default table" if spec.sinks.has_routed_tables else "Table": names.get(
+            spec.table.identifier, spec.table.identifier
+        ),
         "Mode": spec.mode,
         "Event time": spec.event_time.column,
         "Partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",

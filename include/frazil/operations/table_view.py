@@ -50,7 +50,10 @@ MARKER_OPERATIONS = {
     "align": ("open", "open windows", ""),
     "release": ("open", "rows moved to main", ""),
 }
-"""Operations that commit no batch, with kind, label and effect; without an effect, file counts are shown."""
+"""Kind, label and effect of each operation that commits no batch.
+
+If the effect is empty, the page shows the number of files instead.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class TimelineEvent:
     label: str
     stream: str | None
     files: int
-    said: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,10 @@ class ActionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The files, snapshots and metadata of a table. `limit` is the maximum of manifest-list bytes per data file."""
+    """The files, snapshots and metadata of a table.
+
+    `limit` is the maximum number of bytes in manifest lists per data file.
+    """
 
     rows: int
     files: int
@@ -128,7 +134,7 @@ class TableView:
     shape: Shape | None = None
     calendar: Calendar | None = None
     alerts: tuple[ActiveAlert, ...] = ()
-    amiss: tuple[str, ...] = ()
+    route_problems: tuple[str, ...] = ()
     """Differences between the table and the expectations of its route."""
     dags: Mapping[str, bool] | None = None
     runs: Mapping[str, Sequence[WindowRun]] | None = None
@@ -237,25 +243,25 @@ def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
 
 
 def table_health(
-    shape: Shape | None, calendar: Calendar | None, alerts: Sequence[ActiveAlert], amiss: Sequence[str] = ()
+    shape: Shape | None, calendar: Calendar | None, alerts: Sequence[ActiveAlert], problems: Sequence[str] = ()
 ) -> Health:
     """Return a table's health by the overview's rules. Any alert, route problem or held window needs attention."""
     due = {"it": [action.name for action in shape.actions if action.due]} if shape else None
     found = combine_health(["it"], alerts, due)
     if found is not None and found.level is Level.TROUBLE:
         return found
-    if alerts or amiss or (calendar and any(cell.state == "held" for cell in calendar.cells)):
+    if alerts or problems or (calendar and any(cell.state == "held" for cell in calendar.cells)):
         return Health(Level.TROUBLE, "needs attention")
     return found or Health(Level.UNKNOWN, "unknown")
 
 
 def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
-    """Return a message for each stream that routes to a table and reports a problem of it."""
+    """Return a message for each stream whose route reports a problem with this table."""
     return tuple(
-        f"The table differs from what the route of {status.name} expects ({status.amiss[identifier]}): "
+        f"The table differs from what the route of {status.name} expects ({status.table_problems[identifier]}): "
         f"run `frazil route {status.name}` for the remedy"
         for status in statuses
-        if identifier in status.amiss
+        if identifier in status.table_problems
     )
 
 
@@ -264,10 +270,10 @@ MAX_ROUTED_TABLES = 60
 
 @dataclass(frozen=True, slots=True)
 class RoutedTable:
-    """A routed table. `amiss` describes its problem in a few words, or is empty."""
+    """A routed table. `problem` describes its problem in a few words, or is empty."""
 
     name: str
-    amiss: str = ""
+    problem: str = ""
     level: Level = Level.WELL
 
 
@@ -277,17 +283,17 @@ class RoutedTables:
 
     tables: tuple[RoutedTable, ...]
     found: int
-    in_all: int
+    total: int
 
 
 def search_routed(
-    names: Sequence[str] | None, search: str, *, amiss: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
+    names: Sequence[str] | None, search: str, *, problems: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
     """Return the tables that contain each word of the search; None if there are no tables.
 
-    `amiss` maps names of tables to problems. The search also finds tables by the words of their problems.
+    `problems` maps names of tables to problems. The search also finds tables by the words of their problems.
     """
-    wrong = amiss or {}
+    wrong = problems or {}
     if not names and not wrong:
         return None
     every = sorted({*(names or ()), *wrong}, key=lambda name: (name not in wrong, name))

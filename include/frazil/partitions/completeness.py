@@ -25,7 +25,7 @@ class Feed:
     stream: str
     watermark_us: int | None
     lateness_us: int = 0
-    holding_back: TopicPartition | None = None
+    delaying_partition: TopicPartition | None = None
     """The topic-partition for which the watermark waits; None if all topic-partitions are idle."""
     waiting_us: int | None = None
     """Oldest event time of rows that readers of main do not see yet (`commit.align`)."""
@@ -43,7 +43,11 @@ class Feed:
         """Return a clause that says what must happen before `window`, or by default any window, is complete."""
         if self.problem:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
-        where = f"{self.stream}, {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else self.stream
+        where = (
+            f"{self.stream}, {self.delaying_partition[0]}-{self.delaying_partition[1]}"
+            if self.delaying_partition
+            else self.stream
+        )
         if self.watermark_us is None or window is None:
             return f"the watermark of {where} is unknown: no event has arrived"
         if self.waiting_us is not None and self.waiting_us < window.end_us <= self.watermark_us - self.lateness_us:
@@ -192,7 +196,9 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""Maximum time after the newest trusted event time. Later windows' rows count as rows with wrong clocks."""
+"""Rows at most this much later than the newest trusted event time are hidden until their window is complete. Later rows
+are not: their clocks are wrong.
+"""
 
 
 @dataclass(frozen=True, slots=True)

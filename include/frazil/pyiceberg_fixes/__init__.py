@@ -3,15 +3,22 @@
 PyIceberg 0.12 decodes doubles in manifests with the precision of a float: 0.1 becomes 0.10000000149011612, and 1e300
 becomes infinity. Scans, merges and delete files would miss files with such partition values, and rewritten manifests
 would store the wrong values. `data_files` also patches the values of data files.
+
+PyIceberg refuses to write metadata of format version 3, and omits `next-row-id` from new metadata. It ignores the
+fields that version 3 adds to manifests and manifest lists. It does not check a snapshot's sequence number.
 """
 
 from __future__ import annotations
 
+import pyiceberg.manifest
 from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.reader import DoubleReader
-
-import frazil.pyiceberg_fixes.version_3  # noqa: F401 - patches tables of format version 3
+from pyiceberg.manifest import DataFile, FileFormat, ManifestEntry, ManifestFile, _ManifestCache
+from pyiceberg.table import delete_file_index
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate, _apply_table_update, _TableMetadataUpdateContext
 
 
 def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
@@ -20,3 +27,84 @@ def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
 
 
 DoubleReader.read = _read  # type: ignore[method-assign, assignment]
+
+
+FIRST_ROW_ID_POSITIONS = {DataFile: 16, ManifestFile: 15}
+_REFERENCED_POSITION = 17
+
+
+def first_row_id(record: DataFile | ManifestFile) -> int | None:
+    """Return the id of the first row as stored; None if a reader has to derive it."""
+    found: int | None = record[FIRST_ROW_ID_POSITIONS[type(record)]]
+    return found
+
+
+def referenced_data_file(file: DataFile) -> str | None:
+    """Return the path of the data file to which this deletion vector applies; None if it is another kind of file."""
+    found: str | None = file[_REFERENCED_POSITION] if file.file_format is FileFormat.PUFFIN else None
+    return found
+
+
+def file_key(file: DataFile) -> str:
+    """Return the path, which is unique except for deletion vectors: a Puffin file may have several."""
+    of = referenced_data_file(file)
+    return file.file_path if of is None else f"{file.file_path}#{of}"
+
+
+def next_row_id(metadata: TableMetadata, before: Snapshot | None = None) -> int | None:
+    """Return the id of the next snapshot's first row, or after the snapshot `before`; None below format version 3."""
+    if metadata.format_version < 3:
+        return None
+    if before is not None:
+        return (before.first_row_id or 0) + (before.added_rows or 0)
+    return getattr(metadata, "next_row_id", None) or 0
+
+
+del TableMetadataV3.model_dump_json
+TableMetadataV3.model_fields["next_row_id"].default = 0
+TableMetadataV3.model_rebuild(force=True)
+
+# Records in memory have the fields of version 3, which begin with those of version 2.
+pyiceberg.manifest.DEFAULT_READ_VERSION = 3  # type: ignore[assignment]
+for _kind in (DataFile, ManifestEntry, ManifestFile):
+    _kind.from_args.__func__.__defaults__ = (3,)  # type: ignore[union-attr]
+
+_find_by_bounds = delete_file_index._referenced_data_file_path
+
+
+def _referenced_data_file(delete_file: DataFile) -> str | None:
+    return referenced_data_file(delete_file) or _find_by_bounds(delete_file)
+
+
+delete_file_index._referenced_data_file_path = _referenced_data_file  # deletion vectors have no bounds
+
+_keep_manifest = _ManifestCache.get_or_cache
+
+
+def _keep_latest(self: _ManifestCache, manifest_file: ManifestFile) -> ManifestFile:
+    """Return the cached manifest. If it was cached before an upgrade to version 3, it has no row id, and
+    `manifest_file` is returned instead.
+    """
+    kept = _keep_manifest(self, manifest_file)
+    return kept if first_row_id(kept) == first_row_id(manifest_file) else manifest_file
+
+
+_ManifestCache.get_or_cache = _keep_latest  # type: ignore[method-assign]
+
+_add_snapshot = _apply_table_update.dispatch(AddSnapshotUpdate)
+
+
+def _add_newest_snapshot(
+    update: AddSnapshotUpdate, base_metadata: TableMetadata, context: _TableMetadataUpdateContext
+) -> TableMetadata:
+    number = update.snapshot.sequence_number
+    if base_metadata.format_version == 3 and update.snapshot.parent_snapshot_id is not None and number is not None:
+        last = base_metadata.last_sequence_number
+        if number <= last:
+            raise ValueError(
+                f"Cannot add snapshot with sequence number {number} older than last sequence number {last}"
+            )
+    return _add_snapshot(update, base_metadata, context)
+
+
+_apply_table_update.register(AddSnapshotUpdate, _add_newest_snapshot)

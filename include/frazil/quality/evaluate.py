@@ -89,10 +89,10 @@ _PANDAS_TYPES = {
     pa.int32(): pd.Int32Dtype(),
     pa.int64(): pd.Int64Dtype(),
 }
-"""Nullable pandas types, because a null would turn integers into floats, which cannot hold large ones."""
+"""Nullable pandas types. Otherwise, a null turns integers into floats, which are not exact."""
 
 MAX_ARROW_ROWS = 5_000_000
-"""Maximum rows for pandas, which takes 0.8 GB for 1 million (bench/gate.py). The limit itself is not measured."""
+"""Maximum number of rows for pandas. 1 million rows take 0.8 GB (bench/gate.py)."""
 
 
 @dataclass(frozen=True, slots=True)

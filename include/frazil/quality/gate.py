@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -74,11 +74,6 @@ def find_suite(folder: Path, table: str) -> Path | None:
     """Return the suite of a table, `<folder>/<table identifier>.json`; None if the file does not exist."""
     suite = folder / f"{table}.json"
     return suite if suite.is_file() else None
-
-
-def find_unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
-    """Return the suites in a folder that check nothing, because no table has their name."""
-    return sorted(suite for suite in folder.glob("*.json") if suite.stem not in tables)
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:

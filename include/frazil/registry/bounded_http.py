@@ -19,7 +19,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 MAX_RESPONSE_BYTES = 64 * 2**20
 _current_request = threading.local()
-"""`bound` is the `_TimeLimit` of the request that the thread is making."""
+"""Its attribute `bound` is the `_TimeLimit` of the current request of this thread."""
 
 
 def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
@@ -68,7 +68,7 @@ def create_session() -> Session:
 
 
 class _TimeLimit:
-    """The sockets of one request, which are shut down at the deadline. A redirected request has several."""
+    """The sockets of one request, including its redirects. They are shut down at the deadline."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -25,7 +25,10 @@ MAX_CACHED_SCHEMAS = 4096
 """Maximum number of schemas in the cache. They stay valid, because the schema of an id never changes."""
 MAX_UNKNOWN_IDS = 100_000
 MAX_CACHED_GUIDS = 100_000
-"""Maximum number of GUIDs with an id: more than a chunk's records, so its decoder finds all ids that it just got."""
+"""Maximum number of GUIDs with an id.
+
+It is larger than the number of records in a chunk, so that no id expires while a chunk is decoded.
+"""
 UNKNOWN_ID_CACHE_S = 60.0
 """Seconds for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
@@ -33,7 +36,7 @@ MAX_REFERENCES = 1000
 REFERENCES_TIMEOUT_FACTOR = 5
 """Timeout for all references of a schema, in multiples of the registry's timeout."""
 RECORDS_WAIT = "Records wait until the registry returns their schemas"
-"""Default of the sentence that ends error messages, and says what waits for the registry."""
+"""Default last sentence of error messages. It says what waits for the registry."""
 MAX_REFERENCE_DEPTH = 200
 """Maximum length of a chain of schemas that each refer to the next."""
 _RETRY_PAUSES_S = (0.1, 0.3, 1.0)
@@ -54,13 +57,13 @@ class SchemaText(NamedTuple):
     """`AVRO`, `PROTOBUF` or `JSON`."""
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    """Name and text of each referenced schema, after the schemas to which it refers."""
+    """Name and text of each referenced schema. Each follows the schemas that it references."""
 
 
 class SchemaSource(Protocol):
     """Provides schemas by id."""
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
         """Fetch these schemas concurrently into the cache of `get`. Raises RegistryUnavailable."""
 
     def get(self, schema_id: int) -> SchemaText:
@@ -95,12 +98,12 @@ class SchemaRegistry:
         self._guids: OrderedDict[bytes, int] = OrderedDict()
         """Map each GUID to its id in this process. These ids are negative, unlike the ids of a registry."""
         self._guid_of: OrderedDict[int, bytes] = OrderedDict()
-        """Map these ids to the GUIDs, in the same order."""
+        """The reverse of `_guids`."""
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
         """The references fetched so far, so that a retry after a timeout does not fetch them again."""
         self._lock = Lock()
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
         """Fetch the schemas that are not cached, concurrently. The cache has at most `MAX_CACHED_SCHEMAS` schemas."""
         with self._lock:
             missing = [one for one in schema_ids if self._find_cached(one) is None]

@@ -243,7 +243,10 @@ class Agent:
                 self._cluster.open(former.submission).kill()
 
     def _kill(self) -> None:
-        """Kill the driver, at most once in a while. The order records this, so that the next agent continues."""
+        """Kill the driver. While it still runs, try again every KILL_INTERVAL_S.
+
+        The order records the kill, so that a later agent continues it.
+        """
         if self._order is None:
             return
         if not self._order.kill:

@@ -26,7 +26,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order
-from frazil.signals.pins import read_pins
+from frazil.signals import read_pins
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
 from frazil.supervise.decision import DesiredMode
@@ -36,7 +36,7 @@ from frazil.table.catalogs import load_catalog
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 3.0
-"""Seconds between two reports. Readers consider a heartbeat stale after ten."""
+"""Seconds between two reports. A heartbeat without a report for ten seconds counts as stale."""
 PAUSE_CHECK_INTERVAL_S = 30.0
 """Seconds between two checks for a pause. A running agent stops the driver sooner."""
 MAX_LOG_BYTES = 64 * 1024

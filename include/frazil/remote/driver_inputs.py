@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frazil.cluster.driver import ClusterDriver
 from frazil.cluster.kubernetes_pod import PROPERTIES
-from frazil.cluster.submission import ClusterDriver
 from frazil.commit.own_table_check import check_own_table
 from frazil.errors import SpecError, TopicMissing
 from frazil.kafka.admin import KafkaAdmin
@@ -41,7 +41,10 @@ class DriverInputs:
     declared: Mapping[str, Any]
     """The declaration, with the text of the files that it refers to."""
     resources: Resources
-    """The resources, with resolved references unless a standalone cluster's command line would show the values."""
+    """The declared resources.
+
+    References are resolved, except for a standalone cluster, whose command lines would show the values.
+    """
     folder: DriverFolder
     restart_generation: int
     program: Path
@@ -121,7 +124,10 @@ def _inline_schema(form: Any, name: str, folder: Path) -> Any:
 def _driver_variables(
     spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the driver's variables. On Kubernetes, where users can read them, only variables that the stream uses."""
+    """Return the environment variables of the driver.
+
+    On Kubernetes, where users can read them, only variables that the stream references are passed.
+    """
     referenced = {*find_environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
         named = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}

@@ -11,7 +11,7 @@ from frazil.remote.driver_folder import DriverReport, Order, WantedDriver
 SUBMISSION_TIMEOUT_S = 60.0
 """Seconds to wait for a driver whose submission had no response, before another is submitted."""
 REPORT_TIMEOUT_S = 15.0
-"""Seconds after its last report for which a driver counts as running, even if the cluster does not list it."""
+"""Seconds since its last report until a driver that the cluster does not list counts as ended."""
 EXIT_TIMEOUT_S = 30.0
 """Seconds for which the cluster may list a driver as running after it has reported its end."""
 KILLED_CODE = 137
@@ -52,7 +52,7 @@ class DriverObservation:
     status: DriverStatus
     """The ordered driver's status; UNKNOWN while its name is unknown."""
     found: str | None
-    """The driver's name, as found in the cluster, if its submission returned none; None if it was not found."""
+    """The driver's name in the cluster, if the submission did not return it but a search did."""
     followed: bool
     """Whether this agent submitted the driver, or has seen it running."""
     stop: str | None

@@ -13,23 +13,24 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.cluster import standalone
-from frazil.cluster.driver import ApiUnavailable, Driver, DriverState
-from frazil.cluster.kubernetes import DriverPod, find_access
-from frazil.cluster.kubernetes_pod import build_pod, pod_name
-from frazil.cluster.submission import (
+from frazil.cluster.driver import (
     PACKAGE_FOLDER,
+    ApiUnavailable,
     ClusterDriver,
+    Driver,
+    DriverState,
     build_submit_command,
     build_submit_environment,
     build_submit_properties,
     format_properties,
     yarn_tag,
 )
+from frazil.cluster.kubernetes import DriverPod, find_access
+from frazil.cluster.kubernetes_pod import build_pod, pod_name
 from frazil.cluster.yarn import (
     HADOOP_FOLDER_VARIABLES,
     YarnDriver,
     find_application,
-    is_submitted,
     parse_application_id,
     read_resource_managers,
 )
@@ -147,7 +148,7 @@ class YarnSubmitter:
         try:
             application = application or self._find_by_tag(driver)
         except ApiUnavailable as error:
-            if is_submitted(failed.output):
+            if "Submitting application application_" in failed.output:
                 raise ApiUnavailable(
                     f"{failed}; it is unknown whether YARN accepted the application: {error}"
                 ) from failed

@@ -48,8 +48,8 @@ from frazil.spec.routed_stream import RoutedStream, never_complete_message, part
 from frazil.spec.units import format_count
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
+from frazil.table.declared import list_matching_names, load_route_tables
 from frazil.table.lost import find_lost_table
-from frazil.table.made_tables import list_matching_names, load_route_tables
 from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,9 @@ class Assessment:
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
     def describe_delay(self) -> str:
-        """Return why waiting DAGs have no event for complete windows; "" while a check may be on its way."""
+        """Return why waiting DAGs have no event for complete windows. Returns "" if the next check, which runs every
+        minute, may still send it.
+        """
         pending, bound_us, cursor = self.decision.complete, complete_until_us(self.feeds), self.signals.cursor
         dag = partitions_dag_of(self.specs[0])
         if pending and bound_us is not None and bound_us - pending[0].end_us >= MAX_SIGNAL_DELAY_US:
@@ -107,7 +109,9 @@ class Assessment:
         return ""
 
     def _has_old_watermark(self) -> bool:
-        """Return whether a commit had a watermark so long ago that a check would have followed."""
+        """Return whether a commit had a watermark more than `MAX_SIGNAL_DELAY_US` ago, so that a check should have run
+        since.
+        """
         before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
         summaries = (s.summary for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
         return any(summary and summary.get("frazil.watermark-ms") for summary in summaries)
@@ -131,7 +135,9 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
     signals = TableSignals.load(catalog, specs[0].table.identifier)
     with translate_catalog_errors(catalog.name):
         # The default table comes first: the rows of its batches are in the table that is loaded later, or missing.
-        decided = {spec.name: DecidedBatches.load(catalog, spec) for spec in specs if isinstance(spec, RoutedStream)}
+        decided = {
+            spec.name: DefaultTableProgress.load(catalog, spec) for spec in specs if isinstance(spec, RoutedStream)
+        }
         try:
             table = catalog.load_table(specs[0].table.identifier)
         except NoSuchTableError:
@@ -161,9 +167,14 @@ def assess_group(
     grain = Grain(spec.window)
     signals = TableSignals.load(catalog, spec.table.identifier)
     with translate_catalog_errors(catalog.name):
-        decided = {spec.name: DecidedBatches.load(catalog, spec)}  # first, as in `assess_table`
+        decided = {spec.name: DefaultTableProgress.load(catalog, spec)}  # first, as in `assess_table`
         bound_us = decided[spec.name].feed(spec).complete_until_us
-        own = {*(spec.route.complete if spec.route else ()), *sinks.named, sinks.default_table, sinks.dead_letter_table}
+        own = {
+            *(spec.route.complete if spec.route else ()),
+            *sinks.named_tables,
+            sinks.default_table,
+            sinks.dead_letter_table,
+        }
         found = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in own}
         names = [name for name, its in found.items() if reopened or _may_signal(its.cursor, bound_us, spec)]
         has_begun = any(its.cursor is not None for its in found.values())
@@ -180,7 +191,7 @@ def assess_group(
                 open_us, first_us = grain.floor(bound_us), earliest_us(table, column=spec.event_time.column)
                 begin_us = open_us if first_us is None else min(grain.floor(first_us), open_us)
                 begin_us = max(begin_us, open_us - MAX_WINDOWS * grain.us)
-            return _assess(table, [spec.of_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
+            return _assess(table, [spec.for_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
         except Exception as error:  # whatever a catalog or storage raises: the others are still signalled
             log.exception("%s: cannot read its windows", name)
             return error
@@ -199,7 +210,7 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     signals: TableSignals,
     *,
     limit: int,
-    decided: Mapping[str, DecidedBatches],
+    decided: Mapping[str, DefaultTableProgress],
     begin_us: int | None = None,
 ) -> Assessment:
     """Assess a loaded table. `begin_us` is the first window to signal, unless `complete-from` is declared."""
@@ -246,7 +257,7 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
 
 
 def find_feeds(
-    table: Table, specs: Iterable[StreamSpec], decided: Mapping[str, DecidedBatches] | None = None
+    table: Table, specs: Iterable[StreamSpec], decided: Mapping[str, DefaultTableProgress] | None = None
 ) -> tuple[Feed, ...]:
     """Return the state of each stream that has a marker in the table or is declared. Loads `decided` unless given."""
     declared = {spec.name: spec for spec in specs}
@@ -258,7 +269,11 @@ def find_feeds(
 
 
 def _find_feed(
-    table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None, decided: Mapping[str, DecidedBatches]
+    table: Table,
+    stream: str,
+    spec: StreamSpec | None,
+    marker: Marker | None,
+    decided: Mapping[str, DefaultTableProgress],
 ) -> Feed:
     """Return the state of one stream; its watermark is None if its position cannot be trusted."""
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
@@ -268,7 +283,9 @@ def _find_feed(
         problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
     if isinstance(spec, RoutedStream):
-        return _find_routed_feed(table, spec, marker, decided.get(stream) or DecidedBatches.load(table.catalog, spec))
+        return _find_routed_feed(
+            table, spec, marker, decided.get(stream) or DefaultTableProgress.load(table.catalog, spec)
+        )
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
         waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
@@ -414,8 +431,8 @@ def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | N
 
 
 @dataclass(frozen=True)
-class DecidedBatches:
-    """The batches that a stream's default table has decided."""
+class DefaultTableProgress:
+    """The batches that a stream's default table has committed. This commit fixes their files for routed tables."""
 
     table: Table | None = None
     marker: Marker | None = None
@@ -423,7 +440,7 @@ class DecidedBatches:
     """Why the default table's watermark cannot be used."""
 
     @classmethod
-    def load(cls, catalog: Catalog, spec: RoutedStream) -> DecidedBatches:
+    def load(cls, catalog: Catalog, spec: RoutedStream) -> DefaultTableProgress:
         """Load the default table. Raises MarkerUnreadable, and the errors of catalog and storage."""
         try:
             table = catalog.load_table(spec.default_table)
@@ -446,13 +463,13 @@ class DecidedBatches:
         return tuple(decided_journals(tables, self.marker))
 
     def first_missing(self, target: str, marker: Marker) -> BatchKey | None:
-        """Return the first decided batch that is missing from a routed table; None if the table has all rows."""
+        """Return the first of these batches that is missing from a routed table; None if the table has all rows."""
         if self.marker is None:
             return None
         return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)
 
     def feed(self, spec: StreamSpec) -> Feed:
-        """Return the stream's progress after the last decided batch."""
+        """Return the stream's progress after the last of these batches."""
         lateness_us = spec.lateness // timedelta(microseconds=1)
         if (marker := self.marker) is None:
             return Feed(spec.name, None, lateness_us, problem=self.problem)
@@ -461,7 +478,7 @@ class DecidedBatches:
         return Feed(spec.name, marker.watermark_us, lateness_us, holder)
 
 
-def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided: DecidedBatches) -> Feed:
+def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided: DefaultTableProgress) -> Feed:
     stream, feed = spec.name, decided.feed(spec)
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)

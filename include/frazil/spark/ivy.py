@@ -127,7 +127,7 @@ def _ivy_descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> 
 
 
 def _artifact_element(wanted: MavenCoordinates) -> str:
-    """Return the element without which Ivy ignores a file with a classifier; empty for other files."""
+    """Return the XML element that Ivy needs for a file with a classifier; empty for other files."""
     if not wanted.classifier:
         return ""
     kind = quoteattr(wanted.extension)

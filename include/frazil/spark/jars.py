@@ -119,9 +119,10 @@ def ensure_jars(set_name: str, lock_file: Path | None = None) -> list[Path]:
 
 def ensure_catalog_jars(*catalogs: str | None) -> list[Path]:
     """Return the paths of the jars for these catalogs, as `ensure_jars` does; None means the default catalog."""
-    from frazil.table.catalogs import spark_jar_sets  # it loads PyIceberg, which the commands above do not need
+    from frazil.table.catalogs import catalog_config  # it loads PyIceberg, which the commands above do not need
+    from frazil.table.spark_catalog import needed_jar_sets
 
-    sets = dict.fromkeys(name for catalog in catalogs for name in spark_jar_sets(catalog))
+    sets = dict.fromkeys(each for name in catalogs for each in needed_jar_sets(catalog_config(name).properties))
     return [jar for name in sets for jar in ensure_jars(name)]
 
 

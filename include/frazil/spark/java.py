@@ -40,6 +40,12 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
     return java
 
 
+def log_file_options(log_file: Path) -> str:
+    """Return the JVM options with which Spark logs to a file instead of standard error."""
+    configuration = Path(__file__).with_name("log4j2.xml")
+    return f'"-Dlog4j2.configurationFile={configuration.as_uri()}" "-Dfrazil.log={log_file}"'
+
+
 def runs_in_jvm() -> bool:
     """Return whether a JVM started this Python process, as for a driver in a cluster."""
     return "PYSPARK_GATEWAY_PORT" in os.environ

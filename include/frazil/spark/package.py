@@ -33,7 +33,7 @@ EXCLUDED_FILES = (
     *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
     *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
 )
-"""Package files that are never loaded, and commands, which are outside the packages' folders (`../`)."""
+"""Files that are never loaded, and commands (`../`: outside the folders of packages)."""
 INCLUDED_ANYWAY = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
 """Files that are included although they match EXCLUDED_FILES."""
 STDLIB_EXCLUDED = (

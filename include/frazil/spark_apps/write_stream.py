@@ -12,7 +12,7 @@ from pathlib import Path
 
 from frazil.extras import report_missing_extras
 from frazil.host.process_log import exit_on_error
-from frazil.signals.pins import read_pins
+from frazil.signals import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_tables_are_unowned

@@ -38,16 +38,16 @@ class Column(Model):
     as_: Annotated[Literal["json"] | Mapping[str, Literal["json"]] | None, YamlForm("`json`, or a mapping")] = Field(
         default=None,
         alias="as",
-        description="For `string`. `json`: the column stores any value, as JSON text. For strings in a nested column, "
-        "a mapping: `{detail: json}`, `{element: json}`.",
+        description="For `string`. `json`: any value, as JSON text. For strings in a nested column, a mapping: "
+        "`{detail: json}`, `{element: json}`.",
     )
 
     from_: Annotated[str | Mapping[str, str] | None, YamlForm("path, or a mapping")] = Field(
         default=None,
         alias="from",
         min_length=1,
-        description="The record's field that fills the column, if its name differs: `userId`, `payload.user.id`, "
-        r"`items[0].sku`. Write `\.` for a dot in a name. `{key: id}`: a field of the record's key; see `source.key`.",
+        description="The record's field, if its name differs: `userId`, `payload.user.id`, `items[0].sku`. Write "
+        r"`\.` for a dot in a name. `{key: id}`: a field of the record's key.",
     )
 
     cast: Literal["strict", "lenient"] | None = Field(
@@ -57,14 +57,15 @@ class Column(Model):
     )
     rounding: Literal["half-even", "half-up", "down"] | None = Field(
         default=None,
-        description="For a `decimal` with `cast: lenient`: how numbers with more digits are rounded. By default they "
-        "are dead letters.",
+        description="For a `decimal` with `cast: lenient`: how longer numbers are rounded. By default they are dead "
+        "letters.",
     )
     null_if: Annotated[tuple[bool | int | float | str, ...], YamlForm("list of values")] = Field(
         default=(), description='Values that mean null, such as `["N/A", "", -999]`.'
     )
     default: bool | int | float | str | None = Field(
-        default=None, description="The value of a missing or null field, written as in a record."
+        default=None,
+        description="The value of a missing or null field, written as in a record; with `as: json`, as JSON text.",
     )
 
     @field_validator("from_")
@@ -150,8 +151,8 @@ def convert_column(name: str, declared: object) -> object:
 class EventTime(Model):
     """The column with the time of a record's event."""
 
-    column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
-    unit: TimeUnit = Field(default="iso", description="How records encode the event time; see `unit` of a column.")
+    column: str = Field(description="A `timestamptz` or `timestamp` column, or `kafka_timestamp`.")
+    unit: TimeUnit = Field(default="iso", description="As `unit` of a column.")
 
     @model_validator(mode="before")
     @classmethod
@@ -164,10 +165,10 @@ class Watermark(Model):
 
     idle_timeout: PositiveDuration = Field(
         default=timedelta(minutes=5),
-        description="A topic-partition without unread records for this long no longer holds the watermark back.",
+        description="After this long without unread records, a topic-partition no longer holds the watermark back.",
     )
     max_future: PositiveDuration = Field(
         default=timedelta(minutes=10),
-        description="A row whose event time is further ahead of Kafka's timestamp (or of the clock, if that is "
-        "earlier) is written, but does not advance the watermark.",
+        description="A row whose event time is further ahead of Kafka's timestamp (or of the clock, if earlier) "
+        "does not advance the watermark.",
     )

@@ -99,7 +99,7 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
         template = spec.sinks.template
         if spec.route and template in spec.route.complete and (other := templates.setdefault(template, path)) != path:
             yield f"{path}: route.complete: {template!r} is also the template of the stream in {other}; rename one"
-        for table in spec.sinks.named:
+        for table in spec.sinks.named_tables:
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
             mine, theirs = view_from_table(spec, table), view_from_table(its, table)
             if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):

@@ -35,8 +35,8 @@ class Registry(Model):
     token: str | None = Field(default=None, description="Bearer token: a reference.")
     ca_file: str | None = Field(
         default=None,
-        description="A PEM file with the registry's certificate authority, on each host that reads records. "
-        "A relative path starts at the declaration's folder.",
+        description="PEM file of the registry's certificate authority, on each host that reads records; relative to "
+        "the declaration's folder.",
     )
     timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="Timeout of each request.")
     properties: Properties = Field(default_factory=dict, description="Additional request headers.")
@@ -68,7 +68,7 @@ class Envelope(Model):
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
         default_factory=dict,
         description="Columns for fields of the envelope (`source.lsn`, `source.ts_ms`, `transaction.id`, "
-        "`ts_ms`, `op`) or for `position`, a string that grows along the source's log, for "
+        "`ts_ms`, `op`) or for `position`, a string that increases along the source's log, for "
         "`order-by`.",
     )
     times: Literal["numbers", "iso"] = Field(
@@ -86,9 +86,8 @@ class Envelope(Model):
     transactions: str | None = Field(
         default=None,
         min_length=1,
-        description="The topic of transaction ends, `<topic.prefix>.transaction` "
-        "(`provide.transaction.metadata: true`). Each snapshot then contains complete transactions. The stream "
-        "needs `order-by`, and one topic with one partition.",
+        description="The topic of transaction ends, `<topic.prefix>.transaction`. Each snapshot then has complete "
+        "transactions. Needs `order-by`, and one topic with one partition.",
     )
 
     @model_validator(mode="before")
@@ -117,7 +116,7 @@ class JsonFormat(Model):
     )
     registry: Registry | None = Field(
         default=None,
-        description="The registry where `frazil infer` finds the JSON Schema of each id. The writer does not use it.",
+        description="Only for `frazil infer`: the registry with the JSON Schema of each id.",
     )
     envelope: Envelope | None = Field(default=None, description="`debezium`, or a mapping.")
 
@@ -206,8 +205,8 @@ class _SchemaFormat(Model):
     registry: Registry | None = Field(default=None, description="The registry with the schemas of the ids in records.")
     schema_file: str | None = Field(
         default=None,
-        description="A file with the schema of all records, which then have no schema id. A relative path "
-        "starts at the declaration's folder.",
+        description="File with the schema of all records, which then have no schema id; relative to the "
+        "declaration's folder.",
     )
     schema_text: str | None = Field(
         default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."
@@ -246,8 +245,7 @@ class ProtobufFormat(_SchemaFormat):
     type: Literal["protobuf"] = "protobuf"
     message: str | None = Field(
         default=None,
-        description="The message's full name, if a declared schema has several messages. With a registry, each "
-        "record names its message.",
+        description="The message's full name, if a declared schema has several.",
     )
     framing: Literal["none", "confluent"] = Field(
         default="none",
@@ -350,8 +348,8 @@ class Key(Model):
 
     column: str | None = Field(
         default=None,
-        description="The column of the whole key: `string` for the format `string`, `binary` for `bytes`, else of any "
-        "primitive type. Columns with `from: {key: …}` store fields of the key.",
+        description="The column of the whole key: `string`, `binary` for `bytes`, or for other formats any "
+        "primitive type. Columns with `from: {key: …}` take fields of the key.",
     )
     format: Literal["string", "bytes", "value", "json", "avro", "protobuf"] = Field(
         default="string",
@@ -360,13 +358,13 @@ class Key(Model):
     )
     schema_file: str | None = Field(
         default=None,
-        description="For `avro` and `protobuf`: the file with the schema of all keys, which have no schema id.",
+        description="For `avro` and `protobuf`: file with the schema of all keys, which then have no schema id.",
     )
     schema_text: str | None = Field(
         default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."
     )
     message: str | None = Field(
-        default=None, description="For `protobuf`: the message's full name, if the schema has several messages."
+        default=None, description="For `protobuf`: the message's full name, if the schema has several."
     )
     _folder: Path = PrivateAttr(default=Path())
 
@@ -386,9 +384,10 @@ class Key(Model):
         return self
 
     def fields_format(self, of_value: ValueFormat) -> ValueFormat:
-        """Return the format that decodes keys' fields or typed values. `of_value` is the format of the stream's values.
+        """Return the format that decodes the fields of keys, or a whole key of a primitive type.
 
-        If the key's declared format is `string`, `bytes` or `value`, fields are decoded in the format of the values.
+        `of_value` is the format of the values. Keys use it too if their declared format is
+        `string`, `bytes` or `value`.
         """
         if self.format in {"avro", "protobuf"}:
             declared = (

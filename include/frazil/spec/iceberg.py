@@ -1,7 +1,11 @@
-"""Translates a declared stream to PyIceberg's schema, partition spec and sort order. Defines the dead-letter schema."""
+"""Translates a declared stream to PyIceberg's schema, partition spec and sort order. Defines the dead-letter schema.
+Reads the former names of a table's columns: rows staged for the default table may have older names.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 from itertools import count
@@ -14,6 +18,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 
+from frazil.errors import SchemaIncompatible
 from frazil.spec import types
 from frazil.spec.coordinates import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
 from frazil.spec.layout import Term, parse_sort_term, parse_term
@@ -273,3 +278,47 @@ def _to_unscaled(value: Any) -> Any:
         return value
     sign, digits, _ = value.as_tuple()
     return (-1) ** sign * int("".join(map(str, digits)))
+
+
+FORMER_COLUMNS_PROPERTY = "frazil.former-columns"
+"""Table property: JSON that maps each former name to its renamed column's field id, or to null for a dropped column."""
+
+FormerColumns = Mapping[str, int | None]
+"""Field ids by former name; None for a dropped column."""
+
+
+def parse_former_columns(properties: Mapping[str, str]) -> FormerColumns:
+    """Parse the table property. Raises SchemaIncompatible if a manual edit made it invalid."""
+    text = properties.get(FORMER_COLUMNS_PROPERTY, "{}")
+    try:
+        found = json.loads(text)
+        if all(field is None or type(field) is int for field in found.values()):
+            return dict(found)
+    except (ValueError, AttributeError):
+        pass
+    raise SchemaIncompatible(
+        f"the table property {FORMER_COLUMNS_PROPERTY} is {text[:200]!r}, which is not a JSON mapping of names to "
+        "field ids: remove it"
+    )
+
+
+def find_current_name(existing: Schema, field_id: int | None) -> str | None:
+    """Return the current name of a top-level column; None if the table has no column with this id."""
+    return next((field.name for field in existing.fields if field.field_id == field_id), None)
+
+
+def find_names_in_rows(
+    own: Schema, own_former: FormerColumns, main: Schema, main_former: FormerColumns
+) -> dict[str, set[str]]:
+    """Map each column of a routed table (`own`) to its other names in rows for the default table (`main`).
+
+    Omits columns without other names.
+    """
+    ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
+    columns = {field.name for field in own.fields}
+    found = {}
+    for field in own.fields:
+        names = {field.name, *(name for name, field_id in own_former.items() if field_id == field.field_id)}
+        of_main = {ids.get(name) for name in names} - {None}
+        found[field.name] = (names | {name for name, field_id in ids.items() if field_id in of_main}) - columns
+    return {name: names for name, names in found.items() if names}

@@ -1,6 +1,7 @@
-"""Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer:
-`<home>/declared/<folder>-<hash>/<file>.json`, and `<file>~<name>.json` for a stream's old name. The record of a missing
-file is used for a short time: an editor may be replacing it, or a volume may be mounted late.
+"""Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer.
+
+The records are `<home>/declared/<folder>-<hash>/<file>.json`, and `<file>~<name>.json` for a stream's old name. The
+record of a missing file is used for a short time. An editor may be replacing the file, or a volume may be mounted late.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILE_ABSENCE_MS = 60_000
-"""How long one of several files may be missing before it counts as removed."""
+"""How long a file may be missing before it counts as removed, while others of its folder exist."""
 MAX_FOLDER_ABSENCE_MS = 600_000
 """How long all files of a folder may be missing: longer, because an unmounted volume also looks empty."""
 REMOVED_FILE_REPORT_MS = 900_000
-"""How long a removed file is still reported, so that its DAG can stop running processes."""
+"""How long a removed file is still reported, so that its DAG has time to stop its processes."""
 
 
 class NamedDeclaration(Protocol):
@@ -130,9 +131,10 @@ def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return a stream and its file's problem, if any: the stream of a broken file is its last valid declaration.
+    """Return a stream, and its file's problem if there is one.
 
-    Remembers a valid declaration. Raises SpecError if the file is broken and no declaration is remembered.
+    If the file is broken, returns its last valid declaration. Remembers a valid declaration. Raises SpecError if the
+    file is broken and no declaration is remembered.
     """
     try:
         return find_and_remember(folder, name), None
@@ -153,7 +155,7 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
     """Return a folder's streams, sorted by name, and the problems of broken and missing files.
 
-    Such a file's stream is its last valid declaration, if one is remembered. Valid declarations are remembered. Raises
+    For these files, returns the last valid declaration, if one is remembered. Valid declarations are remembered. Raises
     SpecError if there are neither streams nor problems.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]

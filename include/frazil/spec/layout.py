@@ -1,15 +1,21 @@
-"""Parses partition and sort terms such as `day(ts)` or `bucket(16, id) desc nulls last`, without PyIceberg. The allowed
-types are those of Iceberg's specification, "Partition Transforms".
+"""Parses partition and sort terms such as `day(ts)` or `bucket(16, id) desc nulls last`, without PyIceberg, and checks
+them against the columns. The allowed types are those of Iceberg's specification, "Partition Transforms".
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from frazil.spec.types import Primitive, Type
+from frazil.spec.coordinates import COORDINATES, LINE_COLUMN
+from frazil.spec.types import Primitive, Struct, Type, parse_type
+from frazil.spec.values import Problem, suggest_names
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
 
 TIME_TRANSFORMS = frozenset({"year", "month", "day", "hour"})
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
@@ -120,3 +126,74 @@ def _parse_width(transform: str, text: str | None) -> int | None:
     if text is None or not text.isdecimal() or len(text) > len(str(MAX_WIDTH)) or not 0 < int(text) <= MAX_WIDTH:
         raise ValueError(f"needs an integer above 0 and at most {MAX_WIDTH}, such as {transform}(16, column)")
     return int(text)
+
+
+ColumnTypes = Mapping[str, Type | None]
+"""Types of columns by name; None for a type that cannot be parsed."""
+
+
+def find_partitioning_problems(spec: StreamSpec) -> Iterator[Problem]:
+    columns, terms = _collect_types(spec), [parse_term(text) for text in spec.partition_by]
+    for index, term in enumerate(terms):
+        yield from _find_term_problems(f"partition-by.{index}", term, columns)
+        yield from _find_field_problems(f"partition-by.{index}", term, terms[:index], columns)
+
+
+def find_sorting_problems(spec: StreamSpec) -> Iterator[Problem]:
+    for index, text in enumerate(spec.sort_by):
+        yield from _find_term_problems(f"sort-by.{index}", parse_sort_term(text).term, _collect_types(spec))
+
+
+def _collect_types(spec: StreamSpec) -> ColumnTypes:
+    declared: dict[str, Type | None] = {c.name: parse_type(c.type) if c.type else None for c in spec.columns}
+    lines = {LINE_COLUMN: Primitive("int")} if spec.has_lines else {}
+    return declared | COORDINATES | lines if spec.coordinates else declared
+
+
+def _find_term_problems(key: str, term: Term, columns: ColumnTypes) -> Iterator[Problem]:
+    if columns.get(term.column.split(".")[0], Primitive("")) is None:
+        return
+    source = _find_type(term.column, columns)
+    if source is None:
+        bare = term.transform == "identity" and term.column in TIME_TRANSFORMS
+        hint = f"; write {term.column}(column)" if bare else suggest_names(term.column, columns)
+        yield Problem(key, str(term), f"refers to {term.column!r}, which is not a column{hint}")
+    elif not can_transform(term.transform, source):
+        yield Problem(
+            key,
+            str(term),
+            f"does not fit: {term.column} is {source}, but {term.transform} takes "
+            f"{list_transformable_types(term.transform)}",
+        )
+
+
+def _find_field_problems(key: str, term: Term, before: list[Term], columns: ColumnTypes) -> Iterator[Problem]:
+    """Yield a problem if Iceberg or Spark refuses the partition field, or if a term in `before` makes it redundant."""
+    other, source = next((t for t in before if t.field_name == term.field_name), None), _find_type(term.column, columns)
+    if other is not None:
+        yield Problem(key, str(term), f"creates the same partition field {term.field_name} as {other}; keep one")
+    elif term.transform != "identity" and term.field_name in columns:
+        yield Problem(
+            key, str(term), f"creates the partition field {term.field_name}, which is also a column; rename the column"
+        )
+    elif term.transform == "identity" and isinstance(source, Primitive) and source.name == "fixed":
+        yield Problem(
+            key,
+            str(term),
+            f"has values of {source}, with which Spark 4.1 and Iceberg 1.12 cannot read the table's manifests; "
+            f"write bucket(16, {term.column}), or declare the column binary",
+        )
+    elif term.transform in TIME_TRANSFORMS:
+        clash = next((t for t in before if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
+        if clash is not None:
+            yield Problem(key, str(term), f"is redundant next to {clash}; keep the finer one")
+
+
+def _find_type(path: str, columns: ColumnTypes) -> Type | None:
+    """Return the type at a path; None if no column has this path. As in Iceberg, a path may only go through structs."""
+    first, *rest = path.split(".")
+    found = columns.get(first)
+    for name in rest:
+        fields = found.fields if isinstance(found, Struct) else ()
+        found = next((field.type for field in fields if field.name == name), None)
+    return found

@@ -135,7 +135,7 @@ def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
     """Raise SpecError if another stream owns the dead-letter table or routed tables. Broken files are ignored. `frazil
     validate` checks this too, but may not have been run.
     """
-    if not spec.sinks.can_follow and spec.dead_letters.table is None:
+    if not spec.sinks.has_routed_tables and spec.dead_letters.table is None:
         return
     loaded: dict[Path, StreamSpec] = {}
     for path in list_stream_files(folder):

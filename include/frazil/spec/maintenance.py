@@ -31,23 +31,23 @@ class Compaction(SwitchableAction):
     strategy: Literal["binpack", "sort"] = Field(
         default="binpack", description="`sort` also sorts by the table's sort order, at about twice the cost."
     )
-    budget: Bytes = Field(default=20 * 2**30, description="The maximum size of the data files that one run rewrites.")
+    budget: Bytes = Field(default=20 * 2**30, description="Maximum size of the data files that one run rewrites.")
     min_files: CountFromTwo = Field(
-        default=5, description="A complete partition is rewritten if it has at least this many small files."
+        default=5, description="Number of small files at which a complete partition is rewritten."
     )
     open_files: CountFromTwo = Field(
         default=200,
-        description="A partition that is still written to is rewritten if it has at least this many small files.",
+        description="Number of small files at which an open partition is rewritten.",
     )
     deleted_rows: Percentage = Field(
-        default=20, description="A data file is rewritten once this percentage of its rows is deleted."
+        default=20, description="Percentage of deleted rows at which a data file is rewritten."
     )
 
 
 class Manifests(SwitchableAction):
     """Rewrites many small manifests as few manifests, sorted by partition."""
 
-    most: CountFromTwo = Field(default=100, description="Manifests are rewritten once the table has this many.")
+    most: CountFromTwo = Field(default=100, description="Number of manifests at which they are rewritten.")
 
 
 class Expiry(SwitchableAction):
@@ -55,14 +55,14 @@ class Expiry(SwitchableAction):
 
     keep: PositiveDuration = Field(
         default=timedelta(hours=6),
-        description="How far back queries can time-travel: younger snapshots are kept, up to `at-most`.",
+        description="How far back queries can time-travel, up to `at-most` snapshots.",
     )
-    at_least: Count = Field(default=20, description="This many of the newest snapshots are always kept.")
+    at_least: Count = Field(default=20, description="Number of newest snapshots that are always kept.")
     at_most: Count = Field(
         default=500,
-        description="The maximum number of snapshots kept because of `keep`, as each slows down commits. With a "
-        "commit every 5 s, 500 are 41 minutes, with one every second 8 minutes; raise this for longer queries. Writers "
-        "expire snapshots above this number plus an eighth.",
+        description="Maximum number of snapshots kept because of `keep`, as each slows down commits. With a commit "
+        "every 5 s, 500 are 41 minutes; with one every second, 8 minutes. Writers expire snapshots "
+        "above this number plus an eighth.",
     )
 
 
@@ -70,9 +70,9 @@ class Orphans(SwitchableAction):
     """Deletes, once a day, the files below the table's location that no snapshot, journal or backfill references."""
 
     older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are never deleted.")
-    max_listed: Count = Field(default=5_000_000, description="If the location has more files, nothing is deleted.")
+    max_listed: Count = Field(default=5_000_000, description="With more files in the location, nothing is deleted.")
     max_share: Percentage = Field(
-        default=20, description="If a larger share of files or bytes would be deleted, nothing is deleted."
+        default=20, description="If a larger percentage of files or bytes would go, nothing is deleted."
     )
 
 
@@ -91,13 +91,12 @@ class Alerts(SwitchableAction):
     )
     delete_files: Count = Field(
         default=100,
-        description="Number of delete files; every reader must apply them. For an upsert table, the limit is this "
-        "value plus the number of its data files.",
+        description="Delete files, beyond one for each data file of an upsert table.",
     )
-    deleted_rows: Percentage = Field(default=30, description="Percentage of rows in data files that are deleted.")
+    deleted_rows: Percentage = Field(default=30, description="Percentage of deleted rows in data files.")
     since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
     freshness: PositiveDuration = Field(
-        default=timedelta(minutes=15), description="The maximum age of the oldest record that waits in Kafka."
+        default=timedelta(minutes=15), description="Age of the oldest record that waits in Kafka."
     )
     lag: Records | None = Field(
         default=None, description="Unread records of one stream. By default there is no such alert."
@@ -110,31 +109,28 @@ class Alerts(SwitchableAction):
     )
     stall: PositiveDuration = Field(
         default=timedelta(seconds=45),
-        description="How long a writer may be stalled, or without Kafka, catalog, storage or schema registry. A "
-        "shorter `hold` applies instead.",
+        description="How long a writer may be stalled, or without Kafka, catalog, storage or registry. A shorter "
+        "`hold` applies instead.",
     )
-    restarts: Count = Field(
-        default=2, description="How many times in a row the writer may end without a commit within an hour."
-    )
+    restarts: Count = Field(default=2, description="Consecutive ends of the writer without a commit, within an hour.")
     waiting_batches: Count = Field(
         default=3,
-        description="Batches that are journaled but not committed. They are counted only if the last commit is not "
-        "recent.",
+        description="Journaled batches that are not committed, if the last commit is not recent.",
     )
     dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
     stale_changes: Percentage = Field(
-        default=20, description="For `mode: upsert`: percentage of the last changes that were dropped as stale."
+        default=20, description="For `mode: upsert`: percentage of the last changes that were stale."
     )
     dead_letters_per_minute: Count | None = Field(
         default=None,
         description="Dead letters of one error class per minute, averaged over five minutes or the longest commit "
-        "interval.",
+        "interval, but not over the time before the first commit.",
     )
-    failed_runs: Count = Field(default=1, description="How many times in a row the table's partition DAG may fail.")
+    failed_runs: Count = Field(default=1, description="Failed runs of the table's partition DAG in a row.")
 
 
 MIN_STALE_INTERVALS = 2
-"""Minimum commit intervals until a stream with unread records can be stale, even if `freshness` is shorter."""
+"""Commit intervals until a stream can become stale, even if `freshness` is shorter."""
 
 
 class Maintenance(Model):
@@ -150,15 +146,15 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """Return the age (ms) of the last commit at which a stream with unread records becomes stale.
+        """Return the age (ms) of the last commit at which a stream with unread records is stale.
 
-        It is at least two commit intervals, so that one missed commit does not keep an alert active once the next is on
+        It is at least two commit intervals: one missed commit must not keep an alert active when the next commit is on
         time.
         """
         return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)
 
     @property
-    def kept(self) -> tuple[int | None, int | None, timedelta]:
+    def limits(self) -> tuple[int | None, int | None, timedelta]:
         """The maximum numbers of snapshots and of manifests (None: unlimited), and the interval of maintenance."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,

@@ -80,7 +80,7 @@ class Commit(Model):
     size: Bytes = Field(default=128 * 2**20, description="A batch of this Parquet size is due immediately.")
     max_records: Records = Field(
         default=20_000_000,
-        description="The maximum number of records in a batch. For `mode: upsert` the default is 1,000,000.",
+        description="Maximum number of records in a batch. For `mode: upsert` the default is 1,000,000.",
     )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
@@ -98,8 +98,8 @@ class Commit(Model):
 
     atomic: bool | tuple[str, ...] = Field(
         default=False,
-        description="Commit a batch to all its tables atomically, if the catalog supports it. A list limits this "
-        "to tables of `route.tables`, the stream's table and its dead letters.",
+        description="Commit a batch to all its tables in one step, if the catalog can. A list limits this to tables "
+        "of `route.tables`, the stream's table and its dead letters.",
     )
 
     @property
@@ -119,7 +119,7 @@ class DeadLetters(Model):
     """The table of records that cannot become rows."""
 
     table: str | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
-    circuit: CircuitBreaker | Literal["off"] = Field(
+    circuit: Annotated[CircuitBreaker | Literal["off"], YamlForm("mapping, or `off`")] = Field(
         default=CircuitBreaker(), description="When too many dead letters end the writer. `off`: never."
     )
 
@@ -139,7 +139,7 @@ class Evolution(Model):
     )
     max_columns: Count = Field(
         default=500,
-        description="The maximum number of columns, including nested fields. Further new fields are ignored.",
+        description="Maximum number of columns, including nested fields. Further new fields are ignored.",
     )
 
     @model_validator(mode="before")
@@ -159,13 +159,12 @@ class StreamSpec(Model):
         default=None,
         min_length=1,
         max_length=200,
-        description="The responsible person or team: the owner of the stream's DAGs.",
+        description="Owner of the stream's DAGs: a person or a team.",
     )
     application: str | None = Field(
         default=None,
         pattern=STREAM_NAME,
-        description="The writer application, which streams with the same `application` share. By default the "
-        "stream has its own.",
+        description="Streams with the same `application` share one writer process. By default, each has its own.",
     )
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
@@ -176,13 +175,13 @@ class StreamSpec(Model):
     )
     cast: Literal["strict", "lenient"] = Field(
         default="strict",
-        description="The default for `cast` of columns with primitive types, including columns that `evolution` adds.",
+        description="Default `cast` of columns with primitive types, also of those that `evolution` adds.",
     )
     transform: str | None = Field(
         default=None,
         min_length=1,
-        description="One DuckDB `SELECT … FROM records [WHERE …]` that computes the columns of `schema` from a "
-        "record's fields. Records that `WHERE` drops are counted.",
+        description="A DuckDB `SELECT … FROM records [WHERE …]` that computes the columns of `schema`. Records that "
+        "`WHERE` drops are counted.",
     )
     mode: Literal["append", "upsert"] = Field(
         default="append",
@@ -192,17 +191,16 @@ class StreamSpec(Model):
     key: tuple[str, ...] = Field(default=(), description="For `mode: upsert`: the columns that identify a row.")
     order_by: str | None = Field(
         default=None,
-        description="For `mode: upsert`: the column that orders changes. A change with a lower value than the row "
-        "is dropped as stale. By default the last record in Kafka wins.",
+        description="For `mode: upsert`: the column that orders changes. A change with a lower value than the row's "
+        "is stale. By default the last record in Kafka wins.",
     )
     delete: Delete | None = Field(
         default=None, description="For `mode: upsert`: which records delete the row of their key."
     )
     merge: MergeMode = Field(
         default="auto",
-        description="For `mode: upsert`. `copy-on-write` rewrites changed files. `merge-on-read` marks old rows in "
-        "delete files. `auto`: `merge-on-read` until many rows of a file are deleted, then "
-        "`copy-on-write`.",
+        description="For `mode: upsert`. `copy-on-write` rewrites changed files. `merge-on-read` writes delete "
+        "files. `auto` does the latter until many rows of a file are deleted.",
     )
     route: Route | None = Field(
         default=None, description="Which records go to which tables; `table` gets all other records."
@@ -210,15 +208,15 @@ class StreamSpec(Model):
     rest: str | None = Field(
         default=None,
         min_length=1,
-        description="A `string` column that stores all fields without a column, as a JSON object.",
+        description="The `string` column of all fields without a column, as a JSON object.",
     )
     event_time: EventTime = Field(description="The column of the event time, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
     distribution: Literal["none", "hash", "auto"] = Field(
         default="none",
-        description="`none`: tasks write the records that they read. `hash`: rows are shuffled by table "
-        "partition, for fewer files. `auto`: like `hash`, while a shuffle saves many files.",
+        description="`none`: tasks write what they read. `hash`: rows are shuffled by table partition, for fewer "
+        "files. `auto`: like `hash`, while that saves many files.",
     )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
@@ -227,8 +225,8 @@ class StreamSpec(Model):
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="The windows to signal. Default: `hour` or `day`, if the table is partitioned by the hour or day "
-        "of event time; else `none`.",
+        description="The windows to signal. By default, `hour` or `day` as the table is partitioned by event time, "
+        "else `none`.",
     )
     complete_from: Moment | None = Field(
         default=None, description="The first window to signal; by default the one that is open at the first check."
@@ -323,9 +321,9 @@ class StreamSpec(Model):
         settings, application, owner and description are not covered.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
-        kept = self.maintenance.kept
-        if self.commit.throttle != "off" and kept != Maintenance().kept:
-            digest.update(repr(kept).encode())
+        limits = self.maintenance.limits
+        if self.commit.throttle != "off" and limits != Maintenance().limits:
+            digest.update(repr(limits).encode())
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:

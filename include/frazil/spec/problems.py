@@ -159,7 +159,7 @@ def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence
 
 
 def _remove_part(valid: dict[str, Any], location: Sequence[int | str]) -> None:
-    """Remove the value at a path, or else its closest ancestor that is in a mapping."""
+    """Remove the value at a path. If it is in a list, remove the whole list."""
     inner: Any = valid
     for part, below in zip(location, [*location[1:], None], strict=True):
         if not isinstance(inner, dict) or part not in inner:
@@ -242,7 +242,10 @@ def describe_error(details: ErrorDetails) -> str:
 
 
 def _is_split_name(details: ErrorDetails) -> bool:
-    """Return whether the dotted name of a property that is not secret was written as nested mappings."""
+    """Return whether a property's dotted name became nested mappings.
+
+    False for a secret property.
+    """
     *parts, name = details["loc"]
     return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
 
@@ -294,7 +297,7 @@ def _find_model(location: Sequence[int | str]) -> type[BaseModel]:
 
 
 def _find_union(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path of the first union on the way, except the union of formats; otherwise empty."""
+    """Return the path of the first union in a location; empty if none, or if it is the format."""
     found = next((n for n in range(len(location)) if len(_union_members(_resolve_path(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 

@@ -51,12 +51,12 @@ FORMAT_3_READERS = (
     "only a new table gets version 3, which fewer engines read, and it cannot go back to version 2. Spark with Iceberg "
     "1.12, PyIceberg 0.12 and DuckDB 1.4 read it, Amazon Athena does not, and Trino was not tried"
 )
-"""Text about what a user must know before a table of Iceberg format version 3 is made."""
+"""Warning about Iceberg format version 3, shown before a table is created with it."""
 
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
-"""A text that consists of references without defaults."""
+"""Matches a text that consists only of references without defaults."""
 
 
 def is_secret(key: str) -> bool:
@@ -155,7 +155,10 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for v2 pages with booleans, which Spark's vectorised reader cannot read (Iceberg 1.12)."""
+    """Yield a problem for booleans in Parquet's v2 data pages.
+
+    Spark's vectorised reader cannot read them (Iceberg 1.12).
+    """
     if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
     path, unread = (

@@ -87,7 +87,10 @@ def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
         what = "cannot store the whole key, which is a message; declare columns with `from: {key: …}` for its fields"
         yield Problem("source.key.column", whole, what)
     elif parts:
-        what = f"stores the whole key, and {parts[0].name} a field of it; keep one of them, or set the format string"
+        what = (
+            f"stores the whole key, and the column {parts[0].name} stores a field of the key; keep one of "
+            "them, or set the format to string"
+        )
         yield Problem("source.key.column", whole, what)
     elif any(column.name == whole and "<" in column.type for column in spec.record_columns):
         what = "stores the whole key in a nested type; declare columns with `from: {key: …}` for the fields of the key"
@@ -145,7 +148,7 @@ _DROPPED = "is a sensitive field that is dropped; remove the column, or protect 
 
 
 def _is_dropped(spec: StreamSpec, column: Column) -> bool:
-    dropped = spec.sensitive.dropped if spec.sensitive else ()
+    dropped = spec.sensitive.dropped_fields if spec.sensitive else ()
     path = tuple(str(step).lower() for step in column.path)
     return any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped)
 
@@ -195,7 +198,10 @@ def _find_conversion_problems(
 
 
 def _may_be_value_of(value: object, kind: str, unit: str | None) -> bool:
-    """Return whether this kind of JSON value may stand for the type. Its content is checked when records are read."""
+    """Return whether a JSON value of this kind can be a value of the type.
+
+    The value's content is checked when records are read.
+    """
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     if kind in {"int", "long"}:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """A feature, and the values of another setting with which frazil refuses it."""
+    """A feature that cannot be combined with some values of another setting."""
 
     feature: str
     place: str

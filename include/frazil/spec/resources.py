@@ -16,7 +16,7 @@ LOCAL = "local[*]"
 YARN = "yarn"
 KUBERNETES = "k8s://"
 IMAGE_PROPERTIES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
-"""Spark properties with the executors' image on Kubernetes, which needs one of them."""
+"""Spark properties for the image of executors. On Kubernetes, one of them must be set."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _ALLOWED_MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
@@ -68,34 +68,31 @@ class Resources(Model):
         YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`"),
     ] = Field(
         default=LOCAL,
-        description="Where tasks run: on this host, on a standalone cluster (with several masters: "
-        "`spark://host:port,host:port`), on the YARN cluster of `HADOOP_CONF_DIR`, or in Kubernetes pods.",
+        description="Where tasks run: on this host, a standalone cluster (several masters: "
+        "`spark://host:port,host:port`), the YARN cluster of `HADOOP_CONF_DIR`, or Kubernetes.",
     )
     deploy_mode: DeployMode = Field(
         default=DeployMode.CLIENT,
-        description="`client`: the driver runs on this host. `cluster`: it runs in the cluster and outlives this "
-        "host. On Kubernetes this host then needs no Java.",
+        description="Whether the driver runs on this host, or in the cluster, where it outlives this host.",
     )
     rest_port: Annotated[int, IntegerBounds(1, 65_535)] = Field(
         default=6066,
-        description="With `deploy-mode: cluster` on a standalone cluster: the port of each master's REST server.",
+        description="For `deploy-mode: cluster` on a standalone cluster: port of the masters' REST servers.",
     )
-    cores: Cores = Field(
-        default=2, description="The number of concurrent tasks; on a cluster, of all executors together."
-    )
+    cores: Cores = Field(default=2, description="Concurrent tasks; on a cluster, of all executors together.")
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
     executor_cores: Cores = Field(
-        default=1, description="On a cluster: the number of concurrent tasks of one executor, a divisor of `cores`."
+        default=1, description="On a cluster: concurrent tasks of one executor, a divisor of `cores`."
     )
     executor_memory: Bytes = Field(
         default=512 * 2**20,
-        description="On a cluster: heap of an executor's JVM. Records are outside this heap, in Python processes.",
+        description="On a cluster: heap of an executor's JVM. Records are outside it, in Python processes.",
     )
     package: str | None = Field(
         default=None,
         min_length=1,
         description="On a cluster: path or URL of the archive from `frazil package`. Without it, executors need "
-        "frazil at the path of the driver's Python.",
+        "frazil at the driver's path.",
     )
     spark: Properties = Field(default_factory=dict, description="Other Spark properties.")
 

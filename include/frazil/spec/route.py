@@ -38,7 +38,7 @@ class Route(Model):
     by: Literal["topic", "field", "header"] = Field(description="The part of a record that chooses its table.")
     name: str | None = Field(
         default=None,
-        description="For `field`: the column, of type string, int or long. For `header`: the header's name.",
+        description="For `field`: a `string`, `int` or `long` column. For `header`: its name.",
     )
     tables: Properties = Field(
         default_factory=dict, description="`value: namespace.table`. Several values may share a table."
@@ -50,25 +50,23 @@ class Route(Model):
     )
     allow: tuple[str, ...] = Field(
         default=("*",),
-        description="Patterns of values for which `template` creates tables. Records with other values become dead "
-        "letters.",
+        description="Patterns of values for which `template` creates tables. Other values make dead letters.",
     )
     limit: Annotated[int, IntegerBounds(1, 10_000)] = Field(
         default=100,
-        description="The maximum number of tables that `template` creates. Records for further tables are dead "
-        "letters.",
+        description="Maximum number of tables that `template` creates. Records for more are dead letters.",
     )
     otherwise: Literal["table", "dead-letters"] = Field(
         default="table", description="Where records without a value or a table go."
     )
     complete: tuple[str, ...] = Field(
         default=(),
-        description="The routed tables whose windows are signalled, once all rows of the window have landed. To name "
-        "all tables that `template` creates, write the text of `template`.",
+        description="The routed tables whose windows are signalled. The text of `template` names all tables that it "
+        "creates.",
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),
-        description="How long rows may wait for a table whose commits fail, before the stream stops.",
+        description="How long rows may wait for a failing table before the stream stops.",
     )
 
     @field_validator("tables")
@@ -157,7 +155,7 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
 def _find_atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
     if isinstance(spec.commit.atomic, bool):
         return
-    named = dict.fromkeys(spec.sinks.named)
+    named = dict.fromkeys(spec.sinks.named_tables)
     if not spec.commit.atomic or not named:
         what = "lists tables, but route.tables has none; write true or false"
         yield Problem("commit.atomic", ", ".join(spec.commit.atomic), what)

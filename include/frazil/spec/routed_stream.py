@@ -13,9 +13,9 @@ from frazil.spec.sinks import Sinks
 class RoutedStream(StreamSpec):
     """A view of a stream for one table of its route: its `table` is the routed table. Never declared.
 
-    The table has windows if the route's `complete` lists it. A table that only the template matches also has windows if
-    `complete` lists the template. A view with the template itself as its table stands for all tables of the template
-    that `complete` does not list.
+    The table has windows if the route's `complete` lists the table. If `complete` lists the template, tables that only
+    the template matches have windows too. If `table` is the template itself, the view stands for all tables of the
+    template that `complete` does not list.
     """
 
     default_table: str
@@ -23,8 +23,11 @@ class RoutedStream(StreamSpec):
 
     @property
     def is_made(self) -> bool:
-        """Whether only the route's template matches the table. Its properties show whether the template created it."""
-        return self.table.identifier not in self.sinks.named
+        """Whether the route does not name the table, so that only its template can have created it.
+
+        The table's properties show whether it did.
+        """
+        return self.table.identifier not in self.sinks.named_tables
 
     @property
     def sinks(self) -> Sinks:
@@ -39,7 +42,7 @@ class RoutedStream(StreamSpec):
             return table
         return template
 
-    def of_member(self, table: str) -> RoutedStream:
+    def for_member(self, table: str) -> RoutedStream:
         """Return the view for another table of the route."""
         return self.model_copy(update={"table": Table.model_construct(identifier=table, catalog=self.table.catalog)})
 
@@ -52,15 +55,15 @@ def is_template_view(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
 def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
     """Return the stream's view for a table; None if neither the stream nor its route names the table.
 
-    If `complete` lists the template, `table` may also match the template, or be the template, which stands for all its
-    tables.
+    If `complete` lists the template, `table` may also match the template. It may also be the template itself, which
+    stands for all its tables.
     """
     if spec.table.identifier == table:
         return spec
     route = spec.route
     if route is None:
         return None
-    is_named = table in spec.sinks.named
+    is_named = table in spec.sinks.named_tables
     has_windows = table in route.complete or (not is_named and route.template in route.complete)
     if not is_named and not (has_windows and (table == route.template or spec.sinks.matches_template(table))):
         return None
@@ -72,9 +75,10 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def find_feeding_streams(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
-    """Return the streams that feed a table, sorted by name, each as `view_from_table` returns it.
+    """Return the views of the streams that feed a table, sorted by the streams' names.
 
-    A stream whose template merely matches the table's name is included only if no stream names the table.
+    If a stream names the table, streams whose templates only match its name are omitted. See
+    `view_from_table`.
     """
     views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := view_from_table(spec, table)) is not None]
     return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
@@ -96,8 +100,8 @@ def list_windowed_views(spec: StreamSpec) -> list[StreamSpec]:
 def partitions_dag_id(table: str) -> str:
     """Return the id of a table's partition DAG.
 
-    The tables of a template share a DAG. Its id has the stream's name in place of the table's; only a table's name has
-    a dot.
+    All tables of a template share a DAG, whose id contains the stream's name instead of a table's. The two cannot be
+    confused, because only a table's name contains a dot.
     """
     return f"frazil_partitions_{table}"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import layout_rules, property_rules, readings, refused, route, sensitive, upsert
+from frazil.spec import layout, property_rules, readings, refused, route, sensitive, upsert
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
@@ -41,7 +41,7 @@ def _is_affected(need: str, wrong: str) -> bool:
 
 
 def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
-    """Return problems that are errors only until the table exists, and choices that some engines cannot read."""
+    """Return settings that are errors for a new table, or that some engines cannot read."""
     found = [
         (place, name, reason)
         for column in spec.columns
@@ -387,8 +387,8 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
             *("complete", "source.topics", "source.topic-pattern"),
         ),
     ),
-    (layout_rules.find_partitioning_problems, ("schema", "coordinates", "partition-by")),
-    (layout_rules.find_sorting_problems, ("schema", "coordinates", "sort-by")),
+    (layout.find_partitioning_problems, ("schema", "coordinates", "partition-by")),
+    (layout.find_sorting_problems, ("schema", "coordinates", "sort-by")),
     (_check_alignment, ("commit.align", "complete", "event-time", "partition-by")),
     (_check_throttle, ("commit.throttle", "commit.interval", "commit.max-interval")),
     (_check_expiry, ("maintenance.expiry",)),

@@ -46,7 +46,7 @@ class Sensitive(Model):
     fields: Annotated[Mapping[str, Protection], YamlForm("mapping of fields")] = Field(
         min_length=1,
         description="Protection by column name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, "
-        "`stops.element.street: mask`. Fields that are not dropped must be of type `string`.",
+        "`stops.element.street: mask`. Fields that stay must be of type `string`.",
     )
     secret: str | None = Field(
         default=None,
@@ -55,7 +55,7 @@ class Sensitive(Model):
     )
     dead_letters: Literal["omit", "encrypt", "keep"] = Field(
         default="omit",
-        description="What a dead letter stores of its record: nothing, everything encrypted with AES-GCM, or "
+        description="What a dead letter keeps of its record: nothing, everything encrypted with AES-GCM, or "
         "everything.",
     )
 
@@ -67,12 +67,12 @@ class Sensitive(Model):
         return value
 
     @property
-    def kept(self) -> dict[str, Protection]:
+    def kept_fields(self) -> dict[str, Protection]:
         """The sensitive fields that become columns."""
         return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
 
     @property
-    def dropped(self) -> tuple[tuple[str, ...], ...]:
+    def dropped_fields(self) -> tuple[tuple[str, ...], ...]:
         """Paths of the fields that never become columns."""
         return tuple(tuple(name.split(".")) for name, how in self.fields.items() if how.as_ == "drop")
 

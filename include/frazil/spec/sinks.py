@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 RepeatHandling = Literal["no", "by order", "by arrival", "dropped"]
-"""How records that are read again are merged: not at all, by `order-by`, in order of arrival, or by dropping them."""
+"""How records that are read again are treated.
+
+They become rows again, are merged by `order-by` or in order of arrival, or are dropped.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,10 @@ DEDUPLICATE = Mode("record", "dropped", drops_repeats=True)
 
 @dataclass(frozen=True)  # without slots, for the cached property
 class Sinks:
-    """The tables of a stream by role: the default table decides, dead letters are fenced, routed tables follow.
+    """The tables of a stream by role: default table, dead-letter table and routed tables. See ADR
+    26.
 
-    See ADR 26.
+    A batch counts as committed once the default table has it.
     """
 
     stream: str
@@ -50,7 +54,7 @@ class Sinks:
     """The dead-letter table. It is committed first; the default table's epoch fences it."""
     mode: Mode
     key: tuple[str, ...]
-    """The columns in which the mode compares rows."""
+    """The columns by which the mode compares rows."""
     route: Route | None
 
     @classmethod
@@ -61,13 +65,13 @@ class Sinks:
         return cls(spec.name, default_table, dead_letter_table, mode, key, spec.route)
 
     @cached_property
-    def named(self) -> Collection[str]:
+    def named_tables(self) -> Collection[str]:
         """The tables that the route names, each once. Computed on first use, because a route may name thousands."""
         return dict.fromkeys(self.by_value.values())
 
     @property
-    def can_follow(self) -> bool:
-        """Whether the stream has a route, so tables may follow the default table."""
+    def has_routed_tables(self) -> bool:
+        """Whether the stream has routed tables, which follow the default table."""
         return self.route is not None
 
     @property
@@ -93,15 +97,15 @@ class Sinks:
 
     def may_include(self, identifier: str) -> bool:
         """Return whether the table may be one of the stream's. Only the table's name is compared."""
-        return identifier in {self.default_table, self.dead_letter_table, *self.named} or self.matches_template(
+        return identifier in {self.default_table, self.dead_letter_table, *self.named_tables} or self.matches_template(
             identifier
         )
 
     def includes(self, identifier: str, value: str | None) -> bool:
         """Return whether the route names the table, or would create it for this routing value."""
         if self.route is None or value in self.route.tables:
-            return identifier in self.named
-        return identifier in self.named or (value is not None and self.route.makes(value, identifier))
+            return identifier in self.named_tables
+        return identifier in self.named_tables or (value is not None and self.route.makes(value, identifier))
 
     def find_value(self, identifier: str, properties: Mapping[str, str]) -> str | None:
         """Return the routing value for which the template created a table; None if the template did not create it."""
@@ -112,7 +116,7 @@ class Sinks:
 
     def owns(self, identifier: str, properties: Mapping[str, str]) -> bool:
         """Return whether a table follows: the route names it, or its template created it."""
-        return identifier in self.named or self.find_value(identifier, properties) is not None
+        return identifier in self.named_tables or self.find_value(identifier, properties) is not None
 
     def extract_value(self, identifier: str) -> str | None:
         """Return the routing value of a template's table; None if the table's name does not contain it unchanged."""

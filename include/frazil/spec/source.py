@@ -26,14 +26,14 @@ class Source(Model):
     topic_pattern: str | None = Field(
         default=None,
         min_length=1,
-        description="Instead of `topics`: an RE2 expression that matches whole topic names. A topic created "
-        "later is read from its beginning.",
+        description="Instead of `topics`: an RE2 pattern of whole topic names. Later topics are read from their "
+        "beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
     columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
         default=(),
         alias="schema",
-        description="With `transform`: the fields of a record, in the syntax of `schema`. Default: as in `schema`.",
+        description="With `transform`: the fields of a record, declared like `schema`; by default those of `schema`.",
     )
     key: Key | None = Field(default=None, description="The column that stores a record's key.")
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
@@ -44,13 +44,12 @@ class Source(Model):
     )
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
-        description="What happens if retention deleted unread records, or the log was truncated below offsets that "
-        "were read. `fail` ends the writer. `skip` continues at the first remaining offsets, and records the lost "
-        "ones in the snapshot's summary.",
+        description="If retention deleted unread records, or the log was truncated: `fail` ends the writer; `skip` "
+        "continues at the first remaining offsets, and records the lost ones in the snapshot's summary.",
     )
     properties: Properties = Field(
         default_factory=dict,
-        description="librdkafka consumer properties, such as `security.protocol`. Secrets must be references.",
+        description="librdkafka's consumer properties. Secrets must be references.",
     )
 
     @property
@@ -107,8 +106,8 @@ _OPTIONS.log_errors = False
 def compile_pattern(text: str) -> Any:
     """Compile a user's pattern with RE2. Raises ValueError if RE2 does not support it.
 
-    RE2 takes linear time. Python's `re` may backtrack forever, with the interpreter's lock, so that SIGTERM cannot end
-    it.
+    RE2 takes linear time. Python's `re` may backtrack forever. It then holds the interpreter's lock, so not even
+    SIGTERM ends the process.
     """
     try:
         return re2.compile(text, _OPTIONS)

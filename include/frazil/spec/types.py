@@ -34,8 +34,9 @@ UNREADABLE_TYPES = {
         "write string ('10:11:12'), or long if records hold a number"
     )
 }
-"""Types that an engine cannot read, each with the reason why frazil creates no table with it, and the types to write
-instead.
+"""Types that some engine cannot read. The text gives the reason, and the types to use instead.
+
+frazil creates no table with them.
 """
 
 _FORMAT_3_TYPES = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TOMBSTONES = "tombstones"
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
-"""First names of the paths that `Envelope.metadata` may use."""
+"""The first names that a path in `Envelope.metadata` can have."""
 UNKEYABLE_TYPES = ("float", "double")
 """Types that a key column cannot have: NaN equals nothing, and floats that look equal may differ."""
 ORDERABLE_TYPES = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
@@ -94,7 +94,7 @@ def find_key_problems(
             yield Problem(place, name, "may be null; declare the column `not null`")
         elif name in key[:index]:
             yield Problem(place, name, "is named twice")
-        elif spec.sensitive and (how := spec.sensitive.kept.get(name)) and how.as_ == "mask":
+        elif spec.sensitive and (how := spec.sensitive.kept_fields.get(name)) and how.as_ == "mask":
             yield Problem(place, name, "is masked, so it no longer identifies rows; hash or tokenize it")
 
 
@@ -105,7 +105,7 @@ def _check_order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Probl
         yield Problem("order-by", name, f"is not a column of the schema{suggest_names(name, columns)}")
     elif column.type and column.type.partition("(")[0] not in ORDERABLE_TYPES:
         yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERABLE_TYPES)}")
-    elif spec.sensitive and name in spec.sensitive.kept:
+    elif spec.sensitive and name in spec.sensitive.kept_fields:
         yield Problem(
             "order-by", name, "is a sensitive field, whose protected values have a different order; name another column"
         )
@@ -135,7 +135,7 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
 
 
 def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that fields of a tombstone's Kafka key must fill, because `source.key` does not.
+    """Return the key columns that a tombstone fills from fields of its Kafka key.
 
     Empty if tombstones do not delete rows.
     """
@@ -145,7 +145,7 @@ def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
 
 
 def _keys_have_fields(spec: StreamSpec) -> bool:
-    """Return whether records' keys have fields. Keys are assumed to have the format of the values."""
+    """Return whether the keys of records have fields, assuming the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -216,11 +216,9 @@ class Dedupe(Model):
     """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
-        min_length=1, description="The columns that have the same values in a row and its repeats."
+        min_length=1, description="The columns in which a row and its repeats are equal."
     )
-    within: PositiveDuration = Field(
-        description="How far apart in event time rows with the same key may be and still count as repeats."
-    )
+    within: PositiveDuration = Field(description="The maximum difference in event time between repeats.")
 
     @field_validator("key", mode="before")
     @classmethod

@@ -59,7 +59,7 @@ def _parse_start(value: object) -> object:
 def _parse_moment(value: object, besides: str = "") -> datetime:
     """Parse a time with a zone: without a zone, its meaning would differ between machines.
 
-    `besides` names the other allowed values, for the error.
+    `besides` lists other allowed values for the error message.
     """
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))

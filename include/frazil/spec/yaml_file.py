@@ -167,11 +167,12 @@ _HINTS = {
 T = TypeVar("T")
 
 MIN_UNCHANGED_AGE_NS = 3_000_000_000
-"""Minimum age of a file's last change for its content to be cached. Two changes in one tick of the file system's clock
-look the same; the coarsest ticks are 2 s (FAT, some NFS).
+"""Minimum time since a file's last change for its content to be cached.
+
+Two changes in one tick of a file system's clock cannot be distinguished. The longest ticks are 2 s (FAT, some NFS).
 """
 MAX_CACHED_FILES = 10_000
-"""Maximum number of files in the cache, which is emptied when it has this many."""
+"""Maximum number of files in the cache. A full cache is emptied."""
 
 Signature = tuple[int, int, int, int] | None
 """Change time, modification time, size and inode; None if the file is missing or inaccessible."""
@@ -187,7 +188,10 @@ class _Entry(Generic[T]):
 
 
 class FileCache(Generic[T]):
-    """Caches a reader's results and SpecErrors by path, except errors that a (perhaps temporary) OSError caused."""
+    """Caches a reader's results and SpecErrors by path.
+
+    Does not cache errors that an OSError caused, because these may be temporary.
+    """
 
     def __init__(self, read: Callable[[Path], T], *, other_files: tuple[str, ...] = ()) -> None:
         """`other_files` are names of files in the folder that the reader also reads, if they exist."""

@@ -15,8 +15,7 @@ from frazil.errors import SpecError
 from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model
 from frazil.spec.yaml_file import read_mapping
-from frazil.table.storage import open_store
-from frazil.table.tables import load_stream_table, state_location
+from frazil.table.tables import load_stream_table
 from frazil.timetext import format_day
 
 PRICES_VARIABLE = "FRAZIL_PRICES"
@@ -47,7 +46,7 @@ class Prices(Model):
 
 @dataclass(frozen=True, slots=True)
 class StreamCost:
-    """What commits cost: of one stream on one day, or a sum."""
+    """The cost of a stream's commits on one day, or a sum of such costs."""
 
     commits: int = 0
     unmeasured: int = 0
@@ -87,7 +86,7 @@ def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
     owner, table = spec.owner or "", load_stream_table(spec)
     if table is None:
         return CostReport(spec.name, owner, {}, 0)
-    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
+    journals = JournalStore.of_table(table, spec.name)
     days: dict[str, StreamCost] = {}
     for day, cost in _costs(journals, since_ms):
         days[day] = days.get(day, StreamCost()) + cost

@@ -120,7 +120,10 @@ def _state_from_decision(decision: Decision, observed: DecisionInput, row: Seque
 
 
 def _state_of_expected_writer(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
-    """Return the state of a writer that should run. `row` has its crashes that still count, newest first."""
+    """Return the state of a writer that should run.
+
+    `row` has its latest crashes, newest first, as `consecutive_crashes` returns them.
+    """
     live = live_state(observed.heartbeat) if observed.process.is_alive else None
     if row and (unreachable := _STATES_BY_EXIT_CODE.get(row[0].code)):
         return live if live in {*OUTAGES, State.STALLED} else unreachable
@@ -142,7 +145,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
 
 
 def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
-    """Return a sentence about a state with details from the heartbeat, or `otherwise`."""
+    """Return a sentence about a state: details from the heartbeat, else `otherwise`."""
     if heartbeat is None:
         return otherwise
     if state in {State.STALLED, State.KAFKA_UNREACHABLE} and heartbeat.stall is not None:
@@ -220,7 +223,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
     if known.state is State.GIVEN_UP and given_up is not None and is_of_last:
         when = f"{format_elapsed(now_ms - given_up.at_ms)} ago"
         problems.append(
-            f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {known.name}` starts it"
+            f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {known.name}` starts the writer"
         )
     return problems
 
@@ -321,7 +324,8 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
     ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {format_count(known.lag, 'record', 'waits|wait')}" if known.lag else ""
     sentence = (
-        f"its last writer here ended{ended}, and no other has committed since{waiting}: does its DAG run in Airflow?"
+        f"its last writer here ended{ended}, and no other has committed since{waiting}; check that its "
+        "DAG runs in Airflow"
     )
     return State.NO_WRITER, sentence
 

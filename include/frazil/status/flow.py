@@ -20,7 +20,10 @@ LAST_HOUR_BUCKETS = 30
 """Number of parts of the last hour, two minutes each."""
 RATE_PERIOD_MS = HOUR_MS // 6
 RECENT_PERIOD_MS = HOUR_MS // 12
-"""Minimum period over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
+"""Period over which alerts count recent records. A longer commit interval replaces it, up to an hour. A shorter one,
+since the oldest known commit, replaces it for a young stream.
+"""
+MIN_RECENT_PERIOD_MS = HOUR_MS // 60
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
 MIN_RATE_INTERVALS = 3
@@ -62,9 +65,9 @@ class Flow:
     measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """Length of the period of `measured`: an hour, or up to a day until there are `MIN_RECORDS` records.
+    """Length of the period of `measured`: an hour.
 
-    It is shorter if older snapshots have expired.
+    With fewer than `MIN_RECORDS` records in an hour, it is up to a day. It is shorter if older snapshots have expired.
     """
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
@@ -73,7 +76,10 @@ class Flow:
 
     @property
     def recent_reasons(self) -> Reasons:
-        """The dead letters of the last `recent_minutes` by error class. A class of `measured` may have a count of 0."""
+        """The dead letters of the last `recent_minutes` by error class.
+
+        Includes each class of `measured`, even with a count of 0.
+        """
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
@@ -82,6 +88,8 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
     commits = list_commits(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
     recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
+    if commits:  # the records of the oldest one arrived within an interval before it
+        recent_ms = min(recent_ms, max(now_ms - commits[-1].at_ms + longest_ms, MIN_RECENT_PERIOD_MS))
     lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, ancestors(metadata))]
     measured_since_ms = max(_measured_since(lately, spec.name, now_ms=now_ms), _history_start_ms(metadata) or 0)
     found = replace(
@@ -125,7 +133,10 @@ def _history_start_ms(metadata: TableMetadata) -> int | None:
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
-    """Return the stream's commits since `since_ms`, newest first, and the next older one, if it has a snapshot."""
+    """Return the stream's commits since `since_ms`, newest first.
+
+    Also returns the last commit before that time, if its snapshot still exists.
+    """
     found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary

@@ -44,7 +44,7 @@ class State(StrEnum):
     PROBLEM = "has a problem"
     NO_TABLE = "no table"
     ANOTHER_TABLE = "another table"
-    """A different table of the same name replaced the stream's."""
+    """A different table of the same name replaced the stream's table."""
     TABLE_UNREADABLE = "table unreadable"
     NO_WRITER = "no writer"
     """No writer runs on this host, and no other host has committed lately."""
@@ -120,14 +120,14 @@ class StreamState:
     missing: str | None = None
     """Why the catalog does not have the stream's own table under its name."""
     crashes: int = 0
-    """Consecutive ends of a writer without progress; 0 once the running writer makes progress."""
+    """Consecutive crashes of the writer; 0 once the running writer makes progress."""
     given_up: str | None = None
     unreachable_since_ms: int | None = None
-    """When the first of the `crashes` ended, if the state names an unreachable service; otherwise None."""
+    """When the first of these `crashes` ended, if a service is unreachable; otherwise None."""
     last_error: str = ""
     """The error of the last writer, on one line."""
     registry: bool = False
-    """Whether the last writer ended because a schema registry did not respond, without a commit since."""
+    """Whether the last writer ended because of a schema registry, without a later commit."""
     epoch: int | None = None
     batch: int | None = None
     lag: int | None = None
@@ -176,7 +176,7 @@ class StreamState:
     replayed_at_ms: int | None = None
     backfill: str | None = None
     routed: bool = False
-    amiss: Mapping[str, str] = field(default_factory=dict)
+    table_problems: Mapping[str, str] = field(default_factory=dict)
     """A description of each routed table that is missing rows or was dropped; also in `problems`."""
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import Marker
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, error_text
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation, ProcessState
@@ -23,7 +23,7 @@ from frazil.spec.units import format_count
 from frazil.status.derive import derive_from_decision, process_problems, refine_state, shorten_error
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
-from frazil.status.table import TableReading, error_text, read_stream_table
+from frazil.status.table import TableReading, read_stream_table
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
 from frazil.supervise.decision import DecisionInput, SupervisionPolicy, UnreadableState, ValidDeclaration, error_name
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, has_committed, is_fenced
@@ -34,7 +34,7 @@ LAG_UNKNOWN_PREFIX = "the lag is unknown"
 """The beginning of a problem that makes the lag unknown."""
 ROLLED_BACK = f"{LAG_UNKNOWN_PREFIX}: the table was rolled back to a snapshot before the marker's"
 MAX_WATCH_AGE_MS = 30_000
-"""Maximum age of a supervisor's last record for which it counts as watching the writer."""
+"""Age of a supervisor's last record after which the writer counts as unsupervised."""
 
 
 def read_stream_state(
@@ -43,7 +43,9 @@ def read_stream_state(
     """Read the state of one stream. Parts that cannot be read become problems.
 
     `problem` is the error in its declaration. Without `in_full`, waiting batches are counted instead of Kafka and
-    routed tables. With `out_of_reach`, the catalog is not read. Raises only errors that an upgrade of frazil caused.
+    routed tables. With `out_of_reach`, the catalog is not read.
+
+    Raises only errors that an upgrade of frazil caused.
     """
     folder = run_folder(spec.name)
     try:
@@ -192,19 +194,26 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
 
 def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
     """Return the number of records after the marker, or None and why it is unknown."""
+    try:
+        return count_lag(spec, marker), None
+    except FrazilError as error:
+        return None, f"{LAG_UNKNOWN_PREFIX}: {error_text(error)}"
+
+
+def count_lag(spec: StreamSpec, marker: Marker, *, timeout_s: float = KAFKA_TIMEOUT_S) -> int:
+    """Return the number of records after the marker. Raises the errors that keep a writer from continuing there, such
+    as TopicRecreated and OffsetGap, and KafkaUnavailable.
+    """
     from frazil.kafka.admin import KafkaAdmin  # librdkafka, which few calls need
     from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations
 
-    try:
-        properties = {**resolve_kafka_properties(spec, os.environ), "log_level": "0"}
-        with KafkaAdmin(properties, spec.source.reads, timeout_s=KAFKA_TIMEOUT_S) as kafka:
-            topics = kafka.describe()
-            check_same_source(marker.source, topics.identity, stream=spec.name)
-            ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
-            check_no_gap(marker.offsets, first, stream=spec.name)
-            read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
-            truncated = find_truncations(kafka, read, marker.leader_epochs, pause=lambda: None)
-            check_not_truncated(read, truncated, stream=spec.name)
-    except FrazilError as error:
-        return None, f"{LAG_UNKNOWN_PREFIX}: {error_text(error)}"
-    return count_unread(marker.offsets, first, ends), None
+    properties = {**resolve_kafka_properties(spec, os.environ), "log_level": "0"}
+    with KafkaAdmin(properties, spec.source.reads, timeout_s=timeout_s) as kafka:
+        topics = kafka.describe()
+        check_same_source(marker.source, topics.identity, stream=spec.name)
+        ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
+        check_no_gap(marker.offsets, first, stream=spec.name)
+        read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
+        truncated = find_truncations(kafka, read, marker.leader_epochs, pause=lambda: None)
+        check_not_truncated(read, truncated, stream=spec.name)
+    return count_unread(marker.offsets, first, ends)

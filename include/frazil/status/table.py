@@ -17,7 +17,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_read_only
 from frazil.commit.own_table_check import explain_lost_table
-from frazil.errors import FrazilError, RolledBack, TableLost
+from frazil.errors import FrazilError, RolledBack, TableLost, error_text
 from frazil.host.launchers import open_launcher
 from frazil.installed import explain_outdated
 from frazil.spec.model import StreamSpec
@@ -32,8 +32,7 @@ from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
-from frazil.table.storage import open_store
-from frazil.table.tables import check_declaration_fits, load_stream_table, state_location
+from frazil.table.tables import check_declaration_fits, load_stream_table
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamSta
 def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableReading:
     """Read an existing table. Each part that cannot be read becomes a problem."""
     problems: list[str] = []
-    marker, amiss, rolled_back = None, dict[str, str](), False
+    marker, table_problems, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
     try:
         check_declaration_fits(table, spec)
@@ -109,7 +108,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
     problems += [missing] if missing else []
     is_routed = marker is not None and marker.routed is not None
     if in_full and marker is not None and is_routed:
-        routed_problems, amiss = _read_routed_problems(spec, marker)
+        routed_problems, table_problems = _read_routed_problems(spec, marker)
         problems += routed_problems
     desired = None
     try:
@@ -139,7 +138,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
         replayed=merge_counts(replay.summary) if replay else {},
         replayed_at_ms=replay.timestamp_ms if replay else None,
         routed=is_routed,
-        amiss=amiss,
+        table_problems=table_problems,
     )
     if marker is not None:
         known = replace(
@@ -161,19 +160,19 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
         now_ms = tables.clock_ms()
         missing = [b for b in behind if not b.is_about_to_commit(now_ms)]
         found = [*map(str, missing), *map(str, dropped)]
-        amiss = {b.target: b.problem for b in missing} | {d.target: str(d.amiss) for d in dropped}
+        table_problems = {b.target: b.problem for b in missing} | {d.target: str(d.absence) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {error_text(error)}"], {}
     if (more := len(found) - MAX_NAMED_TABLES) > 0:
         found[MAX_NAMED_TABLES:] = [f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
-    return found, amiss
+    return found, table_problems
 
 
 def _count_waiting(table: Table, stream: str) -> int | None:
     try:
         marker = read_marker(table.properties, stream)
-        journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
+        journals = JournalStore.of_table(table, stream)
         settled = marker.settled if marker else None
         waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=stream)
         return sum(1 for _ in zip(range(1_000), waiting, strict=False))
@@ -235,7 +234,3 @@ def raise_if_outdated(error: Exception) -> None:
     """Raise the error again if it occurred because frazil was upgraded while this process runs."""
     if explain_outdated(error):
         raise error
-
-
-def error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

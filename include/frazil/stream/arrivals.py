@@ -1,5 +1,5 @@
-"""Finds the last time at which a stream had committed every record in Kafka, which limits the age of pending records.
-Pure.
+"""Finds the last time at which a stream had committed every record in Kafka. Records that are pending now arrived
+later. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import PlannerReport
 
 MAX_REPORTS = 120
-"""Maximum number of reports. Above it, every second one is dropped, so the result may be too early, never too late."""
+"""Maximum number of kept reports. If there are more, every second one is dropped. The result may then be too early, but
+never too late.
+"""
 
 
 class CaughtUpTracker:

@@ -1,5 +1,5 @@
 """Runs one batch: stage, journal, commit. The engine runs the staging tasks. The steps share the epoch's state: the
-marker, the last batch and the published notices.
+marker and the last batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from frazil.events import (
     BatchCommitted,
     DistributionChosen,
     FutureEventTimes,
-    NoticeIssued,
     OutageReported,
     PhaseBegan,
     StreamEvent,
@@ -42,7 +41,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import Shuffle, StageContext, Target
 from frazil.ingest.rejects import join_rejects
-from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, join_drift
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -53,16 +52,9 @@ from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.cost_meter import cost_meter
 from frazil.stream.distribution import Distribution, RecentSizes, decide_distribution
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import (
-    MAX_NAMED,
-    EvolutionResult,
-    casts_notice,
-    evolve_table,
-    ignored_fields_notice,
-    unmatched_records_notice,
-    unplaced_changes_notice,
-)
+from frazil.stream.evolve import EvolutionResult, evolve_table
 from frazil.stream.fence_watch import FenceWatch
+from frazil.stream.notices import Notices
 from frazil.stream.outage import retry_during_outage
 from frazil.stream.plan import Position, join_ranges, read_rates, update_rates, write_rates
 from frazil.stream.progress import ProgressFolder
@@ -79,8 +71,6 @@ Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
 """Maximum number of times that one batch is restaged, because tables evolved or did not exist yet."""
-MAX_IGNORED_FIELDS = 100
-"""Number of ignored fields after which an epoch stops reporting them: records may have any number."""
 MAX_RECENT_COMMITS = 4
 """Maximum number of commit records from which a new writer computes averages: each may take megabytes."""
 
@@ -103,18 +93,12 @@ class BatchRunner:
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Rejected records before these offsets do not open the circuit breaker."""
     throttle: Throttle | None = None
-    notices: frozenset[str] = frozenset()
-    counted: SchemaDrift = NO_DRIFT
-    """This epoch's counts: records whose fields match no column, cast values, and changes without a position."""
-    reported: SchemaDrift = NO_DRIFT
-    """The part of `counted` that published notices have reported."""
-    ignored: frozenset[tuple[str, ...]] = frozenset()
-    """Reported ignored fields: the table's name, followed by the field's path."""
     recent: RecentSizes | None = None
     """Average bytes that recent batches wrote to each table partition."""
     distribution: Distribution | None = None
     last_journal: Journal | None = None
     route: StreamRoute = field(kw_only=True)
+    notices: Notices = field(kw_only=True)
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
@@ -124,7 +108,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             answers, journal = self._stage_with_retries(stage, key, end, tasks=tasks)
-            self._publish_drift_notices(answers)
+            self.notices.publish_drift(answers)
             rejects = join_rejects(a.result.rejects for a in answers)
             check_circuit_breaker(
                 self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals
@@ -143,7 +127,7 @@ class BatchRunner:
         except Exception as error:
             self._raise_if_fenced(error)
             raise
-        self._emit_notices(answers)
+        self.notices.publish_committed(answers)
         self.report(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
         self._record_rates(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
@@ -182,11 +166,11 @@ class BatchRunner:
                 cost=journal.cost or BatchCost(),
             )
         )
-        if journal.future:
-            top_partition = max(journal.progress, key=lambda p: p.future).topic_partition
+        if journal.future_rows:
+            by_partition = {p.topic_partition: p.future for p in journal.progress if p.future}
             newest_ms = max((p.newest_future_us // 1000 for p in journal.progress if p.newest_future_us), default=None)
             limit = format_duration(self.spec.watermark.max_future)
-            self.emit(FutureEventTimes(key, journal.future, top_partition, limit, newest_ms))
+            self.emit(FutureEventTimes(key, by_partition, limit, newest_ms))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
         """Return the merge counts by outcome, summed over all tables that have committed the batch."""
@@ -199,34 +183,6 @@ class BatchRunner:
             if marker is not None and marker.settled == journal.key:
                 total.update(_merge_counts(table, marker))
         return dict(total)
-
-    def _publish_drift_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the epoch's drift counts. Known casts and unplaced changes are published again only when doubled."""
-        found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
-        self.counted = now = join_drift([self.counted, *found])
-        before, table = self.reported, self.tables.main.identifier
-        if now.unknown > before.unknown:
-            self.reported = dataclasses.replace(self.reported, unknown=now.unknown, names=now.names)
-        if now.unplaced > 2 * before.unplaced:
-            self.reported = dataclasses.replace(self.reported, unplaced=now.unplaced)
-        was, total = sum(before.cast.values()), sum(now.cast.values())
-        if now.cast.keys() != before.cast.keys() or total > 2 * was:
-            self.reported = dataclasses.replace(self.reported, cast=now.cast)
-        for notice in (unmatched_records_notice, casts_notice, unplaced_changes_notice):
-            earlier, text = notice(before, table=table), notice(self.reported, table=table)
-            if text != earlier:
-                self.emit(NoticeIssued(text, replaces=earlier))
-
-    def _emit_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the notices of the batch's tasks, and withdraw those that only earlier batches had."""
-        if not answers:
-            return
-        notices = frozenset(notice for answer in answers for notice in answer.result.notices)
-        for notice in sorted(notices - self.notices):
-            self.emit(NoticeIssued(notice))
-        for notice in sorted(self.notices - notices):
-            self.emit(NoticeIssued("", replaces=notice))
-        self.notices = notices
 
     def _journal_and_commit(self, journal: Journal) -> float:
         self.emit(PhaseBegan(Phase.JOURNALING))
@@ -333,14 +289,9 @@ class BatchRunner:
         return has_evolved
 
     def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
-        """Report how a table evolved. Returns whether its schema is no longer the schema of the staged rows."""
+        """Report how a table evolved. Returns whether its schema now differs from that of the staged rows."""
         handle = self.tables.handle(target)
-        new = [refusal for refusal in result.refused if (handle.identifier, *refusal.path) not in self.ignored]
-        if new and len(self.ignored) < MAX_IGNORED_FIELDS:
-            self.emit(NoticeIssued(ignored_fields_notice(new, table=handle.identifier)))
-            for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
-                log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
-            self.ignored |= {(handle.identifier, *refusal.path) for refusal in new}
+        self.notices.publish_ignored(result.refused, table=handle.identifier)
         if result.changes:
             table = "the table" if target == "main" else f"table {target}"
             self.emit(TableEvolved(BatchKey(context.epoch, context.batch), result.changes, table))

@@ -27,6 +27,8 @@ from frazil.stream.whole_transactions import whole_transactions
 
 STOP_CHECK_INTERVAL_S = 0.1
 """How often the loop checks whether it must stop while the brokers do not respond."""
+CHECK_INTERVAL_S = 0.9
+"""Minimum time between two checks of the engine: with short commit intervals, the loop polls more often."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class BatchLoop:
         try:
             # Waits for Spark to start. Until then the planner is not polled, so its silence is not a stall.
             self.engine.check()
+            checked = time.monotonic()
             self.runner.emit(PhaseBegan(Phase.WAITING))
             while not until():
                 began = time.monotonic()
@@ -73,13 +76,14 @@ class BatchLoop:
                     position = end
                 if not until():
                     wait(max(0.0, interval_s - (time.monotonic() - began)))
-                if not until():
+                if not until() and time.monotonic() - checked >= CHECK_INTERVAL_S:
                     self.engine.check()
                     self.runner.follow()
+                    checked = time.monotonic()
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
-    def stays_unread(self, tp: TopicPartition) -> bool:
+    def is_left_unread(self, tp: TopicPartition) -> bool:
         """Return whether the partition's records cannot be read: its topic is gone, or a source transaction is open."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
@@ -98,7 +102,7 @@ class BatchLoop:
             source=r.marker.source,
             position=Position.from_marker(r.marker),
             report=self.set_planner_report,
-            whole=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
+            whole_transactions=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
         )
 
     def _planner_settings(self) -> PlannerSettings:
@@ -128,6 +132,8 @@ class BatchLoop:
 
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
     """Return the planner's next position; None if `until` returns True first. Waits for brokers in a daemon thread."""
+    if (known := planner.position_without_poll()) is not None:
+        return known
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_set_next_position, args=(planner, answer), name="planner", daemon=True)
     thread.start()

@@ -67,9 +67,9 @@ class _OpenTransactions:
 @dataclass(slots=True)
 class Boundaries:
     """Finds transaction boundaries in a log of change events. Each event has its transaction's id, and its number in
-    the transaction. A transaction is open until its last event, whose number its end record has, or until a later
-    transaction begins. A restarted connector sends events again, which would restore deleted rows. Therefore, no offset
-    is a boundary until the connector has sent the newest transaction again.
+    the transaction. A transaction is open until its last event, or until a later transaction begins. The end record
+    states the number of events. A restarted connector sends events again. A batch that ends among these would restore
+    deleted rows, so no offset is a boundary until the connector has sent the newest transaction again.
     """
 
     at: int
@@ -136,7 +136,9 @@ class Boundaries:
 
 
 def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction after `transaction` is complete, and whether `transaction` is an older one."""
+    """Return the newest transaction after the end of `transaction`, and whether `transaction` is older
+    than `newest`.
+    """
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

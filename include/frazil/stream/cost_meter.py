@@ -1,4 +1,6 @@
-"""Measures CPU time and storage requests of this process and its JVM since the previous batch of any of its streams."""
+"""Measures the CPU time and storage requests of a writer's process and its JVM, from batch to batch. Streams in one
+process share these measurements.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
 from frazil.spec.units import shorten_list
 from frazil.table.catalogs import list_table_names, load_catalog, translate_catalog_errors
+from frazil.table.declared import declare_routed_table
 from frazil.table.lost import find_remains, registration_command
-from frazil.table.made_tables import declare_routed_table
 from frazil.table.parallel import run_in_parallel
 from frazil.table.remains import TableFolder, find_newest_metadata, read_remains
 from frazil.table.storage import open_store
@@ -47,7 +47,7 @@ class DroppedTable:
 
     target: Target
     reason: str
-    amiss: TableAbsence
+    absence: TableAbsence
 
     def __str__(self) -> str:
         return self.reason
@@ -57,7 +57,7 @@ def find_dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
     """Return the route's tables that were dropped or renamed, sorted by name; with `loaded`, also replaced tables."""
-    if not (sinks := spec.sinks).can_follow:
+    if not (sinks := spec.sinks).has_routed_tables:
         return []
     names = set(filter(sinks.may_include, list_recorded_tables(tables)))
     if not names:
@@ -101,7 +101,7 @@ def _find_replacement(catalog: Catalog, member: RoutedTableRecord, loaded: Mappi
                 table = catalog.load_table(member.target)
         except NoSuchTableError:  # dropped meanwhile: the next check reports it
             return None
-    return table if member.is_another(table) else None
+    return table if member.is_other_table(table) else None
 
 
 def find_lagging_and_dropped_tables(
@@ -112,8 +112,8 @@ def find_lagging_and_dropped_tables(
     *,
     only_gone: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return the routed tables that are missing rows, and the dropped tables that are not missing any. With
-    `only_gone`, existing tables are not checked for rows that wait in journals.
+    """Return the routed tables that are missing rows, and the dropped tables that had all their rows. With `only_gone`,
+    leaves out existing tables for which rows wait in journals.
     """
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
@@ -129,7 +129,7 @@ def find_lagging_and_dropped_tables(
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
     sentences = [
-        dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
+        dataclasses.replace(b, reason=found.reason, gone=found.absence) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
     backfilled = [
@@ -156,7 +156,7 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
     }
 
 
-def was_not_created_for(spec: StreamSpec, table: Table, value: str | None) -> bool:
+def has_other_route_value(spec: StreamSpec, table: Table, value: str | None) -> bool:
     """Return whether a table with the name for `value` was not created for it; False if `value` is None. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
@@ -186,7 +186,7 @@ def describe_dropped_table(
             "renamed, rename it back"
         )
         first, on = "register the former table again", "continue with the new table"
-        if was_not_created_for(spec, replacement, member.value):
+        if has_other_route_value(spec, replacement, member.value):
             on = f"keep the new table as it is, and let records of {member.value!r} become dead letters"
     else:
         what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
@@ -254,7 +254,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     """Return the route value for which a table was created; None for a named table. Raises SpecError if unknown."""
-    if identifier in spec.sinks.named:
+    if identifier in spec.sinks.named_tables:
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value
@@ -265,7 +265,7 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value that the table's note, record or name has, if any."""
+    """Return the table's route value, as found in its note, record or name; None if unknown."""
     known = [
         found.value
         for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))

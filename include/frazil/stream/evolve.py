@@ -10,8 +10,7 @@ from pyiceberg.table import Table
 
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.schema_drift import SchemaDrift, find_new_fields, join_drift
-from frazil.spec.former_columns import FormerColumns, find_current_name, parse_former_columns
-from frazil.spec.iceberg import iceberg_type
+from frazil.spec.iceberg import FormerColumns, find_current_name, iceberg_type, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count, shorten_list
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
@@ -104,7 +103,7 @@ def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
     """Return the paths of sensitive fields, with former and current names of renamed columns."""
     if spec.sensitive is None:
         return []
-    hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
+    hidden = [*spec.sensitive.dropped_fields, *(tuple(name.split(".")) for name in spec.sensitive.kept_fields)]
     schema, former = table.schema(), parse_former_columns(table.properties)
     columns = {path[0] for path in hidden} | {find_current_name(schema, former.get(path[0])) for path in hidden}
     columns.discard(None)

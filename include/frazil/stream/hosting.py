@@ -22,10 +22,9 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.events import CommitRecordsFolded, StreamEvent
 from frazil.history.recorder import RecordingThreads
 from frazil.kafka.client import AdminClient
+from frazil.spec.maintenance import Expiry
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.storage import open_store
-from frazil.table.tables import state_location
 from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -66,8 +65,12 @@ class Slots:
                 self._holders.remove(thread_id)
                 self._release()
 
-    def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
-        """Release this thread's slot, call `wait`, and queue again. Return True if `cancelled` returns True by then."""
+    def release_while(
+        self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]
+    ) -> bool:
+        """Release this thread's slot, call `wait`, and wait for a slot again. Return True if
+        `cancelled` returns True meanwhile.
+        """
         thread_id = threading.get_ident()
         lent = thread_id in self._holders
         if lent:
@@ -200,7 +203,7 @@ class FoldingThread:
 
 
 class ReadPins(Protocol):
-    def __call__(self, catalog: Catalog, table: str, *, since_ms: int) -> Pins:
+    def __call__(self, catalog: Catalog, table: str, expiry: Expiry, *, now_ms: int) -> Pins:
         """Return what expiry of a table must keep for its signals. Raises catalog errors."""
 
 
@@ -233,7 +236,9 @@ class Hosting:
     """Reads which snapshots signals need. Without it, writers expire no snapshots."""
     slots: Slots = field(default_factory=lambda: Slots(1))
     max_polling_s: float = 1.0
-    """Each planner's maximum polling interval. If it exceeds the default, batches start earlier by the interval."""
+    """Each planner's maximum polling interval (s). Batches start earlier by the polling interval if it is longer than
+    the default.
+    """
 
 
 @dataclass(slots=True)
@@ -281,9 +286,8 @@ class RecordFolding:
         marker = marker_now()
         if marker is None:
             return 0
-        store = open_store(table.location(), table.io.properties)
         folded = 0
-        journals = JournalStore(store, state_location(table, self.spec.name))
+        journals = JournalStore.of_table(table, self.spec.name)
         for count in journals.fold(marker, forgotten=lambda: marker_now() is None):
             folded += count
             if self._over.wait(FOLD_PAUSE_S):

@@ -29,9 +29,9 @@ def retry_during_outage(
     prepare_retry: Callable[[], None] = lambda: None,
 ) -> T:
     """Call `operation`, retry while a service that it needs is unavailable, and return its result. Retries immediately
-    after expired credentials. `what` is the part of messages that says what cannot be done meanwhile. `report` receives
-    a message and an exit code for each failure. `wait` takes seconds, and returns true if the writer is asked to end.
-    Raises the last error if the writer is asked to end, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
+    after expired credentials. `what` begins the messages: it says what cannot be done. `report` receives a message and
+    an exit code for each failure. `wait` takes seconds, and returns true if the writer is asked to end. Raises the last
+    error if the writer is asked to end, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:

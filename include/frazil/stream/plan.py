@@ -41,13 +41,17 @@ class PlannerReport:
     """The planner's last observation."""
 
     ends: Mapping[TopicPartition, int]
-    """The offsets up to which records may be read, or could be when the topic-partition last had a leader."""
+    """The offsets up to which records may be read. Without a leader, those that the topic-partition's last leader
+    reported.
+    """
     first_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of new partitions that are not in a marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets that wait for transactions to end, if any."""
     transaction: str = ""
-    """The source transaction for which records wait, and what to do; "" for none, and for Kafka's own."""
+    """The source transaction for which records wait, and what to do. Empty if none wait, or if they wait for a Kafka
+    transaction.
+    """
     observed_at_ms: int = 0
     """Time of the last poll that Kafka answered; 0 before the first answer."""
     silent_since_ms: int | None = None
@@ -57,7 +61,7 @@ class PlannerReport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each topic-partition's end is known: without a leader, only from before."""
+        """Whether the end of each topic-partition is known. Without a leader, its last known end counts."""
         return self.leaderless <= self.ends.keys()
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -115,9 +119,10 @@ class BatchDecision:
 
 
 def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
-    """Decide whether to start a batch. It starts if it is large enough, or if waiting longer would commit its oldest
-    record later than the commit interval. `oldest_age_s` is the time since that record was first seen. None means that
-    records were unread when the writer started. The batch then starts immediately.
+    """Decide whether to start a batch. It starts if it is large enough. It also starts if its
+    oldest record would otherwise be committed later than the commit interval allows.
+    `oldest_age_s` is the time since that record was first seen. If it is None, records were
+    unread when the writer started, and the batch starts immediately.
     """
     if unread <= 0:
         return BatchDecision(False, "no records are unread")

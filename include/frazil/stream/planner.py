@@ -93,14 +93,16 @@ class BatchPlanner:
     poll_error: Exception | None = None
     """An error of `observe`, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Polls that missed a topic, for topics of the position that match the stream's pattern."""
+    """Number of polls in a row that did not find a topic, by topic. Only topics of the stream's
+    pattern may be missing.
+    """
     polls: int = 0
     """Number of times that Kafka has described the stream's topics."""
     first_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offset of each partition that appeared while the writer ran."""
     leaderless: frozenset[TopicPartition] = frozenset()
     """Topic-partitions without a leader, as Kafka last described them. They are not read, and are never idle."""
-    whole: WholeTransactions | None = None
+    whole_transactions: WholeTransactions | None = None
     """Finds boundaries of source transactions, if batches must have whole ones."""
 
     @property
@@ -121,6 +123,17 @@ class BatchPlanner:
             now = self.clock()
             return self._choose_position(now) if self._poll_if_due(now) else self.position
 
+    def position_without_poll(self) -> Position | None:
+        """Return `next_position` without waiting; None if Kafka must be polled first, or another thread polls it."""
+        if not self.poll_lock.acquire(blocking=False):
+            return None
+        try:
+            now = self.clock()
+            is_due = self.poll_error is not None or now - self.polled_at >= self.settings.poll_s
+            return None if is_due else self._choose_position(now)
+        finally:
+            self.poll_lock.release()
+
     def observe(self) -> None:
         """Poll Kafka while a batch runs, so that the lag is known. The next `next_position` raises any error."""
         with self.poll_lock:
@@ -137,7 +150,12 @@ class BatchPlanner:
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether records from this offset on wait for their source transaction to end."""
-        return self.whole is not None and self.whole.is_stuck and tp in self._read_offsets() and offset >= self.whole.at
+        return (
+            self.whole_transactions is not None
+            and self.whole_transactions.is_stuck
+            and tp in self._read_offsets()
+            and offset >= self.whole_transactions.at
+        )
 
     def is_gone(self, topic: str) -> bool:
         """Return whether a topic of the stream's pattern counts as deleted."""
@@ -173,8 +191,8 @@ class BatchPlanner:
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read_offsets()
         led = {tp: offset for tp, offset in read.items() if tp not in self.leaderless}
-        if self.whole:
-            self.whole.read_transaction_ends()
+        if self.whole_transactions:
+            self.whole_transactions.read_transaction_ends()
         try:
             truncated = self.watch.poll(self.kafka, led, self.position.leader_epochs)
         except KafkaUnavailable:
@@ -183,8 +201,8 @@ class BatchPlanner:
         if truncated and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
             self._update_topics(ends)
         check_not_truncated(read, truncated, stream=self.settings.stream)
-        if self.whole and led:
-            self._limit_to_whole_transactions(self.whole, read)
+        if self.whole_transactions and led:
+            self._limit_to_whole_transactions(self.whole_transactions, read)
         ends = dict(self.ends)
         for tp, start in read.items():
             if ends.get(tp, start) > start:
@@ -198,7 +216,7 @@ class BatchPlanner:
         if self.silent_since is not None and self.warned_at >= self.silent_since:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
-        waits_for = self.whole.waits_for if self.whole else ""
+        waits_for = self.whole_transactions.waits_for if self.whole_transactions else ""
         waiting = self.watch.count_in_transactions()
         known, leaderless = dict(self.watch.stable), self.leaderless & read.keys()
         self.reported = PlannerReport(
@@ -300,14 +318,17 @@ class BatchPlanner:
         idle = self._idle_partitions(now)
         if due.now:
             end = limit_ends(offsets, ends, max_records=policy.max_records)
-            if self.whole:
-                end = {tp: max(offsets[tp], self.whole.at) if tp in self._read_offsets() else offsets[tp] for tp in end}
+            if self.whole_transactions:
+                end = {
+                    tp: max(offsets[tp], self.whole_transactions.at) if tp in self._read_offsets() else offsets[tp]
+                    for tp in end
+                }
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # Records that a bounded batch leaves unread keep their waiting time.
                 if end[tp] >= ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
-            last = self.whole.last if self.whole else NO_TRANSACTION
+            last = self.whole_transactions.last if self.whole_transactions else NO_TRANSACTION
             epochs = {**self.position.leader_epochs}
             for tp, epoch in self.watch.leader_epochs.items():  # another partition's log may have been truncated
                 if tp not in epochs or end[tp] > self.position.offsets[tp]:
@@ -326,9 +347,9 @@ class BatchPlanner:
 
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
         """Return the partitions that have had no unread records for the idle timeout. Partitions that are idle in the
-        marker stay idle until they have some. Records in open transactions count as unread, because they may be older
-        than all others. Partitions of a missing topic are not idle at first: a response may have omitted the topic by
-        mistake. Partitions without a leader are never idle.
+        marker stay idle until they have unread records. Records in open transactions count as unread, because they may
+        be older than all others. Partitions of a missing topic are not idle at first: a response may have omitted the
+        topic by mistake. Partitions without a leader are never idle.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, at in read.items() if tp not in self.leaderless and self.watch.has_no_more_records(tp, at)}

@@ -12,8 +12,8 @@ from pyiceberg.schema import Schema
 
 from frazil.commit.open_streams import open_kafka
 from frazil.ingest.bisection import bisect_failures
-from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.changes import change_schema, delete_mask
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
 from frazil.ingest.readers import create_kafka_reader
 from frazil.ingest.sensitive import Protector, to_safe_error
@@ -25,7 +25,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.stream.stage_context import build_declared_context, change_rules
 
-PreviewOutcome = Literal["row", "dropped", "dead letter", "no change"]
+PreviewOutcome = Literal["row", "delete", "dropped", "dead letter", "no change"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
 
 
 def _preview_chunk(
-    chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
+    chunk: RecordChunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
 ) -> Iterator[PreviewedRecord]:
     shaped = shape(chunk)
     rejections = protect.mask_errors(shaped.rejections) if protect else shaped.rejections
@@ -93,15 +93,18 @@ def _preview_chunk(
     rows = defaultdict[int, list[dict[str, Any]]](list)
     own = [name for name in shaped.rows.column_names if not name.startswith(("kafka_", "_frazil"))]
     found: list[dict[str, Any]] = shaped.rows.select(own).to_pylist()
-    for index, row in zip(shaped.kept.tolist(), found, strict=True):
+    for index, row in zip(shaped.record_indexes.tolist(), found, strict=True):
         rows[index].append(row)
+    of_rows, deletes = shaped.record_indexes, delete_mask(shaped.rows)
+    deleted = {*of_rows[deletes].tolist()} - {*of_rows[~deletes].tolist()}  # a new key is a delete and a row
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
-        fate: PreviewOutcome = "row" if index in rows else "dead letter" if index in errors else "no change"
+        of_row: PreviewOutcome = "delete" if index in deleted else "row"
+        fate: PreviewOutcome = of_row if index in rows else "dead letter" if index in errors else "no change"
         fate = "dropped" if index in dropped else fate
         yield PreviewedRecord(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
 
 
-def _preview_unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
+def _preview_unwritable(chunk: RecordChunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
     of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
     return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)

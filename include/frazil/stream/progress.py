@@ -8,8 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from frazil.table.object_store import IoProperties
-from frazil.table.storage import open_store
+from frazil.table.storage import IoProperties, open_store
 
 MAX_WRITES_PER_SECOND = 8.0
 """Maximum number of writes by all tasks of a batch on a cluster: each write is a storage request."""
@@ -30,7 +29,9 @@ def cluster_period_s(tasks: int) -> float:
 class RecordCounts:
     read: int = 0
     written: int = 0
-    """Records written after a shuffle, whose writers start when all records are read; otherwise 0."""
+    """Number of records written after a shuffle; 0 without a shuffle. The shuffle's writers start once all records are
+    read.
+    """
     delay_s: float = 0.0
     """The longest time (s) by which a quota of Kafka's brokers delays each fetch of a task."""
     compiling: bool = False
@@ -46,10 +47,14 @@ class ProgressFolder:
     period_s: float = 0.0
     """Time before a task's first write, and between two writes; 0 writes each report."""
     attempt: int = 0
-    """The batch's attempt, to tell files of late tasks apart; for a merge, its start (ms since 1970)."""
+    """The number of the batch's attempt, so that files of earlier attempts are ignored. For a merge, its start (ms
+    since 1970).
+    """
 
     def write(self, task: str, counts: RecordCounts, *, epoch: int, batch: int) -> None:
-        """Write a task's counts. If its name comes from `writer_task_name`, `counts.read` records are written."""
+        """Write a task's counts. For a writer after a shuffle (`writer_task_name`), `counts.read` means written
+        records.
+        """
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": counts.read}
         self._put(task, {**value, "delay-s": counts.delay_s, "compiling": counts.compiling})
 

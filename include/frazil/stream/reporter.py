@@ -45,7 +45,7 @@ LAG_INTERVAL_MS = 10_000
 """Interval at which sinks receive lag measurements."""
 LOG_CHECK_INTERVAL_MS = 60_000
 COUNT_TIMEOUT_S = 0.5
-"""How long a heartbeat of the writer's own thread waits for the record count."""
+"""Timeout of a heartbeat for the record count. Heartbeats from a thread that several writers share do not wait."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MAX_INHERITED_AGE_MS = 3_600_000
 """Maximum age of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""

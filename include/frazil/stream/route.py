@@ -42,8 +42,8 @@ class StreamRoute:
     """The routed tables; None if the route is no longer declared, even if rows still wait for them."""
     tried_at_s: float = 0.0
     """Monotonic time of the last attempt to commit waiting rows."""
-    _reported: bool = False
-    """Whether the last report named tables."""
+    _reported: bool = True
+    """Whether the last report, which may be one of an earlier epoch, named tables."""
 
     @classmethod
     def begin(
@@ -58,7 +58,7 @@ class StreamRoute:
         commit, and open the tables. Raises RouteBehind, and the errors of `RoutedTables.open`.
         """
         found = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
-        if followers is None or (not spec.sinks.can_follow and marker.routed is None):
+        if followers is None or (not spec.sinks.has_routed_tables and marker.routed is None):
             return found
         ended = found._commit_overdue_rows()
         sweep_waiting_files(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NO_BATCH)

@@ -42,12 +42,11 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, value_property
 from frazil.spec.sinks import Sinks
 from frazil.spec.units import format_count
-from frazil.stream.dropped_tables import describe_dropped_table, was_not_created_for
+from frazil.stream.dropped_tables import describe_dropped_table, has_other_route_value
 from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
-from frazil.table.declared import table_identifier
-from frazil.table.made_tables import declare_routed_table, list_matching_names
+from frazil.table.declared import declare_routed_table, list_matching_names, table_identifier
 from frazil.table.parallel import run_in_parallel
 from frazil.table.renamed import copy_renames
 from frazil.table.schema_update import evolve_for_records
@@ -70,7 +69,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
             _check_not_dropped(spec, tables, target)
             _check_no_files_in_dropped_table(tables, target, journals)
             table = ensure_declared(catalog, declared, spec.name)
-        if was_not_created_for(spec, table, value):
+        if has_other_route_value(spec, table, value):
             raise RouteBehind(
                 f"table {target} exists, but was not created for these rows. To write them there, add the table to "
                 "route.tables"
@@ -99,7 +98,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
     """Return whether another stream or user created a table with a name of the route's template."""
     properties = tables.handle(target).current().properties
-    if target in spec.sinks.named or property_name(spec.name) in properties:
+    if target in spec.sinks.named_tables or property_name(spec.name) in properties:
         return False
     member = read_table_record(tables, target)
     value = member.value if member else _route_value_in_note(spec, tables, target)
@@ -109,7 +108,7 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
     """Return the route value in a missing table's note; None for a table that the route names."""
-    note = None if target in spec.sinks.named else load_missing_table_note(tables, target)
+    note = None if target in spec.sinks.named_tables else load_missing_table_note(tables, target)
     return None if note is None else note.value
 
 
@@ -126,7 +125,7 @@ def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -
 
 
 def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord | None, table: Table) -> None:
-    if member is not None and member.is_another(table):
+    if member is not None and member.is_other_table(table):
         raise TableLost(describe_dropped_table(spec, tables, member, table))
 
 
@@ -179,7 +178,7 @@ class RoutedTables:
         """
         self._members |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
-            declared = sorted(self.sinks.named)
+            declared = sorted(self.sinks.named_tables)
             self.targets.update(self.sinks.by_value)
             _run_many(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._load_made_tables(default_marker)

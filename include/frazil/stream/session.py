@@ -16,8 +16,8 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 
 from frazil import __version__
+from frazil.cluster.driver import PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
-from frazil.cluster.submission import PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.cluster.yarn import HADOOP_FOLDER_VARIABLES
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import lean_java_options
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Spark properties that the submission of a driver to a cluster sets."""
+"""Spark properties that are set when a driver is submitted to a cluster. A submitted driver must not set them again."""
 MAX_TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory of one Python worker and the records that it stages."""
@@ -204,14 +204,14 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 
 
 POLL_INTERVAL_S = 30.0
-"""Interval of the checks for executors. One check may find none, because new executors may be about to arrive."""
+"""Interval of the checks for executors. A single check may find none while new executors start."""
 
 
 @contextmanager
 def warn_if_executors_lost(
     executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
 ) -> Iterator[None]:
-    """Log `sentence` if two checks in a row find no executor during the context."""
+    """While the context is open, log `sentence` if two checks in a row find no executor."""
     over = threading.Event()
 
     def watch() -> None:

@@ -65,7 +65,9 @@ class SparkEngine:
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The Spark context, set before its executors are checked: they may never arrive. None before it exists."""
+        """The Spark context; None before it exists. Set before executors are checked, because these
+        may never arrive.
+        """
 
     def start(self) -> Future[SparkContext]:
         """Start Spark in the background, once. Spark replaces signal handlers only if it starts in the main thread."""

@@ -21,7 +21,7 @@ from frazil.ingest.contract import ChangeRules, KeyColumns, StageContext, Target
 from frazil.ingest.formats.fields import Unit, may_have_aliases
 from frazil.spec.coordinates import COORDINATES, LINE_COLUMN
 from frazil.spec.formats import dump_portable_format
-from frazil.spec.former_columns import find_current_name, parse_former_columns
+from frazil.spec.iceberg import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.upsert import Delete, find_tombstone_fields
 from frazil.table.catalogs import translate_catalog_errors
@@ -131,11 +131,11 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
-    for name, how in declared.kept.items():
+    for name, how in declared.kept_fields.items():
         first, *rest = name.split(".")
         now = find_current_name(table, other_names.get(first)) or first
         fields[".".join([now, *rest])] = {"as": how.as_, "keep-last": how.keep_last}
-    dropped = [".".join(path) for path in declared.dropped]
+    dropped = [".".join(path) for path in declared.dropped_fields]
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
 

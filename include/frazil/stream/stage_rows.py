@@ -25,12 +25,12 @@ from frazil.table.storage_mistakes import translate_staging_failure
 
 T = TypeVar("T")
 ShuffleItem = tuple[int, str | tuple[int, int, bytes]]
-"""The receiving writer's number, and a reader's answer or a `Parcel`'s task, row count and data."""
+"""A writer's number, and what it receives: a reader's answer, or a `Parcel`'s task, row count and data."""
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Takes the place of a function that another version's driver sent. Answers with an error that ends the writer."""
+    """Replaces a function from a driver with another frazil version. Answers with an error that ends the writer."""
 
     sentence: str
 
@@ -93,7 +93,7 @@ class StageRows:
         return map(self.answer, plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only a function's name and argument, as a worker may import a version that was installed since."""
+        """Pickle only a function's name and argument, because the worker may import a newer version of frazil."""
         return shipped, (
             {"version": __version__, "context": self.context.to_dict(), "progress": asdict(self.progress)},
         )

@@ -29,7 +29,7 @@ MAX_SAMPLE_GAP_MS = 30_000
 FIRST_ANSWER_TIMEOUT_MS = 60_000
 """Timeout of a planner that has never had an answer. Starting brokers answer late."""
 MIN_NAMED_DELAY_S = 1.0
-"""Minimum delay by a quota that a stall's reason names: shorter delays are usual, and do not stop a batch."""
+"""Minimum delay by a Kafka quota that a stall's reason mentions. Shorter delays are usual, and do not stop a batch."""
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. In the others, log ends are not observed."""
@@ -102,7 +102,9 @@ class UnreadRecords:
     offset: int | None
     """The committed offset; None for a new partition, which is in no marker yet."""
     progress_at_ms: int
-    """When the records were first seen or, if later, when the first batch that reads them last made progress."""
+    """The later of two times: when the records were first seen, and when the first batch that reads them last made
+    progress.
+    """
     first_batch: BatchName | None
     """The first batch that reads these records, if any. Another batch over the same records is not progress."""
 
@@ -218,7 +220,7 @@ def _find_silent_planner(
     ):
         return None
     largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
-    where = f", most of them in {_partition_name(largest)}" if largest else ""
+    where = f", {sample.unread[largest]:,} of them in {_partition_name(largest)}" if largest else ""
     seen = (
         f"{format_count(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered

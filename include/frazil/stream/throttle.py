@@ -66,7 +66,7 @@ class MetadataBounds:
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> MetadataBounds:
-        snapshots, manifests, every = spec.maintenance.kept
+        snapshots, manifests, every = spec.maintenance.limits
         return cls(
             spec.table.identifier, snapshots, manifests, every, spec.commit.interval, spec.commit.longest_interval
         )

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.errors import OffsetGap, SpecError, TopicMissing
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.formats.transactions import EventTransaction, TransactionDecoder, TransactionEnd
 from frazil.ingest.readers import create_kafka_reader
@@ -33,9 +33,9 @@ MAX_EVENTS_PER_READ = 100_000
 MAX_ENDS_PER_READ = 20_000
 """Maximum number of offsets per partition in one read: ends of transactions that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""Maximum step back of the connector's clock: the search for ends starts this much earlier."""
+"""How far the connector's clock may be set back. The search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
-"""Offsets in which to search for the last transaction, if a reset removed it from the marker."""
+"""Number of offsets to search backwards for the last transaction, if a reset removed it from the marker."""
 MAX_NAME_CHARACTERS = 200
 """Maximum length of a table's name in messages."""
 WARN_INTERVAL_S = 60.0
@@ -183,9 +183,9 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
-                "that the connector runs. The stream recognises no new log that began within an hour of the old log's "
-                "end, or with a clock that is behind: after such a restore, remove envelope.transactions until the "
-                "stream has caught up"
+                "that the connector runs. The stream cannot recognise a new log that began within an "
+                "hour of the old log's end, or whose clock is behind. After such a restore, remove "
+                "envelope.transactions until the stream has caught up"
             )
         return (
             f"topic {self.topic} does not have the end of the source's transaction {open_one}. Check that the "
@@ -204,7 +204,7 @@ class KafkaTopics:
     _next: dict[TopicPartition, int] = field(default_factory=dict)
     _topic_ids: Mapping[str, str] = field(default_factory=dict)
 
-    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[EventTransaction]]]:
+    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[RecordChunk, list[EventTransaction]]]:
         """Yield the events in `[start, end)` that Kafka still has."""
         first = max(start, self.kafka.earliest([tp])[tp])
         for chunk in self._chunks([OffsetRange(*tp, first, end)] if first < end else []):
@@ -248,7 +248,7 @@ class KafkaTopics:
             )
         return found, any(stable.get(tp, at) > at for tp, at in self._next.items())
 
-    def _chunks(self, ranges: list[OffsetRange]) -> Iterable[Chunk]:
+    def _chunks(self, ranges: list[OffsetRange]) -> Iterable[RecordChunk]:
         if not ranges:
             return
         with create_kafka_reader(self.properties, ranges, stream=self.stream) as reader:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock, errors
 from frazil.commit.accepted_rejects import accepted_offsets
-from frazil.commit.catalog_probe import check_can_hold
+from frazil.commit.catalog_probe import check_catalog_guarantees
 from frazil.commit.commit_checks import check_fence
 from frazil.commit.committer import Committer
 from frazil.commit.compare_and_swap import RetryPolicy
@@ -59,6 +58,7 @@ from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting, RecordFolding
 from frazil.stream.merge_tasks import MergeRunner
+from frazil.stream.notices import Notices
 from frazil.stream.plan import PlannerReport
 from frazil.stream.planner import DESCRIBE_INTERVAL_S
 from frazil.stream.progress import ProgressFolder, cluster_period_s
@@ -151,7 +151,8 @@ class Writer:
                 tables, progress = self._open_tables(reporter, events.emit)
                 recording.start(tables)
             report = reporter.set_planner_report
-            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, exit_callbacks)
+            notices = Notices(events.emit, tables.main.identifier)
+            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, exit_callbacks, notices)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 try:
                     return self._run_epochs(parts)
@@ -201,7 +202,7 @@ class Writer:
                     raise gone from error
                 raise
             except errors.Fenced as error:
-                if not parts.tables.main.is_another:
+                if not parts.tables.main.is_other_table:
                     raise
                 check_own_table(self.spec, parts.tables.main.refresh())
                 raise errors.Fenced(
@@ -238,24 +239,24 @@ class Writer:
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_own_folder(catalog, tables.main.current())
-            check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
-        if self.hosting.read_pins is not None and self.spec.maintenance.expiry.enabled:
-            tables.main.expiry = WriterExpiry(self.spec.maintenance.expiry, self._read_pins, clock.now_ms)
+            check_catalog_guarantees(catalog, self.spec, now_ms=clock.now_ms())
+        expiry = self.spec.maintenance.expiry
+        if (read_pins := self.hosting.read_pins) is not None and expiry.enabled:
+
+            def pins() -> Pins:  # with a client of the expiry's own thread
+                own = open_existing_catalog(self.spec.table.catalog)
+                return read_pins(own, self.spec.table.identifier, expiry, now_ms=clock.now_ms())
+
+            tables.main.expiry = WriterExpiry(expiry, pins, clock.now_ms)
         reporter.set_table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
-
-    def _read_pins(self) -> Pins:
-        """Read which snapshots the table's signals need, with a client of its own thread."""
-        catalog, table = open_existing_catalog(self.spec.table.catalog), self.spec.table.identifier
-        since_ms = clock.now_ms() - self.spec.maintenance.expiry.keep // timedelta(milliseconds=1)
-        return self.hosting.read_pins(catalog, table, since_ms=since_ms) if self.hosting.read_pins else Pins()
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, lending this writer's slot. Returns whether the writer must end."""
         again = OutageReported(
             "after an outage, the writer waits for its turn among the application's streams to try again"
         )
-        return self.hosting.slots.lend(
+        return self.hosting.slots.release_while(
             lambda: self.stopping.wait(seconds), cancelled=self.stopping.is_set, on_wait=lambda: emit(again)
         )
 
@@ -273,6 +274,7 @@ class EpochParts:
     set_planner_report: Callable[[PlannerReport | None], None]
     exit_callbacks: ExitStack
     """Callbacks that run after the engine has ended."""
+    notices: Notices
 
     @property
     def spec(self) -> StreamSpec:
@@ -316,7 +318,7 @@ class Epoch:
                 hosting=p.writer.hosting,
             )
             try:
-                loop.run(until=partial(self._is_over, runner, loop.stays_unread), wait=self.stopping.wait)
+                loop.run(until=partial(self._is_over, runner, loop.is_left_unread), wait=self.stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
@@ -331,12 +333,12 @@ class Epoch:
                 self.commits += loop.commits
         return runner.marker
 
-    def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
+    def _is_over(self, runner: BatchRunner, is_left_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
         if self.stopping.is_set():
             return True
         if runner.route.behind or self.goal is None:
             return False
-        return all(runner.marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items())
+        return all(runner.marker.offsets.get(tp, 0) >= end or is_left_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
         """Take over the stream, and commit or discard earlier batches. Returns the runner of new batches."""
@@ -376,6 +378,7 @@ class Epoch:
             wait=partial(p.writer.wait_without_slot, p.emit),
             rejects_accepted=accepted_offsets(p.tables, marker.source),
             route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
+            notices=p.notices,
         )
         for journal in settled.committed:
             runner.report(journal)
@@ -387,18 +390,18 @@ class Epoch:
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)
         led = {tp: offset for tp, offset in read.items() if tp not in topics.leaderless}
-        cut = find_truncations(self.parts.kafka, led, marker.leader_epochs)
+        truncated_at = find_truncations(self.parts.kafka, led, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)
-            check_not_truncated(read, cut, stream=stream)
+            check_not_truncated(read, truncated_at, stream=stream)
             return marker
-        if cut:
+        if truncated_at:
             tables, seen = self.parts.tables, read_state_before_reset(self.parts.tables)
             check_fence(seen.marker, stream=stream, epoch=committer.epoch)
-            target = {**read, **cut}
-            moved = reset(tables, target=target, source=topics.identity, seen=seen, cut=cut)
+            target = {**read, **truncated_at}
+            moved = reset(tables, target=target, source=topics.identity, seen=seen, truncated_at=truncated_at)
             self.number = moved.at.epoch
-            check_not_truncated(read, cut, stream=stream)
+            check_not_truncated(read, truncated_at, stream=stream)
         lost = describe_lost_ranges(marker.offsets, available)
         if not lost:
             return marker

@@ -254,7 +254,7 @@ def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, po
 
 
 def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
-    """Return a predicate for exits with the same declaration and desired state as the last one."""
+    """Return a predicate: whether an exit has the declaration and desired state of `last`."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
@@ -302,7 +302,7 @@ def consecutive_crashes(
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     """Whether the service that made these writers end responds again.
 
-    The service is Kafka or the catalog. The catalog's response shows only while the writer has no lag.
+    The service is Kafka, or the catalog or storage. The latter count as recovered only while the writer has no lag.
     """
     if heartbeat.epoch is None or heartbeat.lag is None:
         return False

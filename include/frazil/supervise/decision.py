@@ -156,9 +156,9 @@ class Decision:
     reason: str
     """A sentence for the log, with the numbers on which the decision is based."""
     until_ms: int | None = None
-    """When a hold ends by itself; None if it does not, and for other actions."""
+    """When a hold ends by itself; otherwise None."""
     subject: str = ""
-    """The id of the failed launch, or the problem. The supervisor gives up only once for each; empty otherwise."""
+    """The failed launch's id or the problem, for which the supervisor gives up; else empty."""
 
 
 SECOND_MS = 1_000
@@ -190,7 +190,7 @@ class SupervisionPolicy:
     hung_grace_ms: int = 30 * SECOND_MS
     """How long a hung writer may take to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """How long a declaration may be missing, while files are replaced; commands and DAGs wait longer."""
+    """How long a declaration may be missing until the writer stops: editors replace files."""
     first_backoff_ms: int = SECOND_MS
     max_backoff_ms: int = MINUTE_MS
     max_denied_backoff_ms: int = 15 * MINUTE_MS

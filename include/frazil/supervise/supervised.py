@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from frazil import clock
 from frazil.errors import DesiredMoved, FrazilError, SpecError
 from frazil.history.objects import HistoryStore
 from frazil.home import home, run_folder
@@ -72,23 +73,11 @@ class Program:
         )
 
 
-class WriterProgram(Program):
-    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
-        return SupervisedStream(self, Declaration(self.name, self.streams, clock=clock), clock=clock)
-
-
-class ApplicationProgram(Program):
-    """The program that runs the shared application `name`."""
-
-    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
-        return SupervisedApplication(self, clock=clock)
-
-
 class SupervisedProgram(ABC):
     """A program under supervision: a stream's writer, or a shared application."""
 
-    def __init__(self, program: Program, *, clock: Callable[[], int]) -> None:
-        self._program, self._clock = program, clock
+    def __init__(self, program: Program, *, clock: Callable[[], int] = clock.now_ms) -> None:
+        self._program, self.clock = program, clock
 
     @property
     def name(self) -> str:
@@ -136,9 +125,15 @@ class SupervisedProgram(ABC):
 
 
 class SupervisedStream(SupervisedProgram):
-    def __init__(self, program: Program, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        declaration: DeclarationReader | None = None,
+        *,
+        clock: Callable[[], int] = clock.now_ms,
+    ) -> None:
         super().__init__(program, clock=clock)
-        self._declaration = declaration
+        self._declaration = declaration or Declaration(program.name, program.streams, clock=clock)
         self._removed_since_ms: int | None = None
         self._table = TableReader(clock=clock)
 
@@ -148,7 +143,7 @@ class SupervisedStream(SupervisedProgram):
         if spec is None or spec.application is None or isinstance(declared, RemovedDeclaration):
             self._removed_since_ms = None
             return declared
-        self._removed_since_ms = self._removed_since_ms or self._clock()
+        self._removed_since_ms = self._removed_since_ms or self.clock()
         return RemovedDeclaration(self._removed_since_ms)
 
     def policy(self) -> SupervisionPolicy:
@@ -200,13 +195,13 @@ class SupervisedStream(SupervisedProgram):
 class SupervisedApplication(SupervisedProgram):
     """A shared application, which supervises its streams' writers itself. Its pause is stored on this host."""
 
-    def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
+    def __init__(self, program: Program, *, clock: Callable[[], int] = clock.now_ms) -> None:
         super().__init__(program, clock=clock)
         self._application: Application | None = None
         self._missing_since_ms: int | None = None
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
-        now_ms = self._clock()
+        now_ms = self.clock()
         found = find_declared(self._program.streams, STREAMS, now_ms=now_ms)
         specs = [one.spec for one in found if one.spec is not None and not one.removed]
         if any(spec.name == self.name for spec in specs):  # they would share a run folder, and end each other

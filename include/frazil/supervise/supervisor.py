@@ -9,11 +9,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.history.recorder import SupervisionRecorder
@@ -33,7 +31,7 @@ from frazil.supervise.supervised import FetchConnections, SupervisedProgram
 log = logging.getLogger(__name__)
 
 MIN_GAP_MS = 30_000
-"""Time between two steps after which missing heartbeats are ignored: this process was suspended."""
+"""Minimum time between steps that counts as a gap. Heartbeats missing in a gap are ignored."""
 WATCH_INTERVAL_MS = 10_000
 """Interval at which this supervisor records that it is active."""
 MAX_LOG_BYTES = 64 * 1024
@@ -53,25 +51,18 @@ class SupervisionStep:
     at_ms: int = 0
 
 
-class Program(Protocol):
-    """The interface of a program that a supervisor needs."""
-
-    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram: ...
-
-
 class Supervisor:
     def __init__(
         self,
-        program: Program,
+        program: SupervisedProgram,
         *,
         connections: FetchConnections = lambda _ids: {},
         launcher: Launcher | None = None,
-        clock: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self._program, self._connections = program.make_supervised(clock=clock), connections
+        self._program, self._connections = program, connections
         self._folder = self._program.folder
         self._launcher = launcher or self._program.launcher()
-        self._clock = clock
+        self._clock = program.clock
         self._supervision = SupervisionRecorder(self._program.history)
         self._last_step_ms, self._watched_since_ms = 0, 0
         self._watch, self._watch_written_ms = read_supervision_times(self._folder), 0
@@ -183,7 +174,7 @@ class Supervisor:
         return None
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
-        """Record the stop request, then send the signal. In this order, the writer's end counts as requested."""
+        """Record the stop request, then send the signal: the writer's end counts as requested."""
         self._update_notes(stop=StopRequest(launch.id, now_ms, cause, reason))
         self._launcher.stop(force=False)
 

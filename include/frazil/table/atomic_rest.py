@@ -17,7 +17,7 @@ from pyiceberg.table import CommitTableRequest, TableIdentifier
 from pyiceberg.typedef import IcebergBaseModel
 from requests import HTTPError
 
-from frazil.table.atomic_commit import TableChange
+from frazil.table.atomic_catalogs import TableChange
 
 
 class _CommitTransactionRequest(IcebergBaseModel):

@@ -11,7 +11,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, StagedTable, Table
 from sqlalchemy import Connection, bindparam, update
 
-from frazil.table.atomic_commit import TableChange
+from frazil.table.atomic_catalogs import TableChange
 from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)

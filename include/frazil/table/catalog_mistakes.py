@@ -21,7 +21,9 @@ from frazil.spec.addresses import find_path_problem
 
 _EXTRA_PATTERN = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""A module that each of PyIceberg's extras installs, and the extra of frazil that installs it too."""
+"""Keys are PyIceberg's extras. Values are a module that the extra installs, and frazil's extra that installs the same
+module.
+"""
 _STORAGE_MODULES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),

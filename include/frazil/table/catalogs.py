@@ -54,7 +54,7 @@ from frazil.table.catalog_mistakes import check_storage, translate_client_error,
 from frazil.table.configuration import check_configuration
 from frazil.table.faster_commits import reuse_metadata, write_small_objects_in_one_request
 from frazil.table.metadata_times import keep_times_in_order
-from frazil.table.spark_catalog import catalog_type, needed_jar_sets, to_spark_properties
+from frazil.table.spark_catalog import catalog_type, to_spark_properties
 from frazil.table.storage_mistakes import is_credentials_expiry
 
 SQLITE_BUSY_SECONDS = 30
@@ -180,11 +180,6 @@ def spark_properties(name: str | None) -> dict[str, str]:
     """Return `spark.sql.catalog.<name>` and its subkeys, including credentials. Raises SpecError."""
     config = catalog_config(name)
     return to_spark_properties(config.name, config.properties)
-
-
-def spark_jar_sets(name: str | None) -> tuple[str, ...]:
-    """Return the jar sets that Spark needs for the catalog. Raises SpecError."""
-    return needed_jar_sets(catalog_config(name).properties)
 
 
 def configured_catalogs() -> tuple[str | None, ...]:

@@ -32,7 +32,7 @@ class ColumnHistory:
     """All names and types that a table's columns and nested fields have had, by field id."""
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """The fields that have had a name, newest first, by the containing column's id and the name."""
+    """The ids of all fields that have had a name, newest first. Keys are the containing column's id and the name."""
     names: Mapping[int, frozenset[str]]
     types: Mapping[int, frozenset[str]]
 

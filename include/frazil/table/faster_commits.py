@@ -114,7 +114,7 @@ def _configure_once(catalog: MetastoreCatalog) -> None:
 
 
 _SnapshotTexts = dict[int, tuple[Snapshot, str]]
-"""Snapshots and their JSON by identity: versions of a table's metadata share snapshots."""
+"""Each snapshot and its JSON, by the snapshot's `id()`. Versions of a table's metadata share snapshots."""
 
 
 def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts], *, exclude_none: bool) -> str:

@@ -1,31 +1,86 @@
-"""Collects the Kafka offsets of a table's rows in bitmaps, reading only coordinates, a few files at a time."""
+"""Collects the Kafka offsets of a table's rows in bitmaps, reading only coordinates, a few files at a time. Selects the
+data files that may contain given offsets, from the coordinates' bounds in manifests.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, FileScanTask, Table
+from pyiceberg.types import PrimitiveType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
+from frazil.errors import SchemaIncompatible
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.coordinates import LINE_COLUMN
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges, ranges_filter, topics_filter
+
+OffsetRanges = Mapping[TopicPartition, Sequence[tuple[int, int]]]
+"""Ranges `[start, end)`: sorted, not empty, not overlapping."""
+
+COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
+
+
+class FileBounds:
+    """Decides whether a data file may contain a row in the given ranges. Never excludes a file that contains one."""
+
+    def __init__(self, schema: Schema, within: OffsetRanges) -> None:
+        fields = [schema.find_field(name) for name in COORDINATES]
+        self._columns = [(f.field_id, f.field_type) for f in fields if isinstance(f.field_type, PrimitiveType)]
+        self._within = within
+
+    def may_hold(self, file: DataFile) -> bool:
+        (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
+        return any(
+            # The upper bound of a string may be truncated and rounded up; comparisons stay correct.
+            _may_overlap(topics, topic, topic)
+            and _may_overlap(partitions, partition, partition)
+            and any(_may_overlap(offsets, start, end - 1) for start, end in ranges)
+            for (topic, partition), ranges in self._within.items()
+        )
+
+
+def topics_filter(topics: Collection[str]) -> str:
+    """Return a row filter that selects topics, whose names cannot contain quotes."""
+    return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
+
+
+def ranges_filter(within: OffsetRanges) -> str:
+    """Return one row filter that covers all ranges, and possibly other rows."""
+    ranges = [r for of in within.values() for r in of]
+    lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
+    return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
+
+
+def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
+    both = ((bounds or {}).get(field_id) for bounds in (file.lower_bounds, file.upper_bounds))
+    lower, upper = (None if bound is None else from_bytes(kind, bound) for bound in both)
+    return lower, upper
+
+
+def _may_overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
+    """Return whether bounds overlap a range, ends included. None is unlimited."""
+    lower, upper = bounds
+    return (lower is None or lower <= greatest) and (upper is None or upper >= lowest)
+
 
 MAX_PARALLEL_FILES = 2
 """Maximum number of files read in parallel: one is fetched while another is sorted, with 25 bytes per row."""
@@ -114,7 +169,14 @@ def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_PartitionOffs
 
 def _plan_files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileScanTask]:
     bounds = FileBounds(table.schema(), wanted.within) if wanted.within is not None else None
-    for task in scan.plan_files():
+    try:
+        tasks = scan.plan_files()
+    except ValueError as error:  # PyIceberg's error for equality deletes
+        raise SchemaIncompatible(
+            f"the offsets in table {'.'.join(table.name())} cannot be read: {error}. Compact the table with the engine "
+            "that wrote the deletes, then try again"
+        ) from error
+    for task in tasks:
         if bounds is None or bounds.may_hold(task.file):
             yield task
 

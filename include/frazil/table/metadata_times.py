@@ -1,5 +1,5 @@
 """Keeps the times in a table's metadata in order, even if a host that changed the table has a fast clock. Iceberg's
-Java library refuses logs, or a last update, over a minute older than an earlier entry.
+Java library refuses metadata in which a time is more than a minute before an earlier entry's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 MAX_CLOCK_LEAD_MS = 60_000
-"""Maximum lead of a table's newest time over a clock: a JVM engine whose clock is further behind cannot commit."""
+"""How far a table's newest time may be ahead of a host's clock. If it is further ahead, a JVM engine on that host
+cannot commit.
+"""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:

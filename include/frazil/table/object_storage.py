@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[impor
 from pyiceberg.io.fsspec import FsspecFileIO
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
-from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
+from frazil.table.storage import FileInfo, IoProperties, ObjectStore, file_io_properties
 from frazil.table.storage_mistakes import is_credentials_expiry, translate_client_failure
 from frazil.table.storage_requests import count_request
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 _EXISTS_CODES = frozenset({"PreconditionFailed", "412"})
 """S3's errors for a conditional put of an object that exists."""
 _CONFLICT_CODE = "ConditionalRequestConflict"
-"""S3's error for a put that a concurrent put left undecided, and that is retried."""
+"""S3's error for a put that conflicts with a concurrent one. Such a put is retried."""
 _ABSENT_CODES = frozenset({"NoSuchKey", "404"})
 _NO_BATCH_DELETE_CODES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
 """Codes of S3-compatible stores that delete one object per request."""
@@ -31,7 +31,9 @@ MAX_KEYS_PER_REQUEST = 1_000
 """Maximum number of objects per request for deletions, according to S3."""
 _MAX_PUT_ATTEMPTS = 5
 MAX_S3FS_ATTEMPTS = 2
-"""Maximum number of attempts by s3fs, each with up to five by the client: s3fs's default would take a minute."""
+"""Maximum number of attempts by s3fs, each with up to five by its client. With s3fs's default, an error would take a
+minute.
+"""
 MAX_CACHED_FILE_IOS = 4
 """Maximum number of FileIOs, cached by properties. Spark executors open a store for each write."""
 

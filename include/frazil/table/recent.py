@@ -10,7 +10,9 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """A thread-safe cache that evicts the values stored first. `limit` is their number, or weight (`weigh`)."""
+    """A thread-safe cache that evicts the values stored first. `limit` is the maximum number of values or, with
+    `weigh`, their maximum total weight.
+    """
 
     def __init__(self, limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
         self._limit, self._weigh, self._weight = limit, weigh, 0

@@ -19,8 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.spec.units import format_count
-from frazil.table.object_store import FileInfo, ObjectStore
-from frazil.table.storage import open_store
+from frazil.table.storage import FileInfo, ObjectStore, open_store
 from frazil.timetext import format_utc
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
-from frazil.spec.former_columns import PROPERTY, FormerColumns, find_current_name, parse_former_columns
+from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY, FormerColumns, find_current_name, parse_former_columns
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.evolution import TOP_LEVEL_ID, ColumnHistory
 
@@ -117,7 +117,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
                             update.rename_column(old, new)
                         for name in wanted.drops:
                             update.delete_column(name)
-                    transaction.set_properties({PROPERTY: json.dumps(kept)})
+                    transaction.set_properties({FORMER_COLUMNS_PROPERTY: json.dumps(kept)})
             except CommitFailedException:
                 table = table.catalog.load_table(table.name())
                 continue

@@ -13,8 +13,7 @@ from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
-from frazil.spec.former_columns import parse_former_columns
-from frazil.spec.iceberg import format_declaration
+from frazil.spec.iceberg import format_declaration, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE_TYPES
 from frazil.table.catalogs import translate_catalog_errors

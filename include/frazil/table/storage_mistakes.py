@@ -36,7 +36,9 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error of Arrow or fsspec in staging; None for a local disk unless it is full or read-only."""
+    """Translate an error of Arrow or fsspec in staging. Returns None for a local disk, unless it is
+    full or read-only.
+    """
     if urlsplit(folder).scheme not in OBJECT_STORES:
         if error.errno not in FULL_DISK_ERRORS | {errno.EROFS}:
             return None

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
-from frazil.spec.former_columns import parse_former_columns
+from frazil.spec.iceberg import parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import (
@@ -34,7 +34,7 @@ from frazil.table.schema_update import check_readable_schema, evolve_to, find_ev
 logger = logging.getLogger(__name__)
 
 CREATION_TIMEOUT_S = 1.0
-"""Wait for another process that has written a table's first file, but not added it to the catalog."""
+"""Timeout for another process that has written a table's first file, but not yet added the table to the catalog."""
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
@@ -75,7 +75,7 @@ def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
 
 
 def check_existing_tables(spec: StreamSpec) -> list[str]:
-    """Return warnings about the declared layout that the existing default table does not have. Changes nothing.
+    """Return warnings about differences between the existing default table and the declared layout. Changes nothing.
 
     Raises SchemaIncompatible if a writer's start would refuse the stream's existing tables.
     """

@@ -6,17 +6,234 @@ import logging
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any
 
-from frazil import clock
-from frazil.events import Sink
+from frazil import clock, events
+from frazil.events import BatchCommitted, Event, LagMeasured, Sink
+from frazil.host.heartbeat import StallKind
 from frazil.spec.model import StreamSpec
-from frazil.telemetry.metrics import MetricValues
-from frazil.telemetry.prometheus import MetricsEndpoint
-from frazil.telemetry.sink import StreamMetrics
+from frazil.telemetry import metrics as m
+from frazil.telemetry.metrics import BUCKET_BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PATH = "/metrics"
+
+
+def format_exposition(meters: MetricValues) -> str:
+    """Return the metrics that have series, in Prometheus' text format."""
+    lines: list[str] = []
+    for metric in METRICS:
+        if samples := [*_format_samples(meters, metric)]:
+            name = metric.prometheus
+            lines += [f"# HELP {name} {metric.description}", f"# TYPE {name} {metric.type}", *samples]
+    return "\n".join([*lines, ""])
+
+
+def _format_samples(meters: MetricValues, metric: Metric) -> Iterator[str]:
+    name = metric.prometheus
+    if metric.type is not MetricType.HISTOGRAM:
+        for labels, value in sorted(meters.series(metric).items()):
+            yield f"{name}{_format_labels(metric, labels)} {_format_number(value)}"
+        return
+    for labels, times in meters.histograms(metric):
+        below = 0
+        for bound, count in zip((*map(_format_number, BUCKET_BOUNDS_S), "+Inf"), times.counts, strict=True):
+            below += count
+            yield f"{name}_bucket{_format_labels(metric, labels, le=bound)} {below}"
+        yield f"{name}_sum{_format_labels(metric, labels)} {_format_number(times.total_s)}"
+        yield f"{name}_count{_format_labels(metric, labels)} {below}"
+
+
+def _format_labels(metric: Metric, values: Labels, **more: str) -> str:
+    named = [*zip(metric.labels, values, strict=False), *more.items()]
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in named) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _format_number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+class MetricsEndpoint:
+    """Serves the metrics on the first free port of a range, until `close`. Raises OSError if none is free."""
+
+    def __init__(self, meters: MetricValues, *, host: str, ports: range) -> None:
+        self._server = _bind_server(meters, host, ports)
+        self.host, self.port = host, int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{PATH}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    """A writer that just ended may have used the port."""
+    block_on_close = False
+    meters: MetricValues
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        log.debug("a scrape failed", exc_info=True)  # the client went away
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10.0
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != PATH:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        body = format_exposition(self.server.meters).encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Discard the access log, which would have a line per scrape."""
+
+
+def _bind_server(meters: MetricValues, host: str, ports: range) -> _Server:
+    last_error = OSError("no port is configured")
+    for port in ports:
+        try:
+            server = _Server((host, port))
+        except OSError as error:
+            last_error = error
+            continue
+        server.meters = meters
+        return server
+    raise last_error
+
+
+WRITER_GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, m.NOTICES, m.PARTITION_LAG)
+"""Gauges whose series are removed when the writer ends."""
+
+
+class StreamMetrics:
+    """Event sink that updates a stream's metrics. `partitions` enables the metrics per topic-partition."""
+
+    def __init__(  # noqa: PLR0913 - the facts about a stream before its first event
+        self, meters: m.MetricValues, *, stream: str, table: str, interval_s: float, partitions: bool, now_s: float
+    ) -> None:
+        self._meters, self._labels = meters, (stream, table)
+        self._declared_s, self._partitions = interval_s, partitions
+        self._merge_s, self._in_outage, self._behind = 0.0, False, False
+        meters.set(m.WRITER_RUNNING, self._labels, 1)
+        meters.set(m.WRITER_STARTED, self._labels, now_s)
+        meters.set(m.INTERVAL, self._labels, interval_s)
+        for counter in (metric for metric in m.METRICS if metric.type is m.MetricType.COUNTER):
+            meters.add(counter, self._labels, 0)  # a rate needs a zero before the first increment
+        for kind in StallKind:
+            meters.set(m.STALLED, (*self._labels, kind), 0)
+        for gauge in (m.OUTAGE, m.THROTTLED, m.NOTICES):
+            meters.set(gauge, self._labels, 0)
+
+    def ended(self) -> None:
+        """Remove the writer's gauges. Counters stay, because a later writer in this process may continue them."""
+        self._meters.set(m.WRITER_RUNNING, self._labels, 0)
+        for gauge in WRITER_GAUGES:
+            self._meters.forget(gauge, self._labels)
+
+    def take(self, event: Event) -> None:  # noqa: PLR0912 - a case for each kind of event
+        add, set_, labels = self._meters.add, self._meters.set, self._labels
+        match event.what:
+            case events.PhaseBegan() if self._in_outage:
+                self._in_outage = False
+                set_(m.OUTAGE, labels, self._behind)
+            case events.OutageReported() if not self._in_outage:
+                self._in_outage = True
+                set_(m.OUTAGE, labels, 1)
+                add(m.OUTAGES, labels)
+            case events.TablesBehind(names=names) if self._behind is not bool(names):
+                self._behind = bool(names)
+                set_(m.OUTAGE, labels, self._in_outage or self._behind)
+                add(m.OUTAGES, labels, int(self._behind))
+            case events.EpochBegan(marker=marker):
+                add(m.EPOCHS, labels)
+                self._merge_s = 0.0  # a merge of the last epoch may have had no result
+                self._set_watermark(marker.watermark_us)
+            case events.ChangesMerged(merge_s=merge_s):
+                self._merge_s += merge_s
+            case BatchCommitted() as batch:
+                self._add_batch(event.at_ms, batch)
+            case LagMeasured() as measured:
+                set_(m.LAG, labels, measured.lag)
+                set_(m.IN_TRANSACTIONS, labels, measured.in_transactions)
+                set_(m.FRESHNESS, labels, measured.freshness_ms / 1000)
+                set_(m.BACKPRESSURE, labels, measured.backpressure_ms / 1000)
+                if self._partitions:
+                    self._meters.forget(m.PARTITION_LAG, labels)  # including partitions that have caught up
+                    for (topic, partition), records in measured.unread.items():
+                        set_(m.PARTITION_LAG, (*labels, topic, str(partition)), records)
+            case events.ThrottleEvaluated(reason=reason, stretch=stretch):
+                set_(m.THROTTLED, labels, reason is not None)
+                set_(m.INTERVAL, labels, self._declared_s * stretch)
+            case events.StallBegan(stall=stall):
+                set_(m.STALLED, (*labels, stall.kind), 1)
+            case events.StallEnded(kind=kind):
+                set_(m.STALLED, (*labels, kind), 0)
+            case events.TableEvolved():
+                add(m.EVOLUTIONS, labels)
+            case events.FutureEventTimes(rows=rows):
+                add(m.FUTURE, labels, rows)
+            case events.RecordsSkipped():
+                add(m.SKIPS, labels)
+            case events.NoticeIssued(replaces=""):
+                add(m.NOTICES, labels)
+            case events.NoticeIssued(sentence=""):
+                add(m.NOTICES, labels, -1)
+
+    def _add_batch(self, at_ms: int, batch: BatchCommitted) -> None:
+        add, labels = self._meters.add, self._labels
+        self._meters.set(m.LAST_COMMIT, labels, at_ms / 1000)
+        self._set_watermark(batch.marker.watermark_us)
+        add(m.CPU, labels, batch.cost.cpu_ms / 1000)
+        add(m.STORAGE_WRITES, labels, batch.cost.writes)
+        add(m.STORAGE_READS, labels, batch.cost.reads)
+        if not (batch.records or batch.rejected or batch.changes):  # an empty commit
+            return
+        add(m.BATCHES, labels)
+        add(m.RECORDS, labels, batch.records)
+        add(m.DEAD_LETTERS, labels, batch.rejected)
+        add(m.FILES, labels, batch.files)
+        add(m.WRITTEN, labels, batch.bytes)
+        if batch.stage_s:  # it is 0 if an earlier epoch staged the batch
+            self._meters.observe(m.STAGE, labels, batch.stage_s)
+            self._meters.observe(m.COMMIT, labels, batch.commit_s)
+        if self._merge_s:
+            self._meters.observe(m.MERGE, labels, self._merge_s)
+            self._merge_s = 0.0
+
+    def _set_watermark(self, watermark_us: int | None) -> None:
+        if watermark_us is not None:
+            self._meters.set(m.WATERMARK, self._labels, watermark_us / 1_000_000)
+
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from frazil.aggregate.due import AggregatedDays, WaitingDay, is_aggregated, select_overdue_days, select_waiting_days
+from frazil.aggregate.day_input import (
+    AggregatedDays,
+    WaitingDay,
+    is_aggregated,
+    select_overdue_days,
+    select_waiting_days,
+)
 from frazil.aggregate.spec import AggregationSpec
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal, SignalState

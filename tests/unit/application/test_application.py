@@ -33,7 +33,7 @@ from frazil.status.stream import read_stream_state
 from frazil.stream.hosting import Hosting
 from frazil.supervise.decision import UnreadableState
 from frazil.supervise.desired import open_desired_store
-from frazil.supervise.supervised import ApplicationProgram, WriterProgram
+from frazil.supervise.supervised import Program, SupervisedApplication, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 from tests.polling import eventually
 
@@ -206,7 +206,7 @@ def test_a_stream_that_moves_to_its_own_application_ends_here_and_the_other_wait
     shared.until(lambda: shared.runs("a", "b", "c"))
     text = (shared.streams / "a.yaml").read_text().replace("application: small\n", "")
     (shared.streams / "a.yaml").write_text(text)
-    own = Supervisor(WriterProgram("a", shared.streams, Path("never")))
+    own = Supervisor(SupervisedStream(Program("a", shared.streams, Path("never"))))
     step = own.preview()
     assert (step.decision.action, step.decision.cause) == ("keep", "in a shared application")
     later_s = time.time_ns() // 10**6 + 11_000
@@ -223,7 +223,7 @@ def test_a_stream_that_moves_here_waits_for_its_old_process_whose_supervisor_end
         shared.until(lambda: shared.runs("b", "c") and shared.application.hosted["a"].last_logged)
         assert not shared.runs("a")
     shared.until(lambda: shared.runs("a"))
-    old = Supervisor(WriterProgram("a", shared.streams, Path("never")))
+    old = Supervisor(SupervisedStream(Program("a", shared.streams, Path("never"))))
     step = old.preview()
     assert (step.decision.action, step.decision.cause) == ("keep", "in a shared application")
 
@@ -326,8 +326,8 @@ def test_a_stream_that_another_process_writes_keeps_no_other_from_catching_up(
 
 
 def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_its_last_stream(shared: Shared) -> None:
-    program = ApplicationProgram("small", shared.streams, Path("never"))
-    supervised = program.make_supervised(clock=lambda: 1_800_000_000_000)
+    program = Program("small", shared.streams, Path("never"))
+    supervised = SupervisedApplication(program, clock=lambda: 1_800_000_000_000)
     before = supervised.read()
     shared.declare("d", extra="lateness: 1h")
     assert supervised.read() == before
@@ -337,12 +337,12 @@ def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_
     assert request.streams == ("a", "b", "c", "d")
     for name in ("a", "b", "c", "d"):
         shared.declare(name, application="other")
-    assert Supervisor(program).preview().decision.cause == "removed"
+    assert Supervisor(SupervisedApplication(program)).preview().decision.cause == "removed"
 
 
 def test_an_application_named_like_a_stream_is_left_alone_until_one_is_renamed(shared: Shared) -> None:
     shared.declare("small", application="other")
-    read = ApplicationProgram("small", shared.streams, Path("never")).make_supervised(clock=lambda: 0).read()
+    read = SupervisedApplication(Program("small", shared.streams, Path("never"))).read()
     assert read == UnreadableState("a stream and an application are both named 'small'; rename one of them")
 
 

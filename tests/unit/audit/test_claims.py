@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyiceberg.table import DataScan
 from pyiceberg.table.snapshots import Operation, Summary
 
+from frazil.audit import stream_audit
 from frazil.audit.claims import (
     MAX_CLOCK_STEP_MS,
     Claims,
@@ -18,8 +20,9 @@ from frazil.audit.findings import FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.stream_audit import _describe_change, audit_stream
 from frazil.commit.history import Period
-from frazil.commit.marker import BatchKey, Fate
+from frazil.commit.marker import BatchKey, BatchOutcome
 from frazil.commit.marker_changes import adopt, forget
+from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import RangeProgress
 from frazil.spec.model import StreamSpec
 from tests.made_batches import MadeStream
@@ -74,9 +77,26 @@ def test_updates_and_merge_on_read_deletes_of_another_program_are_described() ->
         ({"added-position-deletes": "30"}, "removed 30 rows"),
         ({"added-position-deletes": "30", "added-records": "30"}, "replaced 30 rows with 30"),
         ({"added-position-deletes": "101", "removed-position-deletes": "100"}, "removed 1 row"),
+        ({"added-equality-deletes": "3"}, "wrote 3 equality deletes, each of any number of rows"),
+        (
+            {"added-equality-deletes": "3", "added-position-deletes": "1", "added-records": "4"},
+            "deleted 1 row, added 4, and wrote 3 equality deletes, each of any number of rows",
+        ),
         ({"deleted-records": "of another program", "added-position-deletes": "30"}, "removed 30 rows"),
     ]:
         assert _describe_change(Summary(Operation.OVERWRITE, **counts)) == expected
+
+
+def test_a_table_with_equality_deletes_is_refused_with_the_remedy(
+    made: MadeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: DataScan) -> None:
+        raise ValueError("PyIceberg does not yet support equality deletes")
+
+    made.land({0: (0, 10)})
+    monkeypatch.setattr(DataScan, "plan_files", refuse)
+    with pytest.raises(SchemaIncompatible, match=r"not yet support equality deletes[.] Compact the table"):
+        audit_stream(made.tables)
 
 
 def test_records_that_frazil_forget_deleted_are_not_missed(made: MadeStream) -> None:
@@ -103,7 +123,7 @@ def test_dead_letters_of_a_topic_whose_commits_were_forgotten_are_not_counted(ma
 def test_records_are_searched_past_one_that_a_clock_that_was_behind_dated() -> None:
     window = Period(10 * MAX_CLOCK_STEP_MS, 11 * MAX_CLOCK_STEP_MS)
     times = [window.to_ms, window.from_ms - MAX_CLOCK_STEP_MS, window.from_ms, window.from_ms - MAX_CLOCK_STEP_MS - 1]
-    marker: Any = SimpleNamespace(settled=BatchKey(1, 9), fate=lambda _: Fate.COMMITTED)
+    marker: Any = SimpleNamespace(settled=BatchKey(1, 9), outcome_of=lambda _: BatchOutcome.COMMITTED)
     records: Any = [
         SimpleNamespace(key=BatchKey(1, 9 - n), created_at_ms=at) for n, at in enumerate([*times, window.from_ms])
     ]
@@ -121,3 +141,21 @@ def test_only_batches_that_an_accepted_rollback_removed_are_left_out() -> None:
 
     lost, kept, empty = batch((0, 10)), batch((10, 20)), batch((5, 5))
     assert _batches_without_accepted_losses([lost, kept, empty], claimed, marker) == [kept, empty]
+
+
+@pytest.mark.parametrize(
+    ("path", "outcome", "kind"),
+    [
+        ("journal/00000001-00000001.json", BatchOutcome.COMMITTED, FindingKind.RECORD_GONE),
+        ("journal/00000001-00000001.json", BatchOutcome.UNKNOWN, FindingKind.NOT_COMPARED),
+        ("backfills/one.json", BatchOutcome.COMMITTED, FindingKind.NOT_COMPARED),
+    ],
+)
+def test_a_missing_record_is_wrong_unless_the_stream_may_have_been_forgotten(
+    monkeypatch: pytest.MonkeyPatch, path: str, outcome: BatchOutcome, kind: FindingKind
+) -> None:
+    monkeypatch.setattr(stream_audit, "is_rolled_back", lambda *_, **__: False)
+    marker: Any = SimpleNamespace(stream="s", outcome_of=lambda _: outcome)
+    table: Any = SimpleNamespace(name=lambda: ("a", "b"))
+    (found,) = stream_audit._metadata_findings(table, marker, Claims(missing_commit_records=(path,)))
+    assert found.kind is kind

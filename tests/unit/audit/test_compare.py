@@ -19,7 +19,7 @@ from frazil.audit.compare import (
     is_counted_once,
 )
 from frazil.audit.evidence import Evidence, RemainingOffsets
-from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, OverlappingRanges
 from frazil.audit.stream_audit import _count_partition
 from frazil.audit.upserts import _count_partitions
@@ -189,6 +189,12 @@ def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
     ]
 
 
+def test_surplus_rows_are_no_distinct_records():
+    ranges = (CommittedRange(0, 5, 5, 0, TOPIC_ID),)
+    evidence = Evidence("t", 0, 5, TOPIC_ID, ranges, OffsetTally([*range(5), 2, 3]), OffsetTally())
+    assert [(n.rows, n.distinct, n.duplicates) for n in [_count_partition(evidence)]] == [(7, 5, 2)]
+
+
 def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_same_offsets():
     """People delete what is named."""
     ranges = (CommittedRange(0, 43, 43, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
@@ -205,13 +211,31 @@ def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_sam
     )
 
 
-def test_rows_of_a_former_topic_of_the_name_are_not_compared_with_kafka():
+def test_rows_of_a_former_topic_of_the_name_are_compared_with_commit_records_alone():
     ranges = (CommittedRange(0, 43, 42, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(42), *range(7)]), OffsetTally())
     assert compare_partition(evidence) == (), "commit records alone say nothing of Kafka"
-    (note,) = compare_partition(replace(evidence, kafka=RemainingOffsets(0, offset_bitmap(0, 7))))
-    assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 42)
-    assert note.sentence == "42 rows are of a former topic of this name and cannot be compared with Kafka"
+    with_kafka = replace(evidence, kafka=RemainingOffsets(0, offset_bitmap(0, 7)))
+    (note,) = compare_partition(with_kafka)
+    assert (note.kind, note.count) == (FindingKind.UNCHECKED, 42)
+    assert note.sentence == (
+        "42 rows are of a former topic of this name and cannot be compared with Kafka: they were checked against "
+        "commit records only"
+    )
+    assert Audit("s", (), (note,), 1).clean
+    missing = compare_partition(replace(with_kafka, rows=OffsetTally([*range(41), *range(7)])))
+    assert wrong(missing) == [(FindingKind.MISCOUNTED, 1)]
+
+
+def test_rows_of_a_former_topic_whose_offsets_were_read_twice_are_not_compared():
+    ranges = (
+        CommittedRange(0, 43, 30, 0, "old"),
+        CommittedRange(0, 7, 5, 0, "old"),
+        CommittedRange(0, 7, 7, 0, TOPIC_ID),
+    )
+    evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(30), *range(7)]), OffsetTally())
+    found = compare_partition(replace(evidence, kafka=RemainingOffsets(0, offset_bitmap(0, 7))))
+    assert not Audit("s", (), found, 1).complete
 
 
 def test_offsets_that_kafka_gave_twice_are_not_named_as_surplus():
@@ -247,7 +271,12 @@ def test_overlapping_ranges_of_sparse_offsets_are_not_compared_unless_kafka_has_
     evidence = Evidence("t", 0, 100, TOPIC_ID, ranges, OffsetTally(list(even)), OffsetTally())
     (note,) = compare_partition(evidence)
     assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 10)
+    assert note.sentence.endswith("; use `--source`")
     assert compare_partition(replace(evidence, kafka=RemainingOffsets(0, even))) == ()
+    retained = compare_partition(replace(evidence, kafka=RemainingOffsets(50, even & offset_bitmap(50, 100))))
+    assert [f.sentence.rpartition("; ")[2] for f in retained if f.kind is FindingKind.NOT_COMPARED] == [
+        "Kafka no longer has all of them"
+    ]
 
 
 def test_overlapping_ranges_without_holes_are_compared_row_for_row():
@@ -340,7 +369,7 @@ def test_offsets_that_were_committed_twice_before_their_loss_was_accepted_are_gi
 
 
 def test_rows_of_a_period_whose_dead_letters_another_period_replayed_are_not_counted():
-    period = replace(of_dedupe(10), whole=False, replayed={TOPIC_ID: BitMap64([8])})
+    period = replace(of_dedupe(10), covers_history=False, replayed={TOPIC_ID: BitMap64([8])})
     assert compare_repeats([period], 2, stream="s") == ()
     assert wrong(compare_repeats([replace(period, replayed={})], 2, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
 
@@ -559,18 +588,22 @@ def test_rows_that_a_former_topic_may_have_lost_are_no_loss_of_a_later_period(
 ):
     new, old = CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(0, 90, 90, 0, "old")
     rows = OffsetTally([*own, *of_former])
-    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, ranges_outside_period=(old,))
+    period = Evidence(
+        "t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), covers_history=False, ranges_outside_period=(old,)
+    )
     found = compare_partition(period)
     assert wrong(found) == ([(FindingKind.MISCOUNTED, missing)] if missing else [])
     assert [f.count for f in found if "may be of a former topic" in f.sentence] == ([unknown] if unknown else [])
-    whole = replace(period, ranges=(old, new), ranges_outside_period=(), whole=True)
+    whole = replace(period, ranges=(old, new), ranges_outside_period=(), covers_history=True)
     assert sum(count for _, count in wrong(compare_partition(whole))) == missing + unknown
 
 
 def test_a_period_counts_its_own_rows_at_offsets_that_a_former_topic_had_too():
     new, old = CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(0, 400, 390, 10, "old")
     rows = OffsetTally([*range(100), *range(90)])
-    period = Evidence("t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), whole=False, ranges_outside_period=(old,))
+    period = Evidence(
+        "t", 0, 100, TOPIC_ID, (new,), rows, OffsetTally(), covers_history=False, ranges_outside_period=(old,)
+    )
     assert [(n.rows, n.distinct, n.of_former_topics) for n in [_count_partition(period)]] == [(100, 100, 0)]
     former = replace(period, ranges=(replace(old, end=100, records=90),), ranges_outside_period=(new,))
     assert [(n.rows, n.of_former_topics) for n in [_count_partition(former)]] == [(90, 90)]
@@ -579,10 +612,31 @@ def test_a_period_counts_its_own_rows_at_offsets_that_a_former_topic_had_too():
 def test_offsets_of_a_former_topic_are_no_part_of_the_committed_range():
     new, old = CommittedRange(5, 14, 9, 0, TOPIC_ID), CommittedRange(0, 58, 58, 0, "old")
     whole = Evidence("t", 0, 14, TOPIC_ID, (old, new), OffsetTally(range(58)), OffsetTally())
-    period = replace(whole, whole=False)
+    period = replace(whole, covers_history=False)
     for evidence, expected in [(whole, (5, 14)), (period, (5, 14)), (replace(period, ranges=(old,)), (0, 58))]:
         counted = _count_partition(evidence)
         assert (counted.start, counted.end) == expected
     claimed = Claims({("t", 0): (old, new)})
     (changes,) = _count_partitions(claimed, {"t": TOPIC_ID})
     assert (changes.start, changes.end, changes.rows) == (5, 14, 67)
+
+
+def test_a_replayed_dead_letter_of_an_upsert_counts_as_a_change():
+    once = (CommittedRange(0, 10, 7, 3, TOPIC_ID),)
+    claimed = Claims({("t", 0): once}, replayed={("t", 0): {TOPIC_ID: BitMap64([1, 2])}})
+    assert [(n.rows, n.dead_letters) for n in _count_partitions(claimed, {"t": TOPIC_ID})] == [(9, 1)]
+
+
+def test_ranges_that_touch_are_counted_together():
+    ranges = (
+        CommittedRange(0, 10, 10, 0, TOPIC_ID),
+        CommittedRange(5, 15, 1, 0, TOPIC_ID),
+        CommittedRange(10, 20, 10, 0, TOPIC_ID),
+    )
+    assert OverlappingRanges(ranges, ()).bounds(lambda r: r.records) == {TOPIC_ID: (20, 20)}
+
+
+def test_a_range_has_no_more_records_than_offsets():
+    several_rows_a_record = (CommittedRange(10, 12, 5, 0, TOPIC_ID), CommittedRange(10, 12, 5, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 12, TOPIC_ID, several_rows_a_record, OffsetTally([10, 11]), OffsetTally())
+    assert compare_partition(evidence) == ()

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from pyroaring import BitMap64
 
+from frazil.audit import declared_stream, source_records
 from frazil.audit.claims import Claims
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Audit, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.routed_tables import PublishedReplays, RoutedRows, compare_table_counts, find_misplaced_rows
+from frazil.audit.source_records import ComparedTables, SourceRecords, records_by_table
 from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import Period
+from frazil.commit.marker import BatchKey
+from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import offset_bitmap
 from frazil.offsets.tally import OffsetTally, merge_tallies
+from frazil.stream.stage_context import build_stage_context
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 
@@ -347,5 +354,59 @@ def test_all_offsets_that_kafka_has_are_placed_if_some_were_committed_twice(made
     def ask(*_: object, **__: object) -> Any:
         return {("shop", 0): RemainingOffsets(1, BitMap64(range(1, 5)))}, ()
 
-    audit_stream(made.tables, ask_kafka=ask, place=place)
+    audit_stream(made.tables, find_remaining_offsets=ask, place=place)
     assert placed == [{("shop", 0): (1, 5)}]
+
+
+def test_a_period_is_audited_without_the_records_after_the_position(
+    made: MadeRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[bool] = []
+
+    def ask(*_: object, whole: bool) -> tuple[dict[Any, Any], tuple[()]]:
+        requested.append(whole)
+        return {}, ()
+
+    monkeypatch.setattr(declared_stream, "ask_kafka", ask)
+    made.run({"main": 2})
+    for window in (None, Period(0, made.now_ms + 1)):
+        audit_declared_stream(made.spec, window=window, with_source=True)
+    assert requested == [True, False]
+
+
+def test_records_are_staged_for_the_tables_of_each_value(
+    made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.run({"main": 2})
+    main, key, folder = made.tables.main.refresh(), BatchKey(9, 1), str(tmp_path)
+    files = made.write(main, key, "main", {0: [0, 1]}, folder=folder)
+    files += made.write(made.tables.dead_letters.refresh(), key, "dead-letters", {0: [2]}, folder=folder)
+    staged = StageResult(files=files, progress=())
+    monkeypatch.setattr(SourceRecords, "stage", lambda *_: ([staged], None))
+    assert ComparedTables.load(made.spec, made.tables, main, made.home()).by_value == {
+        "order": "shop.orders",
+        "a": "shop.raw_a",
+        "b": "shop.raw_b",
+    }
+    context = build_stage_context(made.spec, made.tables, key, kafka_properties={}, topic_ids={})
+    sinks = ComparedTables.load(made.spec, made.tables, main, made.home())
+    sinks = dataclasses.replace(sinks, by_value={**sinks.by_value, "gone": "shop.raw_gone"})
+    targets = sinks.add_route(made.spec, context).targets
+    assert (targets["shop.raw_a"].folder, targets["shop.raw_gone"]) == ("", context.main)
+    found = records_by_table(made.spec, made.tables, main, made.home(), {("shop", 0): (0, 3)})
+    assert {target: sorted(tallies["shop", 0].seen) for target, tallies in found.items()} == {"main": [0, 1]}
+
+
+def test_a_record_that_is_a_dead_letter_is_staged_again_as_the_same(
+    made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.run({"main": 2}, rejected=1)
+    staged: list[Any] = []
+    monkeypatch.setattr(source_records, "stage", lambda *given, **_: staged.append(given))
+    sinks = ComparedTables.load(made.spec, made.tables, made.tables.main.refresh(), made.home())
+    spans = {("shop", 0): [(0, 3)]}
+    SourceRecords(made.spec, made.tables, sinks, made.source.topic_ids, spans).stage(tmp_path)
+    ((context, task),) = staged
+    assert [(r.start, r.end) for r in task.ranges] == [(0, 3)]
+    letters = {tp: sorted(BitMap64.deserialize(data)) for tp, data in context.existing_dead_letters.items()}
+    assert letters == {("shop", 0): [2]}

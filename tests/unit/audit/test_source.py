@@ -101,4 +101,4 @@ def ask(monkeypatch: pytest.MonkeyPatch, accepted: tuple[tuple[int, int], ...] =
         source=IDENTITY, offsets={T0: 90, T1: 10}, leader_epochs={T0: 2, T1: 1}, rewritten={T0: accepted}
     )
     spec: Any = SimpleNamespace(name="s", source=SimpleNamespace(reads=("t",)))
-    return kafka_source.ask_kafka(spec, marker, Claims(ranges))
+    return kafka_source.find_remaining_offsets(spec, marker, Claims(ranges))

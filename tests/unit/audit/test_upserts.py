@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
 from frazil.audit import upserts
 from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.source_records import ComparedTables
-from frazil.audit.upserts import _report_differences, _report_keys, _report_offsets_read_again
+from frazil.audit.source_records import ComparedTables, SourceRecords
+from frazil.audit.upserts import (
+    _report_differences,
+    _report_keys,
+    _report_offsets_read_again,
+    _values_not_compared,
+    audit_upserts,
+)
+from frazil.commit.marker import BatchKey
+from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.commit.staging_targets import target_table
 from frazil.kafka.identity import SourceIdentity
-from frazil.merge.contract import MergeCounts
+from frazil.merge.contract import MergeContext, MergeCounts, MergeRules
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.audit.test_source import IDENTITY, T0, StandInKafka
+from tests.unit.commit.conftest import catalog_in
+from tests.unit.commit.upserts import BY_REGION, SCHEMA, SPEC, UpsertWorld, upsert_world
 from tests.unit.ingest.test_changes import ORDERS
 
 U0 = ("u", 0)
@@ -111,10 +124,14 @@ def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[F
 
 
 def compared_ranges(
-    monkeypatch: pytest.MonkeyPatch, ranges: dict[TopicPartition, tuple[CommittedRange, ...]], **known: Any
+    monkeypatch: pytest.MonkeyPatch,
+    ranges: dict[TopicPartition, tuple[CommittedRange, ...]],
+    *,
+    differences: Callable[[SourceRecords], Iterator[Finding]] = lambda _: iter(()),
+    **known: Any,
 ) -> list[Finding]:
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
-    monkeypatch.setattr(upserts, "_report_differences", lambda _: iter(()))
+    monkeypatch.setattr(upserts, "_report_differences", differences)
     monkeypatch.setattr(ComparedTables, "load", lambda *_: ComparedTables({}, {}))
     marker: Any = SimpleNamespace(
         offsets={T0: 60, U0: 9}, rewritten={}, given_up={}, given_up_epoch=0, routed=None, **known
@@ -144,3 +161,110 @@ def test_records_are_staged_in_the_run_folder_also_where_the_stream_never_ran(
     with pytest.raises(Staged) as found:
         list(_report_differences(Replay()))  # type: ignore[arg-type]
     assert found.value.args == (tmp_path / "home" / "streams" / "s",)
+
+
+def test_only_records_that_kafka_still_has_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+
+    def differences(records: SourceRecords) -> Iterator[Finding]:
+        read.append(dict(records.spans))
+        return iter(())
+
+    def compare(first: int) -> None:
+        monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, first))
+        once = CommittedRange(10, 60, 50, 0, "id-1", leader_epoch=2)
+        compared_ranges(monkeypatch, {T0: (once,)}, differences=differences, source=IDENTITY, leader_epochs={T0: 2})
+
+    compare(90)
+    assert read == []
+    compare(40)
+    assert read == [{T0: [(40, 60)]}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [(3, "2 changes have no row of their own"), (5, "(--source compares them)"), (None, "(--source compares them)")],
+)
+def test_changes_without_a_row_of_their_own_are_counted(rows: int | None, said: str) -> None:
+    sentence = _values_not_compared(5, rows, "s").sentence
+    assert said in sentence
+    assert sentence.endswith("(--source compares them)") == (rows != 3)
+
+
+@pytest.mark.parametrize(
+    ("others", "deleted", "kind"),
+    [
+        (True, None, FindingKind.NOT_COMPARED),
+        (True, 2, FindingKind.NOT_COMPARED),
+        (True, 1, FindingKind.MISSING),
+        (False, 2, FindingKind.MISSING),
+    ],
+)
+def test_keys_are_missing_unless_another_stream_may_have_deleted_as_many(
+    monkeypatch: pytest.MonkeyPatch, others: bool, deleted: int | None, kind: FindingKind
+) -> None:
+    monkeypatch.setattr(
+        upserts, "_merge_without_commit", lambda *_: [(None, SimpleNamespace(counts=MergeCounts(inserted=2)))]
+    )
+    monkeypatch.setattr(upserts, "other_streams", lambda *_, **__: {"another"} if others else set())
+    monkeypatch.setattr(upserts, "deleted_by_others", lambda *_: deleted)
+    monkeypatch.setattr(upserts, "find_changed_keys", lambda *_, **__: ChangedKeys())
+    monkeypatch.setattr(upserts, "_open_reader", lambda _: None)
+    replay: Any = SimpleNamespace(spec=Replay.spec, topics=set(), not_read=())
+    table: Any = SimpleNamespace(properties={}, metadata=None)
+    context: Any = SimpleNamespace(
+        target=SimpleNamespace(schema_json=SCHEMA.model_dump_json()), rules=SimpleNamespace(key=("id",))
+    )
+    (found,) = upserts._report_table_differences(replay, table, (), context, "s")
+    assert (found.kind, found.count) == (kind, 2)
+
+
+def test_a_partition_with_records_of_former_topics_alone_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = compared(monkeypatch, CommittedRange(0, 80, 80, 0, "id-0", leader_epoch=1))
+    assert found.sentence.startswith("80 offsets are of a former topic of this name")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ([7], "1 record in Kafka has no row and is not a repeat: t-0 at offset 7"),
+        ([7, 9], "2 records in Kafka have no row and are not repeats: t-0 at offsets 7, 9"),
+    ],
+)
+def test_records_that_a_dedupe_table_lacks_are_named(
+    monkeypatch: pytest.MonkeyPatch, offsets: list[int], said: str
+) -> None:
+    monkeypatch.setattr(upserts, "_merge_without_commit", lambda *_: [])
+    monkeypatch.setattr(upserts, "_inserted_offsets", lambda *_: {T0: BitMap64(offsets)})
+    mode: Any = SimpleNamespace(sinks=SimpleNamespace(mode=SimpleNamespace(replaces_rows=False)))
+    rest: Any = None
+    (found,) = upserts._report_table_differences(SimpleNamespace(spec=mode), rest, (), rest, "s")  # type: ignore[arg-type]
+    assert (found.kind, found.count, found.sentence) == (FindingKind.MISSING, len(offsets), said)
+
+
+@pytest.fixture
+def world(tmp_path: Path, frazil_home: Path) -> Iterator[UpsertWorld]:  # noqa: ARG001
+    with catalog_in(tmp_path) as catalog:
+        yield upsert_world(catalog, tmp_path, BY_REGION)
+
+
+def test_keys_that_the_table_has_are_no_insertions_of_a_merge_without_commit(world: UpsertWorld) -> None:
+    changes = [(number, ("eu", number)) for number in range(6)]
+    world.upsert(world.begin(), changes)
+    again = world.stage_changes(BatchKey(9, 1), [*changes, (6, ("eu", 6))])
+    table = world.load()
+    target = target_table(table, folder=f"{table.location()}/data/again")
+    context = MergeContext(world.stream, MergeRules(("id",)), UPSERT_MODE.staging_target(target, ("id",)), target)
+    done = upserts._merge_without_commit(table, again, context)
+    assert sum((result.counts for _, result in done), MergeCounts()).inserted == 1
+
+
+@pytest.mark.parametrize("window", [{}, {"complete": "hour"}])
+def test_a_change_of_another_program_leaves_signals_where_windows_are_signalled(
+    world: UpsertWorld, window: dict[str, str]
+) -> None:
+    world.upsert(world.begin(), [(number, ("eu", 0)) for number in range(3)])
+    world.load().delete("id = 1")
+    spec = StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), **window})
+    (changed,) = (f for f in audit_upserts(spec, world.tables).findings if f.kind is FindingKind.CHANGED)
+    assert ("Windows already signalled stay signalled" in changed.sentence) == bool(window)

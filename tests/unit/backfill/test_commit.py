@@ -36,7 +36,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
 from frazil.table.branches import head_of
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 REQUEST = parse_request({"stream": "events"})
 BRANCH = branch_name("events")
@@ -161,7 +161,7 @@ def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_onl
     there = head_of(live.load().metadata)
     live.run(live.committer, {0: (110, 111)})
     live.run(live.committer, {0: (111, 112)})
-    assert expire(live).kept.keys() == {there.snapshot_id}
+    assert expire(live).retained_reasons.keys() == {there.snapshot_id}
     hour = Period(there.timestamp_ms, there.timestamp_ms + 1)
     found = published_records(live.tables.journals, live.load().metadata, "events", window=hour)
     assert [record.backfill.id for record in found] == [committer.backfill.id]
@@ -337,7 +337,7 @@ def test_a_backfill_names_the_last_runs(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, parse_request({"stream": "events", "run": "dag/first"})).backfill
     others = [f"dag/{number}" for number in range(MAX_RUNS)]
     for run in ("dag/0", "dag/first", *others[1:], "dag/first"):
-        committer = committer.owned_by(committer.epoch + 1, run)
+        committer = committer.with_epoch(committer.epoch + 1, run)
     assert committer.runs == ("dag/0", *others[1:], "dag/first")[-MAX_RUNS:]
     before = dataclasses.replace(committer, abandoned_runs=("dag/first", "dag/older"))
     assert before.as_abandoned("ada").abandoned_runs == committer.runs

@@ -15,8 +15,8 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from frazil import clock
 from frazil.cli.main import frazil
 from frazil.commit.compare_and_swap import TableHandle, commit_snapshots
-from frazil.commit.consistent_cut import TAG_PREFIX
 from frazil.commit.expiry import Pins, plan_expiry
+from frazil.commit.snapshot_sets import TAG_PREFIX
 from frazil.spec.load import find_stream
 from frazil.spec.maintenance import Expiry
 from frazil.table.catalogs import load_catalog

@@ -63,7 +63,7 @@ def state(folder: Path) -> str:
 
 def faults(folder: Path, made: MadeStream) -> list[str]:
     found = check_connections({folder / "made.yaml": made.spec})
-    return [one.said for one in found if one.state is Result.WRONG and "Kafka" not in one.said]
+    return [one.message for one in found if one.state is Result.WRONG and "Kafka" not in one.message]
 
 
 @pytest.mark.parametrize("error", [OffsetGap, TopicRecreated])

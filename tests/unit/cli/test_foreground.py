@@ -187,7 +187,7 @@ def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Pat
 
 def test_why_the_writer_ended_is_known_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     read_end, write_end = os.pipe()
-    WriterPipe(write_end).complain("TopicMissing: no topic t")
+    WriterPipe(write_end).print_error("TopicMissing: no topic t")
     os.close(write_end)
     terminal = Terminal(tmp_path)
     terminal.listen(read_end, writer=1)
@@ -235,7 +235,7 @@ def test_lines_of_all_kinds_are_bounded_and_the_reason_of_an_end_is_shown(
     for _ in range(MAX_BUFFERED_LINES + 5):
         terminal.warn("careful")
     for _ in range(2 * MAX_BUFFERED_LINES):
-        terminal.complain("why it ended")
+        terminal.print_error("why it ended")
     read_end, write_end = os.pipe()
     os.close(write_end)
     terminal.listen(read_end, writer=os.getpid())

@@ -72,7 +72,7 @@ def test_a_table_in_full_has_its_numbers_and_ratios(made: MadeStream, tmp_path: 
     assert (found["beyond"], found["health"]["partitions"]) == ([], None)
     shown = call(tmp_path, "demo.made").stdout
     assert "data files     6, 1.3 KiB on average (target 4.0 KiB)" in shown
-    assert "compacted      never in its history, 6 files of" in shown
+    assert "compacted      never in its history; not compacted: 6 files of" in shown
     assert "at_day=" not in shown
     assert "format version" not in shown
 
@@ -196,4 +196,4 @@ def test_a_writer_that_was_given_up_is_said_at_once_by_health_and_status(tmp_pat
     assert "its supervisor gave up: it broke" in said
     people = CliRunner().invoke(frazil, ["status", "--streams", str(tmp_path)]).stdout
     assert "made: the supervisor gave up " in people
-    assert "`frazil resume made` starts it" in people
+    assert "`frazil resume made` starts the writer" in people

@@ -139,7 +139,7 @@ def test_a_table_that_was_replaced_is_said_everywhere_until_it_is_registered_aga
     assert "another table" in call(tmp_path, "status", "made")
     for words in (("health",), ("health", "demo.made")):
         assert call(tmp_path, *words).count(SAID_OF_ANOTHER) == 1, words
-    assert any(SAID_OF_ANOTHER in finding.said for finding in check_connections({tmp_path: made.spec}))
+    assert any(SAID_OF_ANOTHER in finding.message for finding in check_connections({tmp_path: made.spec}))
     for line in (["audit", "made"], ["adopt", "made", "--yes"], ["reset", "made", "--to", "earliest", "--yes"]):
         assert SAID_OF_ANOTHER in refused(tmp_path, *line), line
     load_catalog(None).drop_table("demo.made")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,3 +77,27 @@ def test_no_jvm_starts_to_say_that_there_is_nothing_to_do(
     stream.land({0: (2, 3)})
     done = CliRunner().invoke(frazil, ["maintain", "demo.ticks", "--streams", str(tmp_path), "--actions", "compaction"])
     assert isinstance(done.exception, EnvironmentUnusable), "and one is needed once there is something to do"
+
+
+def test_an_error_is_a_sentence_and_its_traceback_is_in_the_log(
+    command: Command,  # noqa: ARG001 - it declares the stream
+    tmp_path: Path,
+    frazil_home: Path,
+):
+    """The command runs in its own process, because pytest has handlers for the log."""
+    stream = MadeStream(load_stream(tmp_path / "ticks.yaml"), now_ms=0, partitions=1)
+    for batch in range(3):
+        stream.land({0: (batch, batch + 1)})
+    snapshot = stream.tables.main.refresh().current_snapshot()
+    assert snapshot is not None
+    Path(snapshot.manifest_list.removeprefix("file://")).unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "frazil", "maintain", "demo.ticks", "--streams", tmp_path, "--actions", "compaction"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    log = frazil_home / "maintain" / "demo.ticks.log"
+    assert done.returncode == 1, done.stderr
+    assert "demo.ticks: compaction failed: FileNotFoundError" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stderr.splitlines() == [f"The log has the details: {log}"]
+    assert "Traceback" in log.read_text()

@@ -103,6 +103,23 @@ def test_health_reports_windows_that_no_check_signals(
     assert beyond_after(timedelta(hours=2, seconds=1)) == []
 
 
+def test_health_reports_a_window_that_is_never_signalled_while_the_writer_expires_snapshots(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer with a short commit interval keeps the snapshots of a few minutes."""
+    made.now_ms += 3 * HOUR // 1_000
+    made.land({0: (25, 26)}, times=EventTimes({0: DAY + 24 * HOUR}))
+    table = made.tables.main.refresh()
+    newest = table.metadata.current_snapshot_id
+    table.maintenance.expire_snapshots().by_ids(
+        [snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.snapshot_id != newest]
+    ).commit()
+    monkeypatch.setattr("frazil.clock.now_ms", lambda: made.now_ms)
+    done = CliRunner().invoke(frazil, ["health", "demo.made", "--json", "--streams", str(tmp_path)])
+    (late,) = (one for one in json.loads(done.stdout)["tables"][0]["beyond"] if one["rule"] == "late-window")
+    assert "demo.made: 2013-12-30T00 has been due for 3 h 0 min, but is not signalled" in late["sentence"]
+
+
 def test_a_dag_that_is_behind_is_named_as_on_the_page(made: MadeStream, tmp_path: Path) -> None:
     signal_all(made)
     due_us = DAY + 25 * HOUR + MAX_SIGNAL_DELAY_US

@@ -82,7 +82,7 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
     assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert any(said.startswith("shop.orders is missing 4 rows of 1 batch: ") for said in status["problems"])
-    assert status["amiss"] == {"shop.orders": "missing"}
+    assert status["table_problems"] == {"shop.orders": "missing"}
     done = call(tmp_path, "cut", "shop")
     assert isinstance(done.exception, TableLost)
     assert "no cut of 'shop' has all rows: table shop.orders of the route of 'shop' is not" in str(done.exception)
@@ -149,7 +149,7 @@ def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at
         made.batch({"shop.orders": 4})
     assert [behind["batches"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [2]
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert status["amiss"] == {"shop.orders": "8 rows behind"}
+    assert status["table_problems"] == {"shop.orders": "8 rows behind"}
     made.follow()
     assert reported(tmp_path, "route", "shop")["behind"] == []
 
@@ -174,7 +174,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_le
         people = call(tmp_path, *words).stdout
         assert re.search(rf"{table} +missing|state +missing", people)
         assert "\n".join(split_commands(dropped["reason"])) in people
-    assert (status["amiss"], dropped["amiss"]) == ({table: "missing"}, "missing")
+    assert (status["table_problems"], dropped["table_problems"]) == ({table: "missing"}, "missing")
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
     assert dropped["reason"] in str(refused.exception)
@@ -220,7 +220,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert "keep the new table as it is, and let records of 'a' become dead letters" in behind["reason"]
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert any(behind["reason"] in said for said in status["problems"])
-    assert status["amiss"] == {"shop.raw_a": "another table"}
+    assert status["table_problems"] == {"shop.raw_a": "another table"}
     done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
     assert "so the table is not changed" in done.output
     assert given_up_again(tmp_path, "shop.raw_a") == "No row of a batch waits for shop.raw_a: nothing is given up.\n"

@@ -28,7 +28,7 @@ def folder(tmp_path: Path, frazil_home: Path) -> Path:  # noqa: ARG001
 def test_the_field_that_the_route_reads_is_not_renamed(folder: Path) -> None:
     done = CliRunner().invoke(frazil, ["evolve", "shop", "--rename", "kind=sort", "--yes", "--streams", str(folder)])
     assert isinstance(done.exception, SchemaIncompatible), done.output
-    assert "the column kind cannot be changed: the route reads it by this name" in str(done.exception)
+    assert "the column kind cannot be changed: the route reads the column by its name" in str(done.exception)
 
 
 def test_windows_of_a_routed_table_that_are_not_signalled_are_reported_with_what_signals_them(folder: Path) -> None:

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frazil.cluster.driver import ClusterDriver
 from frazil.cluster.kubernetes_pod import CONTAINER, POD_IP, POD_NAME, build_pod, pod_name
-from frazil.cluster.submission import ClusterDriver
 from frazil.errors import SpecError
 from frazil.spec.resources import Resources
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cluster.submission import (
+from frazil.cluster.driver import (
     ClusterDriver,
     build_submit_command,
     build_submit_environment,

@@ -14,11 +14,11 @@ from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 from sqlalchemy import text
 
 from frazil.commit import catalog_probe
-from frazil.commit.catalog_probe import ABANDONED_AFTER_MS, PREFIX, check_can_hold, probe
+from frazil.commit.catalog_probe import ABANDONED_AFTER_MS, PREFIX, check_catalog_guarantees, probe
 from frazil.errors import CommitRefused
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 NOW_MS = 1_700_000_000_000
 SPEC = StreamSpec.model_validate(
@@ -118,7 +118,7 @@ def test_each_flaw_is_said(lake: Catalog, flaws: dict[str, Callable[..., Any]], 
 def test_a_catalog_that_answers_as_nessie_does_is_refused_with_what_the_probe_said_of_nessie(lake: Catalog) -> None:
     nessie: Any = Flawed(lake, load=without_history, commit=branches_are_main)
     with pytest.raises(CommitRefused) as refused:
-        check_can_hold(nessie, SPEC, now_ms=NOW_MS)
+        check_catalog_guarantees(nessie, SPEC, now_ms=NOW_MS)
     # As Nessie 0.99.0 was refused, over SeaweedFS's S3.
     assert str(refused.value) == (
         "stream rides: the catalog 'lake' cannot hold a stream: it does not keep the snapshot history: after two "
@@ -145,22 +145,22 @@ def test_a_flawed_catalog_is_refused_at_every_start_and_a_valid_one_is_probed_on
         with pytest.raises(
             CommitRefused, match=r"stream rides: the catalog 'lake' cannot hold a stream: .*conditional"
         ):
-            check_can_hold(flawed, SPEC, now_ms=NOW_MS)
+            check_catalog_guarantees(flawed, SPEC, now_ms=NOW_MS)
     valid: Any = Flawed(lake)
-    check_can_hold(valid, SPEC, now_ms=NOW_MS)
+    check_catalog_guarantees(valid, SPEC, now_ms=NOW_MS)
     probed = valid.commits
     assert probed > 0
-    check_can_hold(valid, SPEC, now_ms=NOW_MS)
+    check_catalog_guarantees(valid, SPEC, now_ms=NOW_MS)
     assert valid.commits == probed
 
 
 def test_what_a_host_remembers_of_a_catalog_ends_with_the_probe_that_it_passed(
     lake: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_can_hold(lake, SPEC, now_ms=NOW_MS)
+    check_catalog_guarantees(lake, SPEC, now_ms=NOW_MS)
     monkeypatch.setattr(catalog_probe, "PROBE_VERSION", catalog_probe.PROBE_VERSION + 1)
     again: Any = Flawed(lake)
-    check_can_hold(again, SPEC, now_ms=NOW_MS)
+    check_catalog_guarantees(again, SPEC, now_ms=NOW_MS)
     assert again.commits > 0
 
 
@@ -172,7 +172,7 @@ def test_a_stream_whose_tables_others_make_starts_where_we_may_make_none(
 
     lake.create_namespace("city")
     lake.create_table = refuse  # type: ignore[method-assign]
-    check_can_hold(lake, SPEC, now_ms=NOW_MS)
+    check_catalog_guarantees(lake, SPEC, now_ms=NOW_MS)
     assert "could not check" in caplog.text
 
 

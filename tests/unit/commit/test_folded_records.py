@@ -22,7 +22,7 @@ from frazil.commit.sweep import bare_path
 from frazil.events import StreamEvent
 from frazil.stream import hosting
 from frazil.stream.hosting import RecordFolding
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 BATCHES = 23
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from frazil.commit.commit_checks import Continuity, check_same_source, classify_batch, classify_dead_letters
+from frazil.commit.commit_checks import CommitDecision, check_same_source, classify_batch, classify_dead_letters
 from frazil.commit.cost import BatchCost
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.marker import MAX_EPOCHS, BatchKey, Fate, Marker, read_marker
+from frazil.commit.marker import MAX_EPOCHS, BatchKey, BatchOutcome, Marker, read_marker
 from frazil.errors import MarkerUnreadable, TopicRecreated
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.kafka.identity import SourceIdentity
@@ -129,7 +129,7 @@ def test_a_marker_of_a_newer_frazil_is_refused():
         Marker.from_property("events", json.dumps({"format": 2}))
 
 
-# Continuity
+# Decisions
 
 PARTITIONS = [("t", p) for p in range(3)]
 
@@ -165,9 +165,9 @@ spans = st.dictionaries(
 @given(positions, spans)
 def test_what_continuity_commits_is_new_and_leaves_no_gap(at, progress):
     result = classify_batch(marker_at(at), journal_of(progress))
-    if result is Continuity.COMMIT:
+    if result is CommitDecision.COMMIT:
         assert all(start == at.get(p, start) for p, (start, _) in progress.items())
-    elif result is Continuity.COMMITTED:
+    elif result is CommitDecision.COMMITTED:
         assert all(end <= at[p] for p, (_, end) in progress.items())
     else:
         assert any(start != at.get(p, start) for p, (start, _) in progress.items())
@@ -176,35 +176,35 @@ def test_what_continuity_commits_is_new_and_leaves_no_gap(at, progress):
 
 @given(positions, spans)
 def test_a_batch_that_was_committed_is_never_to_be_committed_again(at, progress):
-    assume(classify_batch(marker_at(at), journal_of(progress)) is Continuity.COMMIT)
+    assume(classify_batch(marker_at(at), journal_of(progress)) is CommitDecision.COMMIT)
     after = {**at, **{p: end for p, (_, end) in progress.items()}}
-    assert classify_batch(marker_at(after), journal_of(progress)) is Continuity.COMMITTED
+    assert classify_batch(marker_at(after), journal_of(progress)) is CommitDecision.COMMITTED
 
 
 @given(positions)
 def test_an_empty_commit_is_committed_once(at):
     empty_commit = journal_of({}, key=BatchKey(1, 4))
-    assert classify_batch(marker_at(at), empty_commit) is Continuity.COMMIT
-    assert classify_batch(marker_at(at, settled=BatchKey(1, 4)), empty_commit) is Continuity.COMMITTED
+    assert classify_batch(marker_at(at), empty_commit) is CommitDecision.COMMIT
+    assert classify_batch(marker_at(at, settled=BatchKey(1, 4)), empty_commit) is CommitDecision.COMMITTED
 
 
 @given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_DEAD_LETTERS, BatchKey(1, 3)]))
 def test_a_batch_is_taken_while_the_dead_letters_are_those_that_it_was_staged_beside(at, progress, settled, seen):
     """Wherever it lies: after a reset it lies below what the table holds."""
     result = classify_dead_letters(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
-    assert (result is Continuity.COMMIT) == (seen == (settled or NO_DEAD_LETTERS))
+    assert (result is CommitDecision.COMMIT) == (seen == (settled or NO_DEAD_LETTERS))
 
 
 @given(positions, spans)
 def test_a_journal_that_says_nothing_of_dead_letters_is_taken_beyond_them_only(at, progress):
     """The journal is an earlier frazil's, which left out what it rejected below the table's offsets."""
     result = classify_dead_letters(marker_at(at), journal_of(progress, key=BatchKey(1, 4)))
-    assert (result is Continuity.COMMIT) == all(at.get(p, -1) <= start for p, (start, _) in progress.items())
+    assert (result is CommitDecision.COMMIT) == all(at.get(p, -1) <= start for p, (start, _) in progress.items())
 
 
 def test_dead_letters_that_landed_are_not_committed_twice():
     journal = journal_of({0: (0, 5)}, key=BatchKey(1, 4), seen=NO_DEAD_LETTERS)
-    assert classify_dead_letters(marker_at({}).with_batch(BatchKey(1, 4)), journal) is Continuity.COMMITTED
+    assert classify_dead_letters(marker_at({}).with_batch(BatchKey(1, 4)), journal) is CommitDecision.COMMITTED
 
 
 def test_an_earlier_frazil_reads_a_journal():
@@ -253,27 +253,27 @@ def test_a_marker_knows_the_fate_of_every_batch_of_the_epochs_it_remembers(walk)
     committed = set()
     for step in walk:
         if step == "epoch":
-            marker = marker.owned_by(marker.at.epoch + 1)
+            marker = marker.with_epoch(marker.at.epoch + 1)
         else:
             key = BatchKey(marker.at.epoch, marker.at.batch + 1)
             marker = marker.with_batch(key)
             committed.add(key)
     for epoch in range(1, marker.at.epoch + 1):
         for batch in range(1, 42):
-            expected = Fate.COMMITTED if (epoch, batch) in committed else Fate.NOT_COMMITTED
-            assert marker.fate(BatchKey(epoch, batch)) is expected
-    assert marker.fate(BatchKey(0, 1)) is Fate.UNKNOWN
-    skipped = marker.owned_by(marker.at.epoch + 2)
-    assert skipped.fate(BatchKey(skipped.at.epoch - 1, 1)) is Fate.NOT_COMMITTED
+            expected = BatchOutcome.COMMITTED if (epoch, batch) in committed else BatchOutcome.NOT_COMMITTED
+            assert marker.outcome_of(BatchKey(epoch, batch)) is expected
+    assert marker.outcome_of(BatchKey(0, 1)) is BatchOutcome.UNKNOWN
+    skipped = marker.with_epoch(marker.at.epoch + 2)
+    assert skipped.outcome_of(BatchKey(skipped.at.epoch - 1, 1)) is BatchOutcome.NOT_COMMITTED
 
 
 def test_a_marker_remembers_a_bounded_number_of_epochs():
     marker = marker_at({0: 0})
     for epoch in range(1, MAX_EPOCHS + 50):
-        marker = marker.owned_by(epoch)
+        marker = marker.with_epoch(epoch)
     assert len(marker.batches) == MAX_EPOCHS
-    assert marker.fate(BatchKey(49, 1)) is Fate.UNKNOWN
-    assert marker.fate(BatchKey(50, 1)) is Fate.NOT_COMMITTED
+    assert marker.outcome_of(BatchKey(49, 1)) is BatchOutcome.UNKNOWN
+    assert marker.outcome_of(BatchKey(50, 1)) is BatchOutcome.NOT_COMMITTED
     assert len(json.dumps(marker.batches)) < 4096
 
 

@@ -13,7 +13,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestFile
 
 from frazil.commit import manifest_merging
-from frazil.commit.manifest_writing import MAX_KEPT_BYTES, recently_written
+from frazil.commit.manifest_writing import MAX_REMEMBERED_BYTES, recently_written
 from frazil.commit.sweep import bare_path
 from frazil.table.branches import head_of
 from tests.java_rules import check_times
@@ -137,6 +137,6 @@ def test_entries_of_large_manifests_take_bounded_memory(world: Any):
         recently_written.keep(f"large-{number}", large)
     kept = [number for number in range(20) if recently_written.get(f"large-{number}")]
     assert kept == list(range(20 - len(kept), 20))
-    assert len(kept) == MAX_KEPT_BYTES // 11_000_000
+    assert len(kept) == MAX_REMEMBERED_BYTES // 11_000_000
     for number in kept:
         recently_written.forget(f"large-{number}")

@@ -44,7 +44,7 @@ from frazil.ingest.changes import CHANGE
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
-from frazil.merge.deletion_vectors import PATH_ID
+from frazil.merge.table_files import PATH_ID
 from tests.unit.commit.upserts import BY_REGION, WHOLE, upsert_world
 
 KEY = MergeRules(("id",))

@@ -31,7 +31,7 @@ from frazil.offsets.tally import OffsetTally
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Expiry
 from frazil.table import landed_offsets as landed
-from frazil.table.file_bounds import FileBounds
+from frazil.table.landed_offsets import FileBounds
 from tests.made_batches import MadeStream
 
 BEGIN_MS = 2_000_000_000_000 // HOUR_MS * HOUR_MS
@@ -96,7 +96,12 @@ def histories(draw: st.DrawFn, steps: tuple[str, ...] = STEPS) -> tuple[list[Com
 
 
 def evidence(
-    ranges: list[CommittedRange], rows: list[int], topic_id: str, *, whole: bool, elsewhere: tuple[Any, ...] = ()
+    ranges: list[CommittedRange],
+    rows: list[int],
+    topic_id: str,
+    *,
+    covers_history: bool,
+    elsewhere: tuple[Any, ...] = (),
 ) -> Evidence:
     return Evidence(
         "t",
@@ -106,7 +111,7 @@ def evidence(
         tuple(ranges),
         OffsetTally(sorted(rows)),
         OffsetTally(),
-        whole=whole,
+        covers_history=covers_history,
         ranges_outside_period=elsewhere,
     )
 
@@ -118,15 +123,15 @@ def check(ranges: list[CommittedRange], of: slice, rows: list[int]) -> tuple[Evi
     others = (*ranges[: of.start], *ranges[of.stop :])
     topic_id = ranges[-1].topic_id
     return (
-        evidence(ranges[of], inside, topic_id, whole=False),
-        evidence(ranges[of], inside, topic_id, whole=False, elsewhere=others),
+        evidence(ranges[of], inside, topic_id, covers_history=False),
+        evidence(ranges[of], inside, topic_id, covers_history=False, elsewhere=others),
     )
 
 
 @given(histories())
 def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(history: Any):
     ranges, of, rows = history
-    whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
+    whole = evidence(ranges, rows, ranges[-1].topic_id, covers_history=True)
     _, window_ = check(ranges, of, rows)
     claimed = {o for start, end in merge_ranges(ranges[of]) for o in range(start, end)}
     ids = {o: {r.topic_id for r in ranges if r.start <= o < r.end} for o in range(60)}
@@ -142,10 +147,10 @@ def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(
 def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_miscounts(history: Any):
     """The ranges do not overlap; the numbers of overlapping ones are only bounded."""
     ranges, of, rows = history
-    whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
+    whole = evidence(ranges, rows, ranges[-1].topic_id, covers_history=True)
     _, window_ = check(ranges, of, rows)
     # The whole audit's own count, of each batch by itself.
-    alone = [count(compare_partition(evidence([r], rows, r.topic_id, whole=True))) for r in ranges]
+    alone = [count(compare_partition(evidence([r], rows, r.topic_id, covers_history=True))) for r in ranges]
     assert count(compare_partition(whole)) == sum(alone)
     assert count(compare_partition(window_)) == sum(alone[of])
 
@@ -159,7 +164,7 @@ def test_a_range_that_misses_rows_by_itself_is_wrong_beside_any_others(history: 
         assert count(compare_partition(first))
         assert count(compare_partition(second))
     if any(short):
-        assert count(compare_partition(evidence(ranges, rows, ranges[-1].topic_id, whole=True)))
+        assert count(compare_partition(evidence(ranges, rows, ranges[-1].topic_id, covers_history=True)))
 
 
 def count(found: tuple[Finding, ...]) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from frazil.commit.marker import (
     NO_TRANSACTION,
     BatchKey,
-    Fate,
+    BatchOutcome,
     LastTransaction,
     Marker,
     first_marker,
@@ -76,7 +76,7 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
     assert after.offsets == {("t", 0): 2, ("old", 0): 5}
     assert (after.watermark_us, after.idle, after.settled) == (99, frozenset(), BatchKey(3, 7))
     assert after.transaction == NO_TRANSACTION
-    assert after.fate(BatchKey(3, 8)) is Fate.NOT_COMMITTED
+    assert after.outcome_of(BatchKey(3, 8)) is BatchOutcome.NOT_COMMITTED
 
 
 def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
@@ -91,9 +91,11 @@ def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
 
 
 def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
-    def after(before: Marker, target: Offsets, *, cut: Offsets = NO_OFFSETS) -> Marker:
+    def after(before: Marker, target: Offsets, *, truncated_at: Offsets = NO_OFFSETS) -> Marker:
         seen = StateBeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
-        found = marker_after_reset(seen, stream="s", epoch=before.at.epoch + 1, target=target, source=remade, cut=cut)
+        found = marker_after_reset(
+            seen, stream="s", epoch=before.at.epoch + 1, target=target, source=remade, truncated_at=truncated_at
+        )
         return Marker.from_property("s", found.to_property())
 
     remade, at = SourceIdentity("cluster", {"t": "id-2", "u": "id-1"}), {("t", 0): 10, ("t", 1): 4, ("u", 0): 7}
@@ -102,7 +104,7 @@ def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
     assert again.landed == {("t", 0): 0, ("t", 1): 0}
     back = after(dataclasses.replace(again, offsets={**at, ("t", 0): 6}), {("t", 0): 2, ("u", 0): 1})
     assert back.landed == {("t", 0): 6, ("t", 1): 4}
-    truncated = after(back, {("t", 0): 2, ("u", 0): 1}, cut={("t", 0): 3, ("u", 0): 1})
+    truncated = after(back, {("t", 0): 2, ("u", 0): 1}, truncated_at={("t", 0): 3, ("u", 0): 1})
     assert truncated.landed == {("t", 0): 3, ("t", 1): 4, ("u", 0): 1}
     # A table may have fewer batches than the main one, and some of a former topic.
     assert landed_ends(before, again) == {("t", 0): 0, ("t", 1): 0}
@@ -113,7 +115,7 @@ def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
 def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():
     seen = StateBeforeReset(None, "edited", {}, None, rolled_back=False)
     after = marker_after_reset(seen, stream="s", epoch=9, target={("t", 0): 2}, source=SOURCE)
-    assert after.fate(BatchKey(8, 1)) is Fate.UNKNOWN
+    assert after.outcome_of(BatchKey(8, 1)) is BatchOutcome.UNKNOWN
     assert after.offsets == {("t", 0): 2}
 
 
@@ -125,7 +127,7 @@ def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records
     )
     seen = StateBeforeReset(before, "text", before.offsets, source, rolled_back=False)
     target = {("t", 0): 90, ("t", 1): 45}
-    after = marker_after_reset(seen, stream="s", epoch=4, target=target, source=source, cut={("t", 0): 90})
+    after = marker_after_reset(seen, stream="s", epoch=4, target=target, source=source, truncated_at={("t", 0): 90})
     assert after.rewritten == {("t", 0): ((90, 100),)}
     # Beyond the offset that a leader had, later ones may have written.
     assert after.leader_epochs == {("t", 0): 2}

@@ -14,7 +14,7 @@ from pyiceberg.types import StringType
 from frazil.commit.backfill_marker import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import VOID
-from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction
+from frazil.commit.marker import NO_TRANSACTION, BatchKey, BatchOutcome, LastTransaction
 from frazil.commit.marker_changes import change_marker, forget
 from frazil.commit.settle import highest_epoch
 from frazil.commit.sweep import _is_commit_of, bare_path, batch_folder, delete_fenced_batch, sweep, sweep_batch
@@ -108,7 +108,7 @@ def test_a_journal_of_a_topic_that_a_reset_gave_up_is_discarded(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 2)})
     world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
-    write_marker(world, dataclasses.replace(world.marker().owned_by(2), source=world.source))
+    write_marker(world, dataclasses.replace(world.marker().with_epoch(2), source=world.source))
 
     settled = world.settle(world.take_over())
 
@@ -120,7 +120,7 @@ def test_a_journal_that_a_reset_jumped_over_is_discarded(world):
     """All its ends are below the marker, and yet its records were never committed: they were skipped."""
     first = world.begin()
     journal = journaled(world, first, {0: (0, 3)}, rejected={0: [1]})
-    moved = dataclasses.replace(world.marker().owned_by(2), offsets={("events", 0): 50, ("events", 1): 0})
+    moved = dataclasses.replace(world.marker().with_epoch(2), offsets={("events", 0): 50, ("events", 1): 0})
     write_marker(world, moved)
 
     settled = world.settle(world.take_over())
@@ -138,7 +138,7 @@ def test_a_journal_says_nothing_of_partitions_that_a_reset_moved(world):
         staged, idle=frozenset({moved}), leader_epochs={there: 3, moved: 3}, transaction=LastTransaction("571", "24")
     )
     assert world.tables.journals.put(journal)
-    write_marker(world, dataclasses.replace(world.marker().owned_by(2), offsets={there: 0, moved: 50}))
+    write_marker(world, dataclasses.replace(world.marker().with_epoch(2), offsets={there: 0, moved: 50}))
 
     assert world.settle(world.take_over()).committed == (journal,)
 
@@ -387,7 +387,7 @@ def test_a_settling_epoch_that_was_replaced_deletes_nothing(world):
         try:
             return original(found)
         except StaleBatch:
-            moved = dataclasses.replace(world.marker().owned_by(3), offsets={("events", 0): 5, ("events", 1): 0})
+            moved = dataclasses.replace(world.marker().with_epoch(3), offsets={("events", 0): 5, ("events", 1): 0})
             write_marker(world, moved)
             world.settle(world.take_over())
             raise
@@ -447,7 +447,7 @@ def test_a_settling_epoch_that_does_not_see_its_successor_deletes_nothing(world)
         try:
             return original(found)
         except StaleBatch:
-            moved = dataclasses.replace(world.marker().owned_by(3), offsets={("events", 0): 5, ("events", 1): 0})
+            moved = dataclasses.replace(world.marker().with_epoch(3), offsets={("events", 0): 5, ("events", 1): 0})
             write_marker(world, moved)
             world.third = world.take_over()
             raise
@@ -478,7 +478,7 @@ def test_a_stream_that_was_forgotten_never_uses_an_epoch_again(world):
     again = world.begin()
 
     assert again.epoch == 4 == highest_epoch(world.tables)
-    assert world.marker().fate(BatchKey(2, 1)) is Fate.UNKNOWN
+    assert world.marker().outcome_of(BatchKey(2, 1)) is BatchOutcome.UNKNOWN
 
 
 def test_journals_of_before_a_forget_are_not_committed_again(world):

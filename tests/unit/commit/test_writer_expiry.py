@@ -307,7 +307,7 @@ def test_snapshots_expire_although_no_file_may_be_deleted(world: Any, monkeypatc
 
 def test_a_snapshot_that_a_signal_names_stays(world: Any):
     named: set[int] = set()
-    writer = Writer(world, lambda: Pins(signalled=frozenset(named)))
+    writer = Writer(world, lambda: Pins(signalled_snapshots=frozenset(named)))
     writer.commit(4)
     named.add(world.load().metadata.current_snapshot_id)
     writer.commit(40)

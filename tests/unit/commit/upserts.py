@@ -23,7 +23,7 @@ from frazil.commit.merging_modes import UPSERT_MODE
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.maintenance.tables import MaintainedTable, find_maintained
@@ -123,7 +123,7 @@ class UpsertWorld(World):
             "amount": amount,
             **place,
             CHANGE: DELETE if row is None else UPSERT,
-            KEPT_COLUMNS: None,
+            OMITTED_COLUMNS: None,
         }
 
     def accounts(self, **scan: Any) -> dict[int, Row]:

@@ -57,7 +57,7 @@ from frazil.commit.merging import MergeConfig
 from frazil.commit.merging_modes import DEDUPE_MODE, UPSERT_MODE
 from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
 from frazil.ingest.shaper import find_lowest_truncatable
 from frazil.ingest.table_writer import TableWriter, file_namer
@@ -222,7 +222,7 @@ class ValuedWorld(World):
             "kafka_partition": 0,
             "kafka_timestamp": None,
             CHANGE: UPSERT,
-            KEPT_COLUMNS: None,
+            OMITTED_COLUMNS: None,
         }
         made = [{**coordinates, "kafka_offset": start + place, **row} for place, row in enumerate(rows)]
         writer.add(table_of(made, writer.layout.arrow_schema))

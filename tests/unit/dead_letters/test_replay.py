@@ -31,9 +31,8 @@ from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import DiscardMark, discard
-from frazil.dead_letters.left_out import LeftOutReason, count_left_out
 from frazil.dead_letters.replay import replay
-from frazil.dead_letters.selection import Selection, read_samples
+from frazil.dead_letters.selection import LeftOutReason, Selection, count_left_out, read_samples
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.ingest.sealing import OMITTED, SEALED, Sealer, place_of
@@ -46,7 +45,7 @@ from frazil.spec.sensitive import Sensitive
 from frazil.spec.upsert import Dedupe
 from frazil.status.flow import compute_flow
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_table
 
 END, LETTERS = 20, 10

@@ -17,8 +17,8 @@ from pyiceberg.exceptions import CommitFailedException
 
 from frazil.audit.findings import FindingKind
 from frazil.audit.upserts import audit_upserts
-from frazil.backfill.changes import staged_files
 from frazil.backfill.commit import BackfillCommitter, abandon
+from frazil.backfill.routes import staged_files
 from frazil.backfill.rules import check_declared_mode, check_no_open_windows
 from frazil.cli.main import frazil
 from frazil.commit import marker_changes
@@ -39,7 +39,7 @@ from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, SpecError, StaleBatch
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
@@ -187,7 +187,7 @@ def _place(offset: int) -> dict[str, Any]:
 def _change(offset: int, of: Change) -> dict[str, Any]:
     key, minute, note = of
     kind = DELETE if note == "gone" else UPSERT
-    return {"id": key, "at": at(minute), "note": note, **_place(offset), CHANGE: kind, KEPT_COLUMNS: None}
+    return {"id": key, "at": at(minute), "note": note, **_place(offset), CHANGE: kind, OMITTED_COLUMNS: None}
 
 
 def _dead_letter(offset: int, of: Change | None) -> dict[str, Any]:

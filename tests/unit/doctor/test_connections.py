@@ -103,7 +103,7 @@ def test_a_declared_layout_that_an_existing_table_does_not_get_is_a_warning(
     result = validate(str(file))
     assert result.exit_code == 0
     assert f"warning: {file}: {said}" in result.stderr
-    assert [one.said for one in connections_of(file) if one.state is CheckState.WARNING] == [
+    assert [one.message for one in connections_of(file) if one.state is CheckState.WARNING] == [
         f"{file}: {said}. Change the declaration, or write to a new table"
     ]
 
@@ -225,7 +225,7 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
         (refused, _) = Connections.check({file: spec}).faults
         assert "refuses the credentials (403)" in refused.problem
     (away, no_catalog) = connections_of(file)
-    assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.said
+    assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.message
     assert away.state is CheckState.WRONG
     assert away.fix == "start the registry, make it reachable from this host, or correct its url and credentials"
     assert no_catalog.fix == "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml"

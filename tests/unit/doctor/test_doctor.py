@@ -57,7 +57,7 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
 
     checks = {
         "fine": Check(lambda: [Finding("fine", CheckState.OK, "all well")]),
-        "hangs": Check(hangs, within_s=0.05),
+        "hangs": Check(hangs, timeout_s=0.05),
         "unusable": Check(unusable),
         "fails": Check(fails),
         "nothing": Check(list),
@@ -66,8 +66,8 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
     never.set()
     assert [one.subject for one in found] == ["fine", "hangs", "unusable", "fails"]
     assert states(found) == [CheckState.OK, CheckState.WRONG, CheckState.WRONG, CheckState.WRONG]
-    assert found[2].said == "EnvironmentUnusable: no Java. Install one"
-    assert found[3].said == "OSError: the disk is gone"
+    assert found[2].message == "EnvironmentUnusable: no Java. Install one"
+    assert found[3].message == "OSError: the disk is gone"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_clock_is_evaluated_by_how_far_it_is_apart(apart_ms: int, state: Check
     assert found.state is state
     assert bool(found.fix) == (state is not CheckState.OK)
     if apart_ms <= -MIN_CLOCK_WARNING_MS:
-        assert "behind this machine's" in found.said
+        assert "behind this machine's" in found.message
 
 
 @given(st.integers(-200_000, 200_000), st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 999))
@@ -123,7 +123,7 @@ def late_server() -> Iterator[str]:
 def test_a_server_tells_its_time_even_where_it_refuses_us(late_server: str) -> None:
     (found,) = compare_clocks([late_server], {})
     assert found.state is CheckState.WRONG
-    assert "behind this machine's" in found.said
+    assert "behind this machine's" in found.message
 
 
 def test_a_database_is_requested_its_time() -> None:
@@ -132,21 +132,22 @@ def test_a_database_is_requested_its_time() -> None:
 
     found, unknown = compare_clocks([], {"lake": lambda: NOW, "gone": broken})
     assert found.state is CheckState.WRONG
-    assert "the database of catalog 'lake'" in found.said
+    assert "the database of catalog 'lake'" in found.message
     said = "the clock of the database of catalog 'gone' was not compared: OSError"
-    assert (unknown.state, unknown.said) == (CheckState.WARNING, said)
+    assert (unknown.state, unknown.message) == (CheckState.WARNING, said)
 
 
 def test_each_server_whose_clock_cannot_be_compared_is_named(late_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Late, "date_time_string", lambda *_: "today")
     untimed, silent = sorted(
-        compare_clocks([late_server, "http://127.0.0.1:1"], {}), key=lambda one: "127.0.0.1:1 " in one.said
+        compare_clocks([late_server, "http://127.0.0.1:1"], {}), key=lambda one: "127.0.0.1:1 " in one.message
     )
     assert states([untimed, silent]) == [CheckState.WARNING, CheckState.WARNING]
     assert (
-        untimed.said == f"the clock of {late_server.removeprefix('http://')} was not compared: the response has no time"
+        untimed.message
+        == f"the clock of {late_server.removeprefix('http://')} was not compared: the response has no time"
     )
-    assert silent.said == "the clock of 127.0.0.1:1 was not compared: ConnectionError"
+    assert silent.message == "the clock of 127.0.0.1:1 was not compared: ConnectionError"
 
 
 def test_without_a_server_there_is_no_clock_to_compare() -> None:
@@ -163,7 +164,7 @@ def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     (found,) = run_checks({"java": Check(host.check_java)})
     assert found.state is CheckState.WRONG
-    assert "is Java 21; frazil needs Java 17. Install a JDK 17" in found.said
+    assert "is Java 21; frazil needs Java 17. Install a JDK 17" in found.message
 
 
 def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
@@ -248,7 +249,7 @@ def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_resta
     (package / "one.py").write_text("a = 10")
     changed = found()
     assert (changed.state, changed.fix) == (CheckState.WARNING, "restart Airflow's API server")
-    assert f"(process {os.getpid()})" in changed.said
+    assert f"(process {os.getpid()})" in changed.message
     page_servers.register_page_server()
     assert found().state is CheckState.OK
 
@@ -276,9 +277,9 @@ def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:
         (other,) = host.check_ports({"kafka": port}, {})
         (own,) = host.check_ports({"kafka": port}, {"kafka": port})
     assert (other.state, own.state) == (CheckState.WARNING, CheckState.OK)
-    assert f"{port} (kafka)" in other.said
-    assert own.said == f"kafka runs on {port}; the other ports are free"
-    assert [one.said for one in host.check_ports({}, {})] == ["the ports of `frazil dev up` are free"]
+    assert f"{port} (kafka)" in other.message
+    assert own.message == f"kafka runs on {port}; the other ports are free"
+    assert [one.message for one in host.check_ports({}, {})] == ["the ports of `frazil dev up` are free"]
 
 
 def test_broken_declarations_are_reported_beside_valid_ones(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_broken_declarations_are_reported_beside_valid_ones(tmp_path: Path) -> N
     streams, found = load_declarations(tmp_path)
     assert [spec.name for spec in streams.values()] == ["a"]
     assert set(states(found)) == {CheckState.WRONG}
-    assert all("b.yaml" in one.said for one in found)
+    assert all("b.yaml" in one.message for one in found)
 
 
 def test_an_airflow_that_nobody_set_up_is_left_alone(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_the_command_ends_with_1_where_something_is_wrong(tmp_path: Path, monkey
     assert valid.exit_code == 0, valid.output
     document = json.loads(valid.stdout)
     assert document["counts"]["wrong"] == 0
-    assert "a: topic a: 3 partitions" in [one["said"] for one in document["findings"]]
+    assert "a: topic a: 3 partitions" in [one["message"] for one in document["findings"]]
     (tmp_path / "b.yaml").write_text("name: b\n")
     broken = CliRunner().invoke(frazil, ["doctor", "--streams", str(tmp_path)])
     assert broken.exit_code == 1

@@ -102,7 +102,7 @@ def test_a_clock_that_was_a_year_ahead_leaves_nothing_behind_and_the_present_is_
     past.age(NOW)
     assert past.age(NOW) == set()
     assert [(p.at_ms, p.records) for p in past.points()] == [(span_start(NOW, MINUTE_MS), 1)]
-    assert past.happened == []
+    assert past.events == []
 
 
 def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
@@ -110,18 +110,18 @@ def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
     past.record(HistoryEvent(NOW, EventKind.EVOLUTION, "the table evolves"))
     for n in range(3_000):  # as when no one ages it, because the storage hangs
         past.record(HistoryEvent(NOW + n, EventKind.OUTAGE, f"outage {n}"))
-    assert len(past.happened) < 5_000
+    assert len(past.events) < 5_000
     past.age(NOW)
-    assert len(past.happened) == MAX_EVENTS_PER_KIND + 1
-    assert past.happened[0].kind is EventKind.EVOLUTION
-    assert past.happened[-1].sentence == "outage 2999"
+    assert len(past.events) == MAX_EVENTS_PER_KIND + 1
+    assert past.events[0].kind is EventKind.EVOLUTION
+    assert past.events[-1].sentence == "outage 2999"
 
 
 def test_a_sentence_of_any_length_is_cut_and_the_same_one_of_a_moment_is_reported_once() -> None:
     past = StreamHistory()
     for _ in range(2):
         past.record(HistoryEvent(NOW, EventKind.END, "x" * 10_000))
-    assert [len(what.sentence) for what in past.happened] == [MAX_TEXT_CHARACTERS]
+    assert [len(what.sentence) for what in past.events] == [MAX_TEXT_CHARACTERS]
 
 
 def test_ageing_says_which_parts_changed() -> None:

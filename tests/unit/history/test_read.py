@@ -30,7 +30,7 @@ from frazil.history.recorder import (
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_table
 
 NOW = 1_800_000_000_000
@@ -97,7 +97,7 @@ def test_tens_come_before_minutes_and_older_than_asked_is_left_out(spec: StreamS
     since_ms = NOW + 2 * MINUTES_RETENTION_MS - 30 * MINUTE_MS
     recent = read_history(spec, since_ms=since_ms)
     assert recent.points == tuple(p for p in whole.points if p.end_ms > since_ms)
-    assert (len(whole.happened), recent.happened) == (1, ())
+    assert (len(whole.events), recent.events) == (1, ())
 
 
 def test_a_writer_that_takes_over_between_the_listing_and_the_reading_is_followed(
@@ -127,7 +127,7 @@ def test_what_is_torn_is_a_problem_and_the_rest_is_read(table: Table) -> None:
     objects.store.put(f"{objects.location}/00000001-happened.json", b"{")
     objects.store.put(f"{objects.location}/supervision.json", b"{")
     found = read_table_history(table, "ticks", since_ms=0)
-    assert ([p.records for p in found.points], found.happened) == ([7], ())
+    assert ([p.records for p in found.points], found.events) == ([7], ())
     assert found.problem is not None
     assert "00000001-happened.json" in found.problem
     assert "supervision.json" in found.problem
@@ -155,7 +155,7 @@ def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
     past.record(HistoryEvent(NOW + 1, EventKind.EPOCH, "epoch 2 begins"))
     put(objects, past)
     record(SupervisionRecorder(lambda: objects), SAID, "start")
-    kinds = [what.kind for what in read_table_history(table, "ticks", since_ms=0).happened]
+    kinds = [what.kind for what in read_table_history(table, "ticks", since_ms=0).events]
     assert kinds == [EventKind.END, EventKind.SUPERVISION, EventKind.EPOCH]
 
 
@@ -168,7 +168,7 @@ def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_
     monkeypatch.setattr(LocalStore, "put", lambda *_: 1 / 0)
     record_action(table, "ticks", "backfill b is published", at_ms=NOW + 2)
     found = read_table_history(table, "ticks", since_ms=0)
-    assert found.happened == (
+    assert found.events == (
         HistoryEvent(NOW - 1, EventKind.USER_ACTION, "backfill b begins"),
         SAID,
         HistoryEvent(NOW + 1, EventKind.USER_ACTION, "the stream was reset"),

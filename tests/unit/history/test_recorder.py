@@ -43,7 +43,7 @@ from frazil.history.recorder import (
 )
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from tests.polling import eventually
 
 NOW = 1_800_000_000_000
@@ -174,7 +174,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (TableEvolved(BatchKey(4, 1), ("added column gate string",)), EventKind.EVOLUTION, "added column gate string"),
         (NoticeIssued("reads in a slower way"), EventKind.NOTICE, "reads in a slower way"),
         (
-            FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m", 4_102_444_800_000),
+            FutureEventTimes(BatchKey(4, 1), {("t", 0): 7}, "10m", 4_102_444_800_000),
             EventKind.FUTURE,
             "7 rows of batch 4-1 had event times more than 10m in the future, the newest 2100-01-01 00:00:00Z",
         ),
@@ -192,7 +192,7 @@ def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kin
     recorder = bench.writer(4)
     bench.record(recorder, what, at_ms=NOW + 5)
     recorder.write(NOW)
-    (reported,) = (h for h in bench.stored().happened if h.at_ms == NOW + 5)
+    (reported,) = (h for h in bench.stored().events if h.at_ms == NOW + 5)
     assert (reported.kind, said in reported.sentence) == (kind, True)
 
 
@@ -209,7 +209,7 @@ def test_what_repeats_with_each_batch_is_reported_when_it_changes(bench: Bench) 
     bench.record(recorder, PhaseBegan(Phase.WAITING), PhaseBegan(Phase.WAITING), at_ms=NOW + 6_000)
     bench.record(recorder, ThrottleEvaluated(None, 1.0, was_under_pressure=True), at_ms=NOW + 6_000)
     recorder.write(NOW)
-    reported = [(h.kind, h.sentence) for h in bench.stored().happened if h.kind is not EventKind.EPOCH]
+    reported = [(h.kind, h.sentence) for h in bench.stored().events if h.kind is not EventKind.EPOCH]
     assert reported == [
         (EventKind.OUTAGE, "the catalog is away, try 0"),
         (EventKind.DECISION, "rows are shuffled from now on: 0 partitions"),
@@ -225,7 +225,7 @@ def test_tables_that_lack_rows_are_reported_when_they_are_others_and_when_all_ha
     for names, sentence in ((a, "1 row"), (a, "2 rows"), (both, "3 rows"), (none, "all have all"), (a, "4 rows")):
         bench.record(recorder, TablesBehind(names, sentence), PhaseBegan(Phase.STAGING))
     recorder.write(NOW)
-    reported = [h.sentence for h in bench.stored().happened if h.kind is EventKind.OUTAGE]
+    reported = [h.sentence for h in bench.stored().events if h.kind is EventKind.OUTAGE]
     assert reported == ["1 row", "3 rows", "all have all", "4 rows"]
 
 
@@ -268,7 +268,7 @@ def test_a_new_epoch_goes_on_with_the_history_of_the_last_and_leaves_three_objec
         recorder.write(NOW + epoch * MINUTE_MS)
         assert (bench.epochs(), len(bench.objects.list_objects())) == ({epoch}, 3)
     assert sum(p.records for p in bench.stored().points()) == 19 * 100
-    assert len(bench.stored().happened) == 19
+    assert len(bench.stored().events) == 19
 
 
 def test_the_next_epoch_of_the_same_process_counts_nothing_twice(bench: Bench) -> None:
@@ -292,7 +292,7 @@ def test_what_a_replaced_writer_still_puts_is_passed_over_and_goes(bench: Bench)
     old.write(NOW + WRITE_INTERVAL_MS)
     assert bench.epochs() == {4, 5}
     assert sum(p.records for p in bench.stored().points()) == 101
-    assert all(h.kind is EventKind.EPOCH for h in bench.stored().happened)
+    assert all(h.kind is EventKind.EPOCH for h in bench.stored().events)
     later = NOW + 8 * 3_600_000
     bench.record(new, batch(records=1), at_ms=later)
     new.write(later)
@@ -314,7 +314,7 @@ def test_killed_between_any_two_puts_of_a_take_over_nothing_written_is_lost(benc
             bench.writer(epoch).write(NOW)
         assert sum(p.records for p in bench.stored().points()) in seen
     assert bench.epochs() == {6}
-    assert {h.at_ms for h in bench.stored().happened} >= {NOW}
+    assert {h.at_ms for h in bench.stored().events} >= {NOW}
 
 
 @contextmanager
@@ -345,10 +345,10 @@ def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, conten
     recorder.write(NOW)
     bench.storage.put(f"{bench.location}/00000004-minutes.json", content)
     past, problems = bench.objects.read(bench.objects.list_objects())
-    assert (past.points(), len(past.happened), len(problems)) == ((), 1, 1)
+    assert (past.points(), len(past.events), len(problems)) == ((), 1, 1)
     bench.writer(5).write(NOW)
     assert bench.epochs() == {5}
-    assert [h.sentence for h in bench.stored().happened] == [
+    assert [h.sentence for h in bench.stored().events] == [
         f"a writer took over (epoch {n}): no unfinished batch" for n in (4, 5)
     ]
 
@@ -374,7 +374,7 @@ def test_what_a_later_version_adds_is_left_out(bench: Bench) -> None:
     )
     past = bench.stored()
     assert past.points() == (Point(60_000, records=7),)
-    assert [h.sentence for h in past.happened] == ["y"]
+    assert [h.sentence for h in past.events] == ["y"]
 
 
 def test_the_history_of_another_table_in_the_folder_counts_for_nothing_and_goes(bench: Bench) -> None:
@@ -434,7 +434,7 @@ def test_the_end_of_a_writer_writes_its_last_minute_and_why_it_ended(bench: Benc
     bench.record(recorder, batch())
     recorder.ended("Fenced: another writer took over", at_ms=NOW)
     recording_threads.remove(recorder)
-    assert bench.stored().happened[-1].sentence == "the writer ended: Fenced: another writer took over"
+    assert bench.stored().events[-1].sentence == "the writer ended: Fenced: another writer took over"
     assert bench.stored().points()[-1].records == 100
     eventually(lambda: "history" not in {thread.name for thread in threading.enumerate()})
 

@@ -10,7 +10,7 @@ import pytest
 
 from frazil.host.exchange import replace_json
 from frazil.host.lock import WriterLock
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 
 def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from demo.flights import messages, read_flights
 from frazil.errors import SpecError
 from frazil.infer.encoding import find_encoding
+from frazil.infer.observed import Sample, SampledRecord
 from frazil.infer.proposal import StreamNames, decode_sample, propose_declaration
-from frazil.infer.sample import Sample, SampledRecord
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import check_supported, create_decoder
 from frazil.ingest.key_header_columns import value_schema
@@ -53,7 +53,7 @@ def rejected(spec: StreamSpec, of: Sample) -> list[str]:
     values = [record.value for record in of.records]
     return [
         r.error
-        for r in create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values(values)).rejections
+        for r in create_decoder(dump_format(spec.value_format), filled, units)(RecordChunk.of_values(values)).rejections
     ]
 
 
@@ -251,7 +251,20 @@ def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
         ([[170, "buy"], [171, "sell"]], "x: {type: string, as: json}"),
         ([{f"k{i}": i} for i in range(40)] + [{"k1": "a"}], "x: {type: string, as: json}"),
         ([{f"k{i}": i} for i in range(40)], 'x: "map<string, int>"'),
-        ([{"a": 1, "b": [1, "x"]}], 'x: "struct<a: int>"    # leaves out "b"'),
+        ([{"a": 1, "b": [1, "x"]}], 'x: {type: "struct<a: int, b: string>", as: {b: json}}'),
+        ([{"b": [1, "x"]}], "x: {type: string, as: json}"),
+        (
+            [[{"a": 1, "b": 2}, {"a": 2, "b": "c"}]],
+            'x: {type: "list<struct<a: int, b: string>>", as: {"element.b": json}}',
+        ),
+        (
+            [{"b": [1, "x"], "d": {"e f": 1}}, {"d": {"e f": "x", "g": 1}}],
+            'x: {type: "struct<b: string, d: struct<e f: string, g: int>>", as: {b: json, "d.e f": json}}',
+        ),
+        (
+            [{f"k{i}": {"a": 1, "b": [1, "x"]}} for i in range(40)],
+            'x: {type: "map<string, struct<a: int, b: string>>", as: {"value.b": json}}',
+        ),
         ([["a"]] * 81 + [["a", 1]] * 9, "x: {type: string, as: json}"),
         ([["a"] * 20 + [1]] * 5, "x: {type: string, as: json}"),
         ([[{"a": 1}] * 20 + [{"a": "b"}]] * 5, "x: {type: string, as: json}"),

@@ -22,8 +22,8 @@ from pyiceberg.types import (
 )
 
 from frazil.ingest.aliases import create_aliased_decoder
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
 
@@ -40,7 +40,7 @@ KINDS: list[tuple[IcebergType, str]] = [
 def decoded(schema: Schema, *values: str, units: dict[int, str] | None = None, **aliases: int) -> DecodedChunk:
     make = partial(create_decoder, "json", evolution="additive")
     return create_aliased_decoder(make, schema, units or {}, aliases)(
-        Chunk.of_values([value.encode() for value in values])
+        RecordChunk.of_values([value.encode() for value in values])
     )
 
 
@@ -62,7 +62,7 @@ def test_a_required_column_needs_one_of_its_names_and_its_own_comes_first():
     schema = Schema(NestedField(1, "now", LongType(), required=True), NestedField(2, "s", StringType(), required=True))
     values = ('{"s":"","was":1}', '{"s":"","now":2,"was":3}', '{"s":""}', '{"s":"","now":null,"was":4}', '{"was":5}')
     found = decoded(schema, *values, was=1)
-    rows = dict(zip(found.kept.tolist(), found.rows["now"].to_pylist(), strict=True))
+    rows = dict(zip(found.record_indexes.tolist(), found.rows["now"].to_pylist(), strict=True))
     assert rows == {0: 1, 1: 2, 3: 4}
     assert sorted((r.index, r.error) for r in found.rejections) == [
         (2, "now: required, and missing or null"),
@@ -87,9 +87,11 @@ def test_what_an_event_does_not_tell_under_a_former_name_is_kept_in_the_column()
     make = partial(create_decoder, {"type": "json", "envelope": "debezium"})
     event = '{"op":"u","before":null,"after":{"id":1,"was":"__debezium_unavailable_value"}}'
     values = [event, event.replace("__debezium_unavailable_value", "x"), '{"op":"d","before":{"id":1,"was":null}}']
-    found = create_aliased_decoder(make, schema, {}, {"was": 2})(Chunk.of_values([value.encode() for value in values]))
+    found = create_aliased_decoder(make, schema, {}, {"was": 2})(
+        RecordChunk.of_values([value.encode() for value in values])
+    )
     assert found.rejections == []
-    assert found.rows[KEPT_COLUMNS].to_pylist() == [[2], None, None]
+    assert found.rows[OMITTED_COLUMNS].to_pylist() == [[2], None, None]
     assert found.rows["now"].to_pylist() == [None, "x", None]
 
 
@@ -105,7 +107,7 @@ def test_a_renamed_key_is_taken_from_an_event_under_either_name():
         {"op": "d", "before": {"was": 7}, "after": None},
     ]
     found = create_aliased_decoder(make, schema, {}, {"was": 2})(
-        Chunk.of_values([json.dumps(event).encode() for event in events])
+        RecordChunk.of_values([json.dumps(event).encode() for event in events])
     )
     assert found.rows.select(["place", "id", CHANGE]).to_pylist() == [
         {"place": 1, "id": 7, CHANGE: UPSERT},
@@ -126,8 +128,10 @@ def test_a_default_is_not_what_an_event_omits_under_a_former_name():
     text = "__debezium_unavailable_value"
     states = [{"was": text}, {"older": text}, {"now": text}, {}, {"older": "x"}]
     events = [json.dumps({"op": "u", "after": {"id": 1, **state}}).encode() for state in states]
-    found = create_aliased_decoder(make, schema, {2: {"default": "d"}}, {"was": 2, "older": 2})(Chunk.of_values(events))
-    assert [ids or None for ids in found.rows[KEPT_COLUMNS].to_pylist()] == [[2], [2], [2], None, None]
+    found = create_aliased_decoder(make, schema, {2: {"default": "d"}}, {"was": 2, "older": 2})(
+        RecordChunk.of_values(events)
+    )
+    assert [ids or None for ids in found.rows[OMITTED_COLUMNS].to_pylist()] == [[2], [2], [2], None, None]
     assert found.rows["now"].to_pylist()[3:] == ["d", "x"]
 
 
@@ -135,7 +139,9 @@ def test_casts_and_defaults_of_a_field_of_a_former_name_are_those_of_the_column(
     schema = Schema(NestedField(1, "now", LongType(), required=True))
     units = {1: {"cast": "lenient", "default": 5}}
     values = [b'{"was": "7"}', b'{"now": 1}', b'{"now": "2", "was": 3}', b"{}"]
-    found = create_aliased_decoder(partial(create_decoder, "json"), schema, units, {"was": 1})(Chunk.of_values(values))
+    found = create_aliased_decoder(partial(create_decoder, "json"), schema, units, {"was": 1})(
+        RecordChunk.of_values(values)
+    )
     assert (found.rows["now"].to_pylist(), found.drift.cast) == ([7, 1, 2, 5], {"now": 2})
 
 
@@ -144,14 +150,16 @@ def captured(kind: IcebergType, *states: dict[str, object], **aliases: int) -> D
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", kind))
     make = partial(create_decoder, {"type": "json", "envelope": "debezium"})
     events = [json.dumps({"op": "u", "before": None, "after": {"id": 1, **state}}) for state in states]
-    return create_aliased_decoder(make, schema, {}, aliases)(Chunk.of_values([event.encode() for event in events]))
+    return create_aliased_decoder(make, schema, {}, aliases)(
+        RecordChunk.of_values([event.encode() for event in events])
+    )
 
 
 def test_what_an_event_tells_under_its_own_name_is_not_kept():
     text = "__debezium_unavailable_value"
     states = [{"was": text, "now": "x"}, {"was": "x", "now": text}, {"was": text, "now": None}]
     found = captured(StringType(), *states, {"was": text, "now": text}, was=2)
-    assert [ids or None for ids in found.rows[KEPT_COLUMNS].to_pylist()] == [None, [2], [2], [2]]
+    assert [ids or None for ids in found.rows[OMITTED_COLUMNS].to_pylist()] == [None, [2], [2], [2]]
     assert found.rows["now"].to_pylist()[0] == "x"
 
 

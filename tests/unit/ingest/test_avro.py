@@ -17,7 +17,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from frazil.errors import RegistryUnavailable, SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import check_supported, create_decoder
 from frazil.ingest.formats.avro import program
@@ -46,7 +46,7 @@ class Registered:
         self._schemas = schemas
         self.requested: list[int] = []
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
         pass
 
     def get(self, schema_id: int) -> SchemaText:
@@ -68,7 +68,7 @@ def framed(schema_id: int, content: bytes) -> bytes:
 
 
 def outcomes(decoded: DecodedChunk) -> dict[int, Any]:
-    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     return rows | {r.index: (r.error_class, r.error) for r in decoded.rejections}
 
 
@@ -85,7 +85,7 @@ def test_each_record_is_read_by_the_schema_of_its_id() -> None:
         framed(70_000, encoded(SECOND, {"more": ["x"] * 3, "s": "b", "in": {"x": 5}})),
         framed(7, encoded(FIRST, {"s": "ä", "l": 2**31 - 1})),
     ]
-    decoded = AvroDecoder(COLUMNS, {}, registered)(Chunk.of_values(values))
+    decoded = AvroDecoder(COLUMNS, {}, registered)(RecordChunk.of_values(values))
     assert outcomes(decoded) == {
         0: {"s": "a", "l": -1, "in": None},
         1: {"s": "b", "l": None, "in": {"x": 5}},
@@ -126,7 +126,7 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         (framed(1, b"\2a" + b"\xff" * 11), ("InvalidAvro", "l: a number has more than 64 bits")),
     ]
     values = [value for pair in expected for value in (pair[0], valid)]
-    found = outcomes(AvroDecoder(COLUMNS, {}, Registered(schemas))(Chunk.of_values(values)))
+    found = outcomes(AvroDecoder(COLUMNS, {}, Registered(schemas))(RecordChunk.of_values(values)))
     for i, (value, (error_class, text)) in enumerate(expected):
         assert found[2 * i][0] == error_class, value
         assert text in found[2 * i][1]
@@ -136,14 +136,14 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
 def test_a_registry_that_is_away_blames_no_record() -> None:
     decode = AvroDecoder(COLUMNS, {}, Registered({1: RegistryUnavailable("away")}))
     with pytest.raises(RegistryUnavailable):
-        decode(Chunk.of_values([framed(1, b"\2a\2")]))
+        decode(RecordChunk.of_values([framed(1, b"\2a\2")]))
 
 
 def test_a_null_in_a_required_column_and_other_branches_of_a_union_are_reported_by_value() -> None:
     schema = record(("s", ["null", "string"]), ("l", ["null", "int", "string", "long"]))
     values = [{"s": "a", "l": None}, {"s": None, "l": 1}, {"s": "b", "l": 5}, {"s": "c", "l": "x"}]
     decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema)))
-    found = outcomes(decode(Chunk.of_values([encoded(schema, value) for value in values])))
+    found = outcomes(decode(RecordChunk.of_values([encoded(schema, value) for value in values])))
     assert found == {
         0: {"s": "a", "l": None, "in": None},
         1: ("MissingRequired", "s: required, and the record has null"),
@@ -156,7 +156,7 @@ def test_an_alias_fills_a_column_that_no_field_has_the_name_of() -> None:
     schema = record(("title", "string"), ("l", "long"))
     schema["fields"][0]["aliases"] = ["l", "s"]
     decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema)))
-    assert outcomes(decode(Chunk.of_values([b"\2a\4"]))) == {0: {"s": "a", "l": 2, "in": None}}
+    assert outcomes(decode(RecordChunk.of_values([b"\2a\4"]))) == {0: {"s": "a", "l": 2, "in": None}}
 
 
 def test_types_are_found_by_full_name_across_references_and_inside_themselves() -> None:
@@ -168,8 +168,8 @@ def test_types_are_found_by_full_name_across_references_and_inside_themselves() 
     schema["fields"][2]["type"] = "a.b.I"
     decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema), (("I", inner),)))
     data = b"\2a" + b"\2" * 300 + b"\0" + b"\6"
-    assert outcomes(decode(Chunk.of_values([data]))) == {0: {"s": "a", "l": None, "in": {"x": 3}}}
-    deep = outcomes(decode(Chunk.of_values([b"\2a" + b"\2" * 10_000 + b"\0" + b"\6"])))
+    assert outcomes(decode(RecordChunk.of_values([data]))) == {0: {"s": "a", "l": None, "in": {"x": 3}}}
+    deep = outcomes(decode(RecordChunk.of_values([b"\2a" + b"\2" * 10_000 + b"\0" + b"\6"])))
     assert deep[0][0] == "TooDeep"
 
 
@@ -208,10 +208,10 @@ NULLS = record(
 )
 def test_lengths_that_the_record_cannot_have_cost_nothing(content: bytes) -> None:
     decode = AvroDecoder(LISTS, {}, SchemaText("AVRO", json.dumps(NULLS)))
-    decode(Chunk.of_values([b"\0\0"]))
+    decode(RecordChunk.of_values([b"\0\0"]))
     tracemalloc.start()
     try:
-        found = outcomes(decode(Chunk.of_values([content])))
+        found = outcomes(decode(RecordChunk.of_values([content])))
         _, limit = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -224,7 +224,7 @@ def test_elements_that_take_no_bytes_cost_little() -> None:
     written = record(("l", {"type": "array", "items": "null"}))
     decode = AvroDecoder(columns, {}, SchemaText("AVRO", json.dumps(written)))
     few, many = encoded(written, {"l": [None] * 64}), encoded(written, {"l": [None] * 65})
-    found = outcomes(decode(Chunk.of_values([few, many])))
+    found = outcomes(decode(RecordChunk.of_values([few, many])))
     assert found[0] == {"l": [None] * 64}
     assert found[1][0] == "InvalidAvro"
 
@@ -234,7 +234,7 @@ def test_many_keys_are_compared_and_a_repeated_one_is_reported() -> None:
     decode = AvroDecoder(LISTS, {}, SchemaText("AVRO", json.dumps(schema)))
     many = {f"key {i}": i for i in range(20_000)}
     data = encoded(schema, {"m": many})
-    found = outcomes(decode(Chunk.of_values([data, b"\4\2a\2\2a\4\0", data])))
+    found = outcomes(decode(RecordChunk.of_values([data, b"\4\2a\2\2a\4\0", data])))
     assert found[0]["m"] == found[2]["m"] == [*many.items()]
     assert found[1][0] == "TypeMismatch"
     assert "m: the map has a key twice" in found[1][1]
@@ -246,15 +246,15 @@ def test_types_that_unfold_to_exponentially_many_are_read_or_refused_at_once() -
         inner = record(("a", inner), ("b", f"R{i}"), name=f"R{i + 1}")
     schema = record(("new", {"type": "array", "items": inner}))
     decode = AvroDecoder(COLUMNS_OF_ONE, {}, SchemaText("AVRO", json.dumps(schema)))
-    decode.report_drift(widening=True)
-    assert outcomes(decode(Chunk.of_values([b"\0"]))) == {0: {"s": None}}
+    decode.enable_drift_reporting(widening=True)
+    assert outcomes(decode(RecordChunk.of_values([b"\0"]))) == {0: {"s": None}}
 
 
 def test_a_schema_with_too_many_operations_is_refused_and_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "MAX_OPERATIONS", 5)
     wide = record(*((f"f{i}", "int" if i % 2 else "string") for i in range(8)))
     decode = AvroDecoder(COLUMNS_OF_ONE, {}, Registered({1: wide, 2: record(("s", "string"))}))
-    found = outcomes(decode(Chunk.of_values([framed(1, b""), framed(2, b"\2a")])))
+    found = outcomes(decode(RecordChunk.of_values([framed(1, b""), framed(2, b"\2a")])))
     assert found[0][0] == "UnreadableSchema"
     assert "the schema of id 1 is too large: reading its types" in found[0][1]
     assert found[1] == {"s": "a"}
@@ -292,7 +292,7 @@ def test_a_schema_that_is_nested_too_deep_is_refused_and_others_are_read() -> No
     for _ in range(260):
         deep = {"type": "array", "items": deep}
     decode = AvroDecoder(COLUMNS_OF_ONE, {}, Registered({1: record(("new", deep)), 2: record(("s", "string"))}))
-    found = outcomes(decode(Chunk.of_values([framed(1, b"\0"), framed(2, b"\2a")])))
+    found = outcomes(decode(RecordChunk.of_values([framed(1, b"\0"), framed(2, b"\2a")])))
     assert found[0][0] == "UnreadableSchema"
     assert "the schema of id 1 is not a valid Avro schema: its JSON is nested" in found[0][1]
     assert found[1] == {"s": "a"}
@@ -304,7 +304,7 @@ def test_named_types_may_refer_to_each_other_in_a_long_chain() -> None:
     chain += [record(("x", f"R{i}"), name=f"R{i + 1}") for i in range(3000)]
     schema = json.dumps(record(("new", ["null", "R3000"]), ("s", "string")))
     decode = AvroDecoder(COLUMNS_OF_ONE, {}, SchemaText("AVRO", schema, (("chain", json.dumps(chain)),)))
-    found = outcomes(decode(Chunk.of_values([b"\0\2a", b"\2\6\2a"])))
+    found = outcomes(decode(RecordChunk.of_values([b"\0\2a", b"\2\6\2a"])))
     assert found[0] == {"s": "a"}
     assert found[1][0] == "TooDeep"
 
@@ -314,7 +314,7 @@ def test_a_declared_schema_travels_to_executors_as_text(tmp_path: Path) -> None:
     carried = dump_portable_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
     decode = create_decoder(carried, COLUMNS, {})
     (tmp_path / "s.avsc").unlink()
-    assert outcomes(decode(Chunk.of_values([b"\2a\2"]))) == {0: {"s": "a", "l": 1, "in": None}}
+    assert outcomes(decode(RecordChunk.of_values([b"\2a\2"]))) == {0: {"s": "a", "l": 1, "in": None}}
     with pytest.raises(SpecError, match=r"schema-file: .*s\.avsc cannot be read"):
         dump_portable_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
 
@@ -361,9 +361,9 @@ def test_a_text_is_the_same_date_or_time_as_in_json(kind: t.IcebergType, text: s
     fastavro.schemaless_writer(out, fastavro.parse_schema(record), {"x": text})
     avro = create_decoder({"type": "avro", "schema-text": json.dumps(record)}, columns, {})
     in_json = create_decoder("json", columns, {})(
-        Chunk.of_values([json.dumps({"x": text}, ensure_ascii=False).encode()])
+        RecordChunk.of_values([json.dumps({"x": text}, ensure_ascii=False).encode()])
     )
-    decoded = avro(Chunk.of_values([out.getvalue()]))
+    decoded = avro(RecordChunk.of_values([out.getvalue()]))
     as_numbers = [found.rows["x"].combine_chunks().cast(pa.string()).to_pylist() for found in (decoded, in_json)]
     assert as_numbers[0] == as_numbers[1] or len(text) > 64
     assert len(decoded.rejections) == 1 - len(as_numbers[0])

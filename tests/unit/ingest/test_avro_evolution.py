@@ -11,7 +11,7 @@ import pytest
 from pyiceberg import types as t
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.avro.drift import column_type_of, find_drift
 from frazil.ingest.formats.avro.schema import parse_schema
@@ -84,7 +84,7 @@ def test_a_table_that_grew_by_a_written_schema_holds_its_records():
     value = {"id": 1, "who": "x", "tags": {}}
     buffer = io.BytesIO()
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(written), value)
-    chunk = Chunk.of_values([buffer.getvalue()] * 2)
+    chunk = RecordChunk.of_values([buffer.getvalue()] * 2)
     plain = {"type": "avro", "schema-text": json.dumps(written)}
 
     first = create_decoder(plain, TABLE, {}, "additive")(chunk)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, find_out_of_range
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.shaper import range_error_text
 from frazil.spec import iceberg
@@ -59,7 +59,7 @@ def becomes(written: str, octets: str, declared: str, unit: str) -> str:
     fields = [{"name": "y", "type": "boolean"}, {"name": "x", "type": json.loads(written)}]
     record = {"type": "record", "name": "R", "fields": fields}
     decode = create_decoder({"type": "avro", "schema-text": json.dumps(record)}, schema, units)
-    decoded = decode(Chunk.of_values([b"\0" + value]))
+    decoded = decode(RecordChunk.of_values([b"\0" + value]))
     if decoded.rejections:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"

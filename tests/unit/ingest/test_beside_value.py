@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.headers import pack_headers, unpack_headers
 from frazil.ingest.key_header_columns import KeyHeaderReader, value_schema
@@ -37,10 +37,10 @@ RECORDS = st.lists(
 )
 
 
-def chunk_of(records: list[Any], *, with_headers: bool = True) -> Chunk:
+def chunk_of(records: list[Any], *, with_headers: bool = True) -> RecordChunk:
     values, keys, headers = zip(*records, strict=True) if records else ((), (), ())
     column = BinaryColumn.of([pack_headers(found) for found in headers]) if with_headers else None
-    return dataclasses.replace(Chunk.of_values(values), keys=BinaryColumn.of(keys), headers=column)
+    return dataclasses.replace(RecordChunk.of_values(values), keys=BinaryColumn.of(keys), headers=column)
 
 
 def is_text(value: bytes | None) -> bool:
@@ -53,8 +53,8 @@ def test_each_record_is_a_row_with_its_own_key_and_headers_or_one_rejection(reco
     found = KeyHeaderReader(SCHEMA, BESIDE)(DECODE(chunk), chunk)
     rejected = {r.index: r.error_class for r in found.rejections}
     assert len(rejected) == len(found.rejections)
-    assert sorted([*rejected, *found.kept.tolist()]) == [*range(len(records))]
-    rows = dict(zip(found.kept.tolist(), found.rows.to_pylist(), strict=True))
+    assert sorted([*rejected, *found.record_indexes.tolist()]) == [*range(len(records))]
+    rows = dict(zip(found.record_indexes.tolist(), found.rows.to_pylist(), strict=True))
     for i, (value, key, sent) in enumerate(records):
         headers = dict(sent)
         valid = key is not None and is_text(key) and is_text(headers.get("trace-id"))

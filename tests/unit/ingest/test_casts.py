@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.fields import FieldsDecoder, RecordShape, create_fields_decoder
@@ -47,7 +47,7 @@ def test_what_was_cast_is_counted_by_column() -> None:
         {"a": "8"},
     ]  # fmt: skip
     decoded = decode([json.dumps(record).encode() for record in records], declared(columns, cast="lenient"))
-    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     assert {place: (row["a"], row["b"], row["c"], row["d"]) for place, row in rows.items()} == {
         0: (7, True, "1", [1]), 1: (7, False, "x", None), 4: (8, None, None, None),
     }  # fmt: skip
@@ -82,10 +82,10 @@ def test_the_loop_casts_what_texts_of_values_are_cast_to(
 ) -> None:
     schema = Schema(NestedField(1, "x", iceberg_type(kind[0]), required=required))
     unit = {"cast": "lenient", **({"unit": kind[1]} if kind[1] else {})}
-    chunk = Chunk.of_values([b'{"x":%s,"y":1}' % (f'"{v}"' if quoted else v).encode() for v, quoted in values])
+    chunk = RecordChunk.of_values([b'{"x":%s,"y":1}' % (f'"{v}"' if quoted else v).encode() for v, quoted in values])
     (rows, count, errors), by_texts = (
         (
-            {place: repr(x) for place, x in zip(found.kept.tolist(), plain(found.rows["x"]), strict=True)},
+            {place: repr(x) for place, x in zip(found.record_indexes.tolist(), plain(found.rows["x"]), strict=True)},
             dict(found.drift.cast),
             {r.index: r[1:] for r in found.rejections},
         )
@@ -111,7 +111,7 @@ def test_a_cast_is_counted_once_although_another_value_of_its_record_is_cast_by_
         {"a": "9", "d": "-", "l": [0, "1"]}, {"a": "9", "d": 1, "l": []}, {"a": 9, "l": [0, 1]},
     ]  # fmt: skip
     decoded = decode([json.dumps(record).encode() for record in records], declared(columns, cast="lenient"))
-    assert (sorted(decoded.kept.tolist()), decoded.drift.cast) == ([0, 1, 3, 5], {"a": 3, "d": 1, "n": 1})
+    assert (sorted(decoded.record_indexes.tolist()), decoded.drift.cast) == ([0, 1, 3, 5], {"a": 3, "d": 1, "n": 1})
 
 
 def test_a_new_field_is_found_although_a_record_of_its_chunk_is_no_object(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_new_field_is_found_although_a_record_of_its_chunk_is_no_object(tmp_pa
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     columns = record_schema(table, spec.coordinates)
     decode = create_decoder(dump_format(spec.value_format), columns, units, evolution="additive")
-    found = decode(Chunk.of_values([b'{"a": 1, "b": 2, "new": "x"}'] * 300 + [b"oops"]))
+    found = decode(RecordChunk.of_values([b'{"a": 1, "b": 2, "new": "x"}'] * 300 + [b"oops"]))
     assert (list(found.drift.new), found.drift.records, len(found.rejections)) == ([("new",)], 300, 1)
 
 
@@ -172,6 +172,20 @@ def test_a_missing_field_takes_the_default(kind: str, default: Any, found: Any, 
     for value in ("", "null"):
         ((got, cast), said) = loaded(value, column), found
         assert (str(got), cast) == (str(said), {})
+
+
+def test_the_default_of_a_json_column_is_json_text() -> None:
+    for default in ("{}", "[1, 2.50]", '"x"', "0", "true"):
+        column = {"type": "string", "as": "json", "default": default}
+        assert loaded("", column) == (default, {})
+        assert loaded("null", column) == (default, {})
+        assert loaded('{"a": 1}', column) == ('{"a": 1}', {})
+
+
+@pytest.mark.parametrize("default", ["abc", "{", "1, 2", ""])
+def test_a_default_of_a_json_column_that_is_not_json_is_refused(default: str) -> None:
+    with pytest.raises(SpecError, match="is not JSON; with as: json, write JSON, such as"):
+        loaded("1", {"type": "string", "as": "json", "default": default})
 
 
 def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:

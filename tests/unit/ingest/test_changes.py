@@ -17,7 +17,7 @@ import pytest
 from pyiceberg.schema import Schema
 
 from frazil.commit.merging_modes import UPSERT_MODE
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult, StageTask
 from frazil.ingest.stage import stage
 from frazil.spec.formats import dump_format
@@ -83,7 +83,7 @@ def test_each_record_is_a_change_or_a_dead_letter(world: World) -> None:
     ]
     result = world.stage(records, context(world))
     found = changes(result)
-    assert {offset: (row["ref"], row[CHANGE], row["price"], row[KEPT_COLUMNS]) for offset, row in found.items()} == {
+    assert {offset: (row["ref"], row[CHANGE], row["price"], row[OMITTED_COLUMNS]) for offset, row in found.items()} == {
         0: ("a", UPSERT, 1, None),
         1: ("a", DELETE, None, None),
         2: ("b", DELETE, None, None),

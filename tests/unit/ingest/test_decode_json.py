@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 
 from bench import decode as bench
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.json import decoder as json_decoder
@@ -40,7 +40,7 @@ SCHEMA = Schema(
 def column(kind: t.IcebergType, *values: bytes, required: bool = False, unit: str = "iso") -> DecodedChunk:
     """Messages `{"x": <value>}` decoded as one column."""
     schema = Schema(t.NestedField(1, "x", kind, required=required))
-    chunk = Chunk.of_values([b'{"x":' + value + b"}" for value in values])
+    chunk = RecordChunk.of_values([b'{"x":' + value + b"}" for value in values])
     return create_decoder("json", schema, {} if unit == "iso" else {1: unit})(chunk)
 
 
@@ -59,8 +59,8 @@ DECODE = create_decoder("json", SCHEMA, {})
 
 def fates(values: Sequence[bytes | None], decode: Decoder = DECODE) -> list[Any]:
     """Per message its row, or the word "rejected"; each message has exactly one."""
-    decoded = decode(Chunk.of_values(values))
-    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    decoded = decode(RecordChunk.of_values(values))
+    rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     rejected = {rejection.index for rejection in decoded.rejections}
     assert len(rejected) == len(decoded.rejections)
     assert sorted([*rows, *rejected]) == list(range(len(values)))
@@ -189,7 +189,7 @@ literals = st.one_of(
 def test_the_slow_check_and_the_fast_path_agree_on_every_type(cells: list[tuple[str, str]]) -> None:
     """A poisoned neighbour forces the slow look upon records that would otherwise pass together."""
     values = [f'{{"{name}":{literal}}}'.encode() for name, literal in cells]
-    alone = [decode_loose(Chunk.of_values([value])) for value in values]
+    alone = [decode_loose(RecordChunk.of_values([value])) for value in values]
     expected = [repr(d.rows.to_pylist()[0]) if d.rows.num_rows else "'rejected'" for d in alone]
     assert [repr(fate) for fate in fates([*values, b'{"i":"poison"}'], decode_loose)] == [*expected, "'rejected'"]
 
@@ -202,12 +202,12 @@ def test_a_missing_required_column_is_a_dead_letter() -> None:
 
 
 def test_a_tombstone_is_a_dead_letter() -> None:
-    decoded = create_decoder("json", SCHEMA, {})(Chunk.of_values([None]))
+    decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([None]))
     assert classes(decoded) == ["Tombstone"]
 
 
 def test_a_wrong_type_is_named_with_its_path() -> None:
-    decoded = create_decoder("json", SCHEMA, {})(Chunk.of_values([b'{"id":1,"inner":{"a":"one"}}']))
+    decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([b'{"id":1,"inner":{"a":"one"}}']))
     assert decoded.rejections[0].error == "inner.a: expected a whole number (int), got the string 'one'"
 
 
@@ -221,20 +221,20 @@ def test_a_wrong_type_is_named_with_its_path() -> None:
     ],
 )
 def test_half_of_a_surrogate_pair_is_called_so(value: bytes, said: str) -> None:
-    decoded = create_decoder("json", SCHEMA, {})(Chunk.of_values([value]))
+    decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([value]))
     assert [(r.error_class, r.error) for r in decoded.rejections] == [("InvalidJson", f"JSON is malformed: {said}")]
 
 
 @pytest.mark.parametrize("escape", [rb"\u003:", rb"\u00-1", rb"\u00+1", rb"\u00", rb"\u0"])
 def test_an_escape_that_is_none_behind_a_wrong_type_ends_no_chunk(escape: bytes) -> None:
     values = [b'{"id":"one","name":"' + escape + end for end in (b'"}', b"")]
-    decoded = create_decoder("json", SCHEMA, {})(Chunk.of_values([*values, b'{"id":7}']))
+    decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([*values, b'{"id":7}']))
     assert [(r.index, r.error_class) for r in decoded.rejections] == [(0, "TypeMismatch"), (1, "TypeMismatch")]
     assert decoded.rows.column("id").to_pylist() == [7]
 
 
 def test_fields_that_the_schema_does_not_name_are_ignored() -> None:
-    decoded = create_decoder("json", SCHEMA, {})(Chunk.of_values([b'{"id":7,"new":[1,{"deep":null}]}']))
+    decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([b'{"id":7,"new":[1,{"deep":null}]}']))
     assert decoded.rows.column("id").to_pylist() == [7]
 
 
@@ -361,7 +361,7 @@ def test_an_unknown_format_is_refused_at_start() -> None:
 
 
 def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
-    decoded = create_decoder("json", SCHEMA, {})(Chunk.of_values([]))
+    decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([]))
     assert decoded.rows.num_rows == 0
     assert decoded.rows.column_names == [field.name for field in SCHEMA.fields]
 
@@ -383,7 +383,7 @@ def read_singly(monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
 def test_only_bad_records_are_read_by_themselves(read_singly: list[bytes | None]) -> None:
     values: list[bytes | None] = [b'{"id":%d}' % i for i in range(100_000)]
     values[77_777] = b'{"id":"not a number"}'
-    decoded = create_decoder("json", SCHEMA, {})(Chunk.of_values(values))
+    decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values(values))
     assert [r.index for r in decoded.rejections] == [77_777]
     assert decoded.rows.column("id").to_pylist() == [i for i in range(100_000) if i != 77_777]
     assert read_singly == [values[77_777]]
@@ -398,8 +398,8 @@ PRICES = Schema(
 
 def test_strings_that_resemble_numbers_cost_nothing(read_singly: list[bytes | None]) -> None:
     values = [b'{"id":"9c5b94b1-35ad-4%03d-b8e-4100-0000%08de-41","price":0.5}' % (i, i) for i in range(1_000)]
-    decoded = create_decoder("json", PRICES, {})(Chunk.of_values(values))
-    assert decoded.kept.tolist() == list(range(1_000))
+    decoded = create_decoder("json", PRICES, {})(RecordChunk.of_values(values))
+    assert decoded.record_indexes.tolist() == list(range(1_000))
     assert not read_singly
 
 
@@ -411,7 +411,7 @@ def test_a_number_that_no_decimal_holds_is_read_by_itself_wherever_it_stands(
     form: str, number: str, read_singly: list[bytes | None]
 ) -> None:
     value = (form % number).encode()
-    create_decoder("json", PRICES, {})(Chunk.of_values([value]))
+    create_decoder("json", PRICES, {})(RecordChunk.of_values([value]))
     assert read_singly == [value]
 
 
@@ -421,7 +421,7 @@ def test_bad_records_of_any_kind_are_read_by_themselves_once_and_no_others(
 ) -> None:
     values = [bench.record(i) for i in range(2_500)]
     mixed = [bench.changed(v, bench.BAD[kind]) if i % 10 == 0 else v for i, v in enumerate(values)]
-    decoded = create_decoder("json", bench.SCHEMA, {})(Chunk.of_values(mixed))
+    decoded = create_decoder("json", bench.SCHEMA, {})(RecordChunk.of_values(mixed))
     if kind != "year 0":  # a moment that only the table's writer refuses
         assert [r.index for r in decoded.rejections] == [*range(0, 2_500, 10)]
     assert read_singly == mixed[::10]
@@ -435,10 +435,10 @@ def test_a_deep_record_is_a_row_however_deep_its_callers_stand(frames: int) -> N
     decode = create_decoder("json", SCHEMA, {})
 
     def called(times: int) -> DecodedChunk:
-        return called(times - 1) if times else decode(Chunk.of_values(values))
+        return called(times - 1) if times else decode(RecordChunk.of_values(values))
 
     decoded = called(max(0, frames - len(inspect.stack())))
-    assert (decoded.kept.tolist(), [r.error_class for r in decoded.rejections]) == ([0], ["TypeMismatch"])
+    assert (decoded.record_indexes.tolist(), [r.error_class for r in decoded.rejections]) == ([0], ["TypeMismatch"])
 
 
 MANY = 200_000
@@ -457,7 +457,7 @@ def test_no_record_is_made_to_be_slow(value: bytes, error_class: str) -> None:
     """Each of these took hours: as many steps as the square of its length. A test that hangs here is that again."""
     columns = [("n", t.DecimalType(9, 2)), ("s", t.StringType()), ("d", t.DoubleType())]
     schema = Schema(*(t.NestedField(i, name, kind) for i, (name, kind) in enumerate(columns, 1)))
-    [rejection] = json_decoder.JsonDecoder(schema, {})(Chunk.of_values([value])).rejections
+    [rejection] = json_decoder.JsonDecoder(schema, {})(RecordChunk.of_values([value])).rejections
     assert rejection.error_class == error_class
 
 
@@ -465,20 +465,20 @@ def test_no_record_is_made_to_be_slow(value: bytes, error_class: str) -> None:
 @pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
 @pytest.mark.parametrize("text", ['{"n": 1}', '{"n": 1}\n'])
 def test_another_encoding_is_named_with_and_without_a_byte_order_mark(encoding: str, order: str, text: str) -> None:
-    (rejection,) = create_decoder("json", SCHEMA, {})(Chunk.of_values([text.encode(encoding + order)])).rejections
+    (rejection,) = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([text.encode(encoding + order)])).rejections
     assert (rejection.error_class, rejection.error) == ("NotAnObject", f"the value is {encoding}: write UTF-8")
 
 
 @pytest.mark.parametrize("length", range(1, len(WHOLE := b'{"id":1,"other":{"a":[1.5e3,"x\\u00e9\\n"],"b":true}}')))
 def test_a_record_is_cut_off_wherever_it_is_cut(length: int) -> None:
-    (rejection,) = create_decoder("json", SCHEMA, {})(Chunk.of_values([WHOLE[:length]])).rejections
+    (rejection,) = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([WHOLE[:length]])).rejections
     assert rejection.error_class == "InvalidJson"
     assert rejection.error.startswith("the record is truncated")
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"}", b"]"])
 def test_a_record_that_something_follows_is_not_cut_off(tail: bytes) -> None:
-    (rejection,) = create_decoder("json", SCHEMA, {})(Chunk.of_values([b'{"id": 1}' + tail])).rejections
+    (rejection,) = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([b'{"id": 1}' + tail])).rejections
     assert (rejection.error_class, rejection.error) == (
         "InvalidJson", "JSON is malformed: trailing characters (byte 10)"
     )  # fmt: skip
@@ -516,11 +516,11 @@ MAPPED = Schema(
     ],
 )
 def test_the_text_quotes_the_value_inside_a_map_too(value: bytes, error: str) -> None:
-    (rejection,) = create_decoder("json", MAPPED, {})(Chunk.of_values([value])).rejections
+    (rejection,) = create_decoder("json", MAPPED, {})(RecordChunk.of_values([value])).rejections
     assert rejection.error == error
 
 
 @pytest.mark.parametrize("value", [b"\x00", b"\x00\x00\x00\x00\x07", b"\x1f", b"\xff", b"}", b'"{"'])
 def test_bytes_that_are_like_nothing_known_are_no_object(value: bytes) -> None:
-    (rejection,) = create_decoder("json", SCHEMA, {})(Chunk.of_values([value])).rejections
+    (rejection,) = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([value])).rejections
     assert rejection.error.startswith("expected a JSON object")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import CHANGE, DELETE, UPSERT
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import Destinations, OffsetRange
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.destinations import DividedRows, RowDivider
@@ -31,7 +31,7 @@ def divided(values: list[Any], **declared: Any) -> tuple[dict[str, list[int]], d
     if declared.get("by") == "header":
         headers = BinaryColumn.of([None if v is None else pack_headers([("x", b"no"), ("kind", v)]) for v in values])
     nothing = BinaryColumn.nulls(count)
-    chunk = Chunk(nothing, nothing, ranges, np.arange(count), np.zeros(count, np.int64), headers=headers)
+    chunk = RecordChunk(nothing, nothing, ranges, np.arange(count), np.zeros(count, np.int64), headers=headers)
     kinds = pa.array(values, pa.large_string()) if declared.get("by", "field") == "field" else pa.nulls(count)
     rows = pa.table({"kind": kinds, "row": pa.array(range(count), pa.int64())})
     if (deletes := declared.pop("deletes", None)) is not None:
@@ -106,7 +106,7 @@ def test_of_an_update_that_moves_its_row_only_the_row_after_needs_a_table(
     values: tuple[str, str], stay: list[str], errors: dict[int, str]
 ) -> None:
     nothing = BinaryColumn.nulls(1)
-    chunk = Chunk(nothing, nothing, np.zeros(1, np.int32), np.arange(1), np.zeros(1, np.int64))
+    chunk = RecordChunk(nothing, nothing, np.zeros(1, np.int32), np.arange(1), np.zeros(1, np.int64))
     rows = pa.table({"kind": pa.array(values[::-1], pa.large_string()), CHANGE: pa.array([UPSERT, DELETE], pa.int32())})
     to = Destinations(by="field", name="kind", targets={"a": "n.a", "b": "n.b"}, to_main=False)
     found = RowDivider(to, RANGES)(chunk, DecodedChunk(rows, np.array([0, 0])))

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from pyiceberg.schema import Schema
 
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT, change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT, change_schema
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
@@ -78,7 +78,7 @@ def decode(values: list[Any], *, evolution: Literal["off", "additive", "full"] =
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     made = create_decoder(dump_format(spec.value_format), filled, units, evolution)
     encoded = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
-    return made(Chunk.of_values(encoded))
+    return made(RecordChunk.of_values(encoded))
 
 
 @pytest.fixture(params=[lambda value: value, wrapped], ids=["plain", "with its schema"])
@@ -98,7 +98,7 @@ def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str,
     ]
     decoded = decode([value and form(value) for value in events])
     assert decoded.rejections == []
-    assert decoded.kept.tolist() == [0, 1, 2, 3]
+    assert decoded.record_indexes.tolist() == [0, 1, 2, 3]
     first, created, updated, deleted = decoded.rows.to_pylist()
     assert [row[CHANGE] for row in decoded.rows.to_pylist()] == [UPSERT, UPSERT, UPSERT, DELETE]
     assert first == {
@@ -113,7 +113,7 @@ def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str,
         "tx": "571:24023128",
         "said_at": datetime(2026, 1, 1, microsecond=500_000, tzinfo=UTC),
         CHANGE: UPSERT,
-        KEPT_COLUMNS: None,
+        OMITTED_COLUMNS: None,
     }
     assert created == {**first, "place": "00000000000024023128@1767225600000"}
     assert updated["name"] == "b"
@@ -124,7 +124,7 @@ def test_what_an_event_does_not_tell_is_kept() -> None:
     unavailable = "__debezium_unavailable_value"
     decoded = decode([event("u", after={**ROW, "name": unavailable}), event("u", after=ROW)])
     name = iceberg.table_schema(StreamSpec.model_validate(SPEC)).find_field("name").field_id
-    assert decoded.rows[KEPT_COLUMNS].to_pylist() == [[name], None]
+    assert decoded.rows[OMITTED_COLUMNS].to_pylist() == [[name], None]
     assert decoded.rows["name"].to_pylist() == [None, "a"]
 
 
@@ -144,12 +144,12 @@ def test_an_update_that_changes_its_key_deletes_the_row_before(
     ]
     decoded = decode([form(value) for value in events], key=[*names], schema=columns)
     assert decoded.rejections == []
-    assert decoded.kept.tolist() == [0, 1, 2, 3, 4, 5, 1]
+    assert decoded.record_indexes.tolist() == [0, 1, 2, 3, 4, 5, 1]
     *upserts, gone = decoded.rows.to_pylist()
     assert {row[CHANGE] for row in upserts} == {UPSERT}
     of_event = {name: upserts[1][name] for name in METADATA}
     of_key = {name: upserts[0][name] for name in names}
-    assert gone == {**dict.fromkeys(columns), **of_key, **of_event, CHANGE: DELETE, KEPT_COLUMNS: None}
+    assert gone == {**dict.fromkeys(columns), **of_key, **of_event, CHANGE: DELETE, OMITTED_COLUMNS: None}
 
 
 def test_an_update_that_changes_its_key_needs_each_value() -> None:
@@ -214,7 +214,7 @@ def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
     tombstone = {"schema": None, "payload": None}
     decoded = decode([HEARTBEAT, BEGIN, END, SCHEMA_CHANGE, *older, *named, tombstone, event("c", after=ROW)])
     assert decoded.rejections == []
-    assert decoded.kept.tolist() == [11]
+    assert decoded.record_indexes.tolist() == [11]
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_avro_has_the_same_events() -> None:
         {"id": 1, "name": None, "day": date(1970, 1, 2), "lsn": 7, CHANGE: UPSERT},
         {"id": 2, "name": None, "day": None, "lsn": 7, CHANGE: DELETE},
     ]
-    assert decoded.rows[KEPT_COLUMNS].to_pylist() == [[2], None]
+    assert decoded.rows[OMITTED_COLUMNS].to_pylist() == [[2], None]
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def on_page(name: str, events: list[Any]) -> DecodedChunk:
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     filled = value_schema(record_schema(change_schema(table, spec.key), coordinates=True), spec.key_header_columns)
     decode = create_decoder(dump_format(spec.value_format), filled, units)
-    return decode(Chunk.of_values([json.dumps(one).encode() for one in events]))
+    return decode(RecordChunk.of_values([json.dumps(one).encode() for one in events]))
 
 
 def test_documents_of_mongodb_become_rows_without_an_envelope() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StructType
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.schema_drift import ListOf, SchemaDrift, StructOf
@@ -35,17 +35,19 @@ ROWS = st.lists(st.fixed_dictionaries({"id": st.integers(0, 9)}, optional=dict.f
 
 def enveloped(*events: Any, evolution: Literal["additive", "full"] = "additive") -> DecodedChunk:
     made = create_decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, evolution)
-    return made(Chunk.of_values([json.dumps(e).encode() for e in events]))
+    return made(RecordChunk.of_values([json.dumps(e).encode() for e in events]))
 
 
 @given(ROWS, st.data())
 def test_events_have_beyond_the_table_what_their_rows_have(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     evolution = data.draw(st.sampled_from(("additive", "full")))
-    plain = create_decoder("json", SCHEMA, {}, evolution)(Chunk.of_values([json.dumps(row).encode() for row in rows]))
+    plain = create_decoder("json", SCHEMA, {}, evolution)(
+        RecordChunk.of_values([json.dumps(row).encode() for row in rows])
+    )
     form = data.draw(st.sampled_from((lambda e: e, wrapped)))
     events = [event(data.draw(st.sampled_from("cur")), after=row, before={"old": 1}) for row in rows]
     found = enveloped(*map(form, events), evolution=evolution)
-    assert (found.drift, found.kept.tolist()) == (plain.drift, plain.kept.tolist())
+    assert (found.drift, found.record_indexes.tolist()) == (plain.drift, plain.record_indexes.tolist())
 
 
 @pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
@@ -68,7 +70,7 @@ def test_very_many_new_keys_beside_the_row_hide_none_in_it() -> None:
     made = create_decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, "additive")
     odd = [event("c", after={"id": n}, source={f"s{n}": 1}, **{f"k{n}": {}}) for n in range(3000)]
     last = event("c", after={"id": 1, "extra": [1]})
-    found = made(Chunk.of_values([json.dumps(e).encode() for e in [*odd, last]]))
+    found = made(RecordChunk.of_values([json.dumps(e).encode() for e in [*odd, last]]))
     assert found.drift == SchemaDrift({("extra",): ListOf("long")}, records=1)
 
 
@@ -99,9 +101,9 @@ def test_avro_says_it_by_the_schema() -> None:
     fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), written)
     form = {"type": "avro", "schema-text": json.dumps(schema), "envelope": "debezium"}
     for evolution, wider in (("additive", {}), ("full", {("n",): "long"})):
-        found = create_decoder(form, SCHEMA, {}, evolution)(Chunk.of_values([out.getvalue()]))  # type: ignore[arg-type]
+        found = create_decoder(form, SCHEMA, {}, evolution)(RecordChunk.of_values([out.getvalue()]))  # type: ignore[arg-type]
         assert found.drift == SchemaDrift({("extra",): "string"}, wider, records=1)
-    assert create_decoder(form, SCHEMA, {})(Chunk.of_values([out.getvalue()])).drift == SchemaDrift()
+    assert create_decoder(form, SCHEMA, {})(RecordChunk.of_values([out.getvalue()])).drift == SchemaDrift()
 
 
 def test_without_evolution_no_drift_is_reported() -> None:

@@ -14,7 +14,7 @@ import fastavro
 import pytest
 
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder
 from frazil.spec import iceberg
@@ -97,5 +97,5 @@ def became(of: dict[str, Any], declared: str, value: bytes) -> str:
     table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     filled = record_schema(change_schema(table, spec.key), coordinates=True)
-    decoded = create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values([value]))
+    decoded = create_decoder(dump_format(spec.value_format), filled, units)(RecordChunk.of_values([value]))
     return "dead letter" if decoded.rejections else f"`{decoded.rows['x'].to_pylist()[0]}`"

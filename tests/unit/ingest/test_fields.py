@@ -26,7 +26,7 @@ from pyiceberg.types import (
 )
 
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder, create_quoter
 from frazil.ingest.formats.fields import record_path
@@ -141,7 +141,7 @@ def test_the_loop_and_the_reader_of_single_records_agree(arrays: list[list[Any]]
         single = decode(records, declared(columns))
     finally:
         json_decoder.ChunkReader.__call__ = reader  # type: ignore[method-assign]
-    order = looped.kept.argsort(kind="stable")
+    order = looped.record_indexes.argsort(kind="stable")
     assert looped.rows.take(order).equals(single.rows)
     assert sorted(looped.rejections) == sorted(single.rejections)
 
@@ -228,7 +228,9 @@ def test_a_field_around_those_of_required_columns_makes_them_optional_and_no_oth
     table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     values = [b'{"z": 1}', b'{"p": {"id": 1}, "P": {"id": 1}, "Q": {"x": "y"}, "name": "n"}']
-    found = create_decoder("json", record_schema(table, spec.coordinates), units, "full")(Chunk.of_values(values)).drift
+    found = create_decoder("json", record_schema(table, spec.coordinates), units, "full")(
+        RecordChunk.of_values(values)
+    ).drift
     assert (found.optional, found.new) == ({("id",)}, {})
 
 
@@ -245,7 +247,7 @@ def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
         '{"id" : 2, "q": {"s": 1, "s": 2}, "data": {"x": 3} }', '{"id": 1, "id": 2}',
     ]  # fmt: skip
     decoded = decode([f'{{"payload": {text}, "y": 1}}'.encode() for text in texts], declared(columns, rest="r"))
-    rows = zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True)
+    rows = zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True)
     assert {place: tuple(row.values())[:-1] for place, row in rows} == {
         0: (texts[0], 1, "k", 7, None, None, '{"y": 1}'), 1: (None, None, "none", None, None, None, '{"y": 1}'),
         4: (texts[4], 2, "none", None, '{"x": 3}', 3, '{"y": 1}'),
@@ -340,7 +342,7 @@ def test_a_stream_without_paths_has_no_decoder_around_its_own() -> None:
     spec = StreamSpec.model_validate(declared({"x": "int"}), by_alias=True, by_name=False)
     made = create_decoder("json", iceberg.table_schema(spec), {})
     assert type(made) is json_decoder.JsonDecoder
-    assert made(Chunk.of_values([])).rows.num_rows == 0
+    assert made(RecordChunk.of_values([])).rows.num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -360,6 +362,6 @@ def test_a_column_whose_default_another_engine_set_gets_it(kind: PrimitiveType, 
     added = NestedField(2, "added", kind, required=required, initial_default=default, write_default=default)
     table = Schema(NestedField(1, "id", LongType(), required=True), added)
     made = create_decoder("json", Schema.model_validate_json(table.model_dump_json()), {})
-    decoded = made(Chunk.of_values([b'{"id": 1}', b'{"id": 2, "added": null}', b"{}"]))
+    decoded = made(RecordChunk.of_values([b'{"id": 1}', b'{"id": 2, "added": null}', b"{}"]))
     assert decoded.rows.to_pylist() == [{"id": 1, "added": default}, {"id": 2, "added": default}]
     assert len(decoded.rejections) == 1

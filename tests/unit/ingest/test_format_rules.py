@@ -16,7 +16,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 from pyiceberg.table.update.schema import UpdateSchema
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.schema_drift import MAX_NESTING, find_new_fields
 
@@ -86,7 +86,7 @@ def outcome(record: Record, column: t.NestedField) -> Any:
     """The column's value, or the class of the dead letter; `skipped` if the record is neither."""
     plain, value = record
     fields = [column] if isinstance(plain, str) or "envelope" not in plain else [ID, column]
-    decoded = create_decoder(plain, Schema(*fields), {})(Chunk.of_values([value]))
+    decoded = create_decoder(plain, Schema(*fields), {})(RecordChunk.of_values([value]))
     if decoded.rejections:
         return decoded.rejections[0].error_class
     found = decoded.rows.column(column.name).to_pylist()
@@ -520,7 +520,7 @@ def evolved(record: Record, schema: Schema, batches: int, mode: Literal["additiv
     """The table's schema after that many batches with the record."""
     plain, value = record
     for _ in range(batches):
-        decoded = create_decoder(plain, schema, {}, mode)(Chunk.of_values([value]))
+        decoded = create_decoder(plain, schema, {}, mode)(RecordChunk.of_values([value]))
         assert not decoded.rejections
         unpartitioned: Any = SimpleNamespace(table_metadata=SimpleNamespace(partition_specs=(), schemas=(schema,)))
         update = UpdateSchema(unpartitioned, schema=schema)

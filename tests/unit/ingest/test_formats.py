@@ -6,7 +6,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import CHECKS, FORMATS, create_decoder
 from frazil.spec.formats import FORMATS as DECLARED
 from frazil.spec.formats import dump_format, parse_format
@@ -36,8 +36,8 @@ def test_a_format_crosses_to_executors_as_plain_values(plain: object) -> None:
 
 def test_json_behind_a_schema_id_is_read_as_json_and_what_has_none_is_named() -> None:
     values = [b'\0\0\0\0\7{"s":"x","l":1}', None, b'{"l":2}', b"\0\0\0\0\7", b"\0\0", b'\0\0\0\0\10{"l":3}']
-    decoded = create_decoder(FRAMED, SCHEMA, {})(Chunk.of_values(values))
-    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    decoded = create_decoder(FRAMED, SCHEMA, {})(RecordChunk.of_values(values))
+    rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     assert rows == {0: {"s": "x", "l": 1}, 5: {"s": None, "l": 3}}
     assert {r.index: r.error_class for r in decoded.rejections} == {
         1: "Tombstone",

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
@@ -31,7 +31,9 @@ def decode(records: list[tuple[bytes | None, bytes | None]], columns: dict[str, 
     headers = [
         pack_headers([("other", b"a"), ("__value_schema_id", header)]) if header else None for _, header in records
     ]
-    chunk = dataclasses.replace(Chunk.of_values([value for value, _ in records]), headers=BinaryColumn.of(headers))
+    chunk = dataclasses.replace(
+        RecordChunk.of_values([value for value, _ in records]), headers=BinaryColumn.of(headers)
+    )
     return create_decoder(
         dump_format(spec.value_format), record_schema(iceberg.table_schema(spec), spec.coordinates), {}
     )(chunk)
@@ -49,7 +51,7 @@ def test_an_id_or_guid_in_a_header_and_one_before_the_value_are_read_alike(regis
     value, by_id, by_guid = avro({"x": 5}, SCHEMA), b"\0\0\0\0\7", b"\1" + GUID.bytes
     records = [(value, by_id), (by_id + value, None), (value, by_guid), (None, by_id), (value, b"\2ab"), (value, None)]
     decoded = decode(records, {"x": "int"}, {"type": "avro", "registry": {"url": registry.url}})
-    assert (decoded.rows["x"].to_pylist(), decoded.kept.tolist()) == ([5, 5, 5], [0, 1, 2])
+    assert (decoded.rows["x"].to_pylist(), decoded.record_indexes.tolist()) == ([5, 5, 5], [0, 1, 2])
     found = {r.index: (r.error_class, r.error) for r in decoded.rejections}
     assert {place: error_class for place, (error_class, _) in found.items()} == {
         3: "Tombstone",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.headers import pack_headers, unpack_headers
@@ -158,8 +158,8 @@ def staged(form: str, values: list[bytes]) -> SchemaDrift:
     spec = validate_stream(declared, Path("s.yaml"))
     schema = record_schema(iceberg.table_schema(spec), coordinates=True)
     decode = create_decoder(dump_portable_format(spec.value_format), schema, {}, "off" if form == "csv" else "full")
-    found = decode(Chunk.of_values(values))
-    assert len(found.kept) + len(found.rejections) == len(values)
+    found = decode(RecordChunk.of_values(values))
+    assert len(found.record_indexes) + len(found.rejections) == len(values)
     requested, _ = requested_changes(SchemaDrift.from_json(json.loads(json.dumps(join_drift([found.drift]).to_json()))))
     plan_growth(schema, (schema,), requested, max_columns=500)
     return found.drift

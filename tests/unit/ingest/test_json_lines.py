@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, number_rows
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.json import lines
@@ -34,7 +34,10 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     """The rows of each record with their numbers, or the class and the text of its one error."""
     found: list[Any] = [[] for _ in range(count)]
     for place, number, row in zip(
-        decoded.kept.tolist(), number_rows(decoded.kept).tolist(), decoded.rows.to_pylist(), strict=True
+        decoded.record_indexes.tolist(),
+        number_rows(decoded.record_indexes).tolist(),
+        decoded.rows.to_pylist(),
+        strict=True,
     ):
         assert len(found[place]) == number
         found[place].append((row["x"], row["s"]))
@@ -48,8 +51,8 @@ def alone(value: bytes | None) -> Any:
     """What becomes of a record, line by line."""
     parts = [line for line in (value or b"").split(b"\n") if line.strip(b" \t\r")]
     if not parts:
-        return outcomes(ONE(Chunk.of_values([value])), 1)[0]
-    found = outcomes(ONE(Chunk.of_values(parts)), len(parts))
+        return outcomes(ONE(RecordChunk.of_values([value])), 1)[0]
+    found = outcomes(ONE(RecordChunk.of_values(parts)), len(parts))
     for number, of in enumerate(found, 1):
         if isinstance(of, tuple):
             return (of[0], f"line {number}: {of[1]}" if len(parts) > 1 else of[1])
@@ -62,16 +65,18 @@ def test_each_line_is_what_it_would_be_alone_and_a_bad_one_rejects_its_record(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "TARGET_LINES", at_once)
-        found = LINES(Chunk.of_values(values))
+        found = LINES(RecordChunk.of_values(values))
         assert outcomes(found, len(values)) == [alone(value) for value in values]
-    backwards = Chunk.of_values(values).slice(0, len(values))
-    taken = Chunk.of_column(backwards.values.take(np.arange(len(values))[::-1]))
+    backwards = RecordChunk.of_values(values).slice(0, len(values))
+    taken = RecordChunk.of_column(backwards.values.take(np.arange(len(values))[::-1]))
     assert outcomes(LINES(taken), len(values)) == [alone(value) for value in reversed(values)]
 
 
 def test_a_record_of_very_many_lines_is_one_dead_letter_and_the_others_land() -> None:
     limit = lines.MAX_LINES
-    found = LINES(Chunk.of_values([b"\n" * limit, b'{"x": 1}\n' * (limit - 1), b'{"x": 1}' + b"\n" * (limit - 1)]))
+    found = LINES(
+        RecordChunk.of_values([b"\n" * limit, b'{"x": 1}\n' * (limit - 1), b'{"x": 1}' + b"\n" * (limit - 1)])
+    )
     rejected, rows, one = outcomes(found, 3)
     assert rejected == ("TooManyLines", "the value has more than 100,000 lines")
     assert (len(rows), one) == (limit - 1, [(1, None)])
@@ -79,5 +84,5 @@ def test_a_record_of_very_many_lines_is_one_dead_letter_and_the_others_land() ->
 
 def test_a_frame_is_before_all_lines() -> None:
     framed = create_decoder({"type": "json", "framing": "confluent", "lines": True}, SCHEMA, {})
-    found = framed(Chunk.of_values([b'{"x": 1}', b'\0\0\0\0\7{"x": 1}\n{"x": 2}']))
+    found = framed(RecordChunk.of_values([b'{"x": 1}', b'\0\0\0\0\7{"x": 1}\n{"x": 2}']))
     assert [of if isinstance(of, list) else of[0] for of in outcomes(found, 2)] == ["NotFramed", [(1, None), (2, None)]]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, find_out_of_range
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder, create_quoter
 from frazil.ingest.shaper import range_error_text
 from frazil.spec import iceberg
@@ -72,7 +72,7 @@ def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) 
     spec = validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml"))
     schema = iceberg.table_schema(spec)
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    (found,) = create_decoder("json", schema, units)(Chunk.of_values([value.encode()])).rows["more"].to_pylist()
+    (found,) = create_decoder("json", schema, units)(RecordChunk.of_values([value.encode()])).rows["more"].to_pylist()
     assert kept == ("*null*" if found is None else f"`{found}`")
 
 
@@ -114,7 +114,7 @@ def _outcome(declared: str, unit: str, record: bytes | None) -> str:
     spec = validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml"))
     schema = iceberg.table_schema(spec)
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    decoded = create_decoder("json", schema, units)(Chunk.of_values([record]))
+    decoded = create_decoder("json", schema, units)(RecordChunk.of_values([record]))
     if decoded.rejections:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"

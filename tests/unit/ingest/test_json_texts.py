@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
@@ -43,7 +43,7 @@ def decode(values: Sequence[bytes | None], spec: dict[str, Any]) -> DecodedChunk
     wanted = change_schema(table, made.key) if made.mode == "upsert" else table
     units = {table.find_field(name).field_id: unit for name, unit in made.units.items()}
     found = create_decoder(dump_format(made.value_format), record_schema(wanted, made.coordinates), units)
-    return found(Chunk.of_values(values))
+    return found(RecordChunk.of_values(values))
 
 
 values = st.recursive(
@@ -60,7 +60,7 @@ def test_a_json_column_keeps_the_text_of_any_value(drawn: list[tuple[Any, int | 
     records = [f'{{"x": {text} , "y": 1}}'.encode() for text in texts]
     decoded = decode(records, declared({"x": JSON, "y": "int"}))
     assert {r.error_class for r in decoded.rejections} <= {"InvalidJson"}  # half of a surrogate pair
-    found = dict(zip(decoded.kept.tolist(), decoded.rows["x"].to_pylist(), strict=True))
+    found = dict(zip(decoded.record_indexes.tolist(), decoded.rows["x"].to_pylist(), strict=True))
     for place, kept in found.items():
         assert kept == (None if texts[place] == "null" else texts[place])
 
@@ -214,6 +214,25 @@ def test_protobuf_keeps_a_value_of_any_type_as_its_json_mapping() -> None:
         "list": [], "named": [], "holder": None,
     }  # fmt: skip
     assert held["holder"] == {"kept": None, "n": 0}
+
+
+def test_an_any_with_a_message_of_the_schema_is_kept_as_json() -> None:
+    schema = """syntax = "proto3"; import "google/protobuf/any.proto";
+    message R { google.protobuf.Any x = 1; repeated google.protobuf.Any left = 2; int32 n = 3; }
+    message Paid { int32 cents = 1; google.protobuf.Any why = 2; }"""
+    record, paid, inner = (GetMessageClass(message_of(schema, (), name))() for name in ("R", "Paid", "Paid"))
+    inner.cents = 7  # type: ignore[attr-defined]
+    paid.why.Pack(inner)  # type: ignore[attr-defined]
+    record.x.Pack(paid)  # type: ignore[attr-defined]
+    record.left.add().Pack(inner)  # type: ignore[attr-defined]
+    columns = {"x": JSON, "n": "int", "more": "string"}
+    spec = declared(columns, {"type": "protobuf", "schema-text": schema, "message": "R"}, rest="more")
+    decoded = decode([record.SerializeToString()], spec)
+    assert decoded.rejections == []
+    (row,) = decoded.rows.to_pylist()
+    seven = {"@type": "type.googleapis.com/Paid", "cents": 7}
+    assert json.loads(row["x"]) == {"@type": "type.googleapis.com/Paid", "why": seven}
+    assert json.loads(row["more"]) == {"left": [seven]}
 
 
 def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:

@@ -20,7 +20,7 @@ from pyiceberg.types import (
 )
 
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.schema_drift import SchemaDrift, find_new_fields
 
@@ -39,7 +39,7 @@ SCHEMA = Schema(
 
 
 def drift(*values: bytes) -> SchemaDrift:
-    return create_decoder("json", SCHEMA, {}, "full")(Chunk.of_values(values)).drift
+    return create_decoder("json", SCHEMA, {}, "full")(RecordChunk.of_values(values)).drift
 
 
 @pytest.mark.parametrize(

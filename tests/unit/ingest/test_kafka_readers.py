@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
 from frazil.ingest import kafka_columns, kafka_messages, range_reader, readers
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.headers import header_column, unpack_headers
 from frazil.ingest.kafka_columns import ColumnReader
@@ -248,7 +248,7 @@ def outcome(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Outcome:
     return records, ""
 
 
-def rows(chunk: Chunk, ranges: Sequence[OffsetRange]) -> list[Record]:
+def rows(chunk: RecordChunk, ranges: Sequence[OffsetRange]) -> list[Record]:
     for column in (chunk.values, chunk.keys):
         ends = column.starts + column.lengths.clip(0)
         assert (column.data[ends] == ord("\n")).all()
@@ -346,7 +346,7 @@ def test_both_readers_keep_the_headers_and_find_the_last_of_a_name(made: list[He
     sent = [Sent("a", 0, n, None, b"v", n, headers=tuple(headers)) for n, headers in enumerate(made)]
     wanted = next((found for headers in made for found, _ in headers), name)
     for read in (by_columns, by_messages):
-        chunks: list[Chunk] = []
+        chunks: list[RecordChunk] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(globals(), "rows", lambda chunk, _, chunks=chunks: [chunks.append(chunk)])
             read(sent, [OffsetRange("a", 0, 0, len(sent))])
@@ -388,7 +388,7 @@ def test_headers_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 10)
     sizes: list[int] = []
 
-    def counted(chunk: Chunk, _: object) -> list[Record]:
+    def counted(chunk: RecordChunk, _: object) -> list[Record]:
         assert chunk.headers is not None
         sizes.append(len(chunk.headers.data))
         return []
@@ -452,7 +452,7 @@ def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch)
     sizes: list[int] = []
     made = rows
 
-    def counted(chunk: Chunk, ranges: Sequence[OffsetRange]) -> list[Record]:
+    def counted(chunk: RecordChunk, ranges: Sequence[OffsetRange]) -> list[Record]:
         sizes.append(len(chunk.keys.data))
         return made(chunk, ranges)
 
@@ -579,16 +579,16 @@ def test_what_was_fetched_is_destroyed_once_where_reading_stops_in_the_middle() 
 
 
 def test_the_reader_is_chosen_by_what_it_can_do_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    readers._find_process_reason.cache_clear()
+    readers._explain_unusable_process.cache_clear()
     at = {"bootstrap.servers": "127.0.0.1:1"}
     ranges = [OffsetRange("a", 0, 0, 0)]
     with readers.create_kafka_reader(at, ranges) as reader:
         assert (type(reader), reader.notice) == (ColumnReader, None)
     jwt = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
-    assert "sasl.oauthbearer.method is default" in str(readers.find_slow_reader_reason({**at, **jwt}))
+    assert "sasl.oauthbearer.method is default" in str(readers.explain_slow_reader({**at, **jwt}))
     oidc = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "i", "sasl.oauthbearer.client.secret": "s"}
-    assert readers.find_slow_reader_reason({**at, **jwt, **oidc}) is None
-    assert "no.such" in str(readers.find_slow_reader_reason({**at, "no.such": "x"}))
+    assert readers.explain_slow_reader({**at, **jwt, **oidc}) is None
+    assert "no.such" in str(readers.explain_slow_reader({**at, "no.such": "x"}))
     monkeypatch.setenv(readers.READER_VARIABLE, "messages")
     with readers.create_kafka_reader(at, ranges) as forced:
         assert isinstance(forced, MessageReader)
@@ -602,7 +602,7 @@ def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
         raise LibraryUnusable("the fields of a message do not have the expected values")
 
     monkeypatch.setattr(readers, "librdkafka", unfit)
-    readers._find_process_reason.cache_clear()
+    readers._explain_unusable_process.cache_clear()
     at = {"bootstrap.servers": "127.0.0.1:1"}
     for _ in range(2):
         with readers.create_kafka_reader(at, [OffsetRange("a", 0, 0, 0)]) as reader:
@@ -611,7 +611,7 @@ def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
         r.getMessage().endswith("librdkafka: the fields of a message do not have the expected values")
         for r in caplog.records
     ] == [True]
-    readers._find_process_reason.cache_clear()
+    readers._explain_unusable_process.cache_clear()
 
 
 def test_the_layout_is_compared_with_a_message_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.shaper import RecordDecoder, Shaper
@@ -52,7 +52,7 @@ def shaped(spec: StreamSpec, records: Sequence[tuple[Any, Any]]) -> DecodedChunk
     keys, values = (
         [v if isinstance(v, bytes | None) else json.dumps(v).encode() for v in c] for c in zip(*records, strict=True)
     )
-    chunk = dataclasses.replace(Chunk.of_values(values), keys=BinaryColumn.of(keys))
+    chunk = dataclasses.replace(RecordChunk.of_values(values), keys=BinaryColumn.of(keys))
     ranges = [OffsetRange("t", 0, 0, len(records))]
     decode = RecordDecoder(context, schema, open_decoder(context, schema))
     return Shaper(context, schema, ranges, decode=decode)(chunk)
@@ -60,7 +60,7 @@ def shaped(spec: StreamSpec, records: Sequence[tuple[Any, Any]]) -> DecodedChunk
 
 def rows(found: DecodedChunk) -> dict[int, dict[str, Any]]:
     made = ({k: v for k, v in row.items() if not k.startswith(("kafka_", "_"))} for row in found.rows.to_pylist())
-    return dict(zip(found.kept.tolist(), made, strict=True))
+    return dict(zip(found.record_indexes.tolist(), made, strict=True))
 
 
 def errors(found: DecodedChunk) -> dict[int, str]:
@@ -207,7 +207,7 @@ def test_a_transform_reads_fields_of_the_key() -> None:
         ),
         ({"n": "int"}, {"key": {"format": "json"}}, {}, "source.key.column: is missing"),
         ({"n": "int"}, {"key": {"column": "n", "format": "avro"}}, {}, "which needs schema-file"),
-        (COLUMNS, {"key": {"column": "n", "format": "json"}}, {}, "stores the whole key, and user a field of it"),
+        (COLUMNS, {"key": {"column": "n", "format": "json"}}, {}, "whole key, and the column user stores a field"),
         ({"n": "list<int>"}, {"key": {"column": "n", "format": "json"}}, {}, "stores the whole key in a nested type"),
         (COLUMNS, {"format": {"type": "avro", "schema-text": '"long"'}}, {}, "needs the schema of keys"),
         (

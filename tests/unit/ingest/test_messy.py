@@ -29,7 +29,7 @@ def of_kind(kind: str) -> list[Block]:
 def test_each_event_of_a_messy_topic_is_a_clean_row_or_a_dead_letter() -> None:
     drawn = [*events(2_000)]
     decoded = decode([event.value for event in drawn], declared())
-    found = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    found = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     assert {place: found.get(place) for place in range(len(drawn))} == {i: event.row for i, event in enumerate(drawn)}
     assert sorted(r.index for r in decoded.rejections) == [i for i, event in enumerate(drawn) if event.row is None]
     assert sum(decoded.drift.cast.values()) == sum(event.casts for event in drawn) > 1_000

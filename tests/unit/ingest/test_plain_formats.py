@@ -25,7 +25,7 @@ from pyiceberg.types import (
 )
 
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder, create_quoter
@@ -46,7 +46,7 @@ def csv_format(columns: int, **changes: Any) -> dict[str, Any]:
 def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     """The row of each record, or the class of its error; each record has exactly one."""
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
-    for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
+    for place, row in zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True):
         assert place not in found
         found[place] = tuple(row.values())
     return [found[i] for i in range(count)]
@@ -69,14 +69,14 @@ def test_a_whole_value_is_its_row_if_python_reads_it(values: list[bytes | None])
             return "InvalidUtf8"
 
     count = len(values)
-    assert outcomes(TEXT(Chunk.of_values(values)), count) == [text(value) for value in values]
-    assert outcomes(BYTES(Chunk.of_values(values)), count) == [(value,) for value in values]
+    assert outcomes(TEXT(RecordChunk.of_values(values)), count) == [text(value) for value in values]
+    assert outcomes(BYTES(RecordChunk.of_values(values)), count) == [(value,) for value in values]
     expected = ["MissingRequired" if value is None else text(value) for value in values]
-    assert outcomes(NEEDED(Chunk.of_values(values)), count) == expected
+    assert outcomes(NEEDED(RecordChunk.of_values(values)), count) == expected
 
 
 def test_where_a_text_is_not_utf8_is_reported() -> None:
-    (rejection,) = TEXT(Chunk.of_values([b"fine", "é".encode() * 8 + b"\xc3"])).rejections
+    (rejection,) = TEXT(RecordChunk.of_values([b"fine", "é".encode() * 8 + b"\xc3"])).rejections
     assert rejection.error == "c1: the value is not UTF-8 (byte 16): write UTF-8, or make the column binary"
 
 
@@ -91,7 +91,7 @@ def test_what_python_writes_as_a_line_is_read_as_python_reads_it(lines: list[lis
         csv.writer(text, lineterminator=end, quoting=csv.QUOTE_ALL).writerow(fields)
         written.append(text.getvalue().encode())
     expected = [tuple(fields) if len(fields) == 3 else "WrongFieldCount" for fields in lines]
-    assert outcomes(TEXTS(Chunk.of_values(written)), len(written)) == expected
+    assert outcomes(TEXTS(RecordChunk.of_values(written)), len(written)) == expected
 
 
 BITS = st.lists(st.sampled_from(["a", "bc", "é", ";", "'", "''", "NULL", " ", "\\", '"', ","]), max_size=14)
@@ -99,7 +99,7 @@ BITS = st.lists(st.sampled_from(["a", "bc", "é", ";", "'", "''", "NULL", " ", "
 
 @given(st.lists(BITS.map("".join), max_size=12))
 def test_any_line_is_read_as_python_reads_it_or_is_a_dead_letter(lines: list[str]) -> None:
-    found = outcomes(SEMICOLONS(Chunk.of_values([line.encode() for line in lines])), len(lines))
+    found = outcomes(SEMICOLONS(RecordChunk.of_values([line.encode() for line in lines])), len(lines))
     for line, outcome in zip(lines, found, strict=True):
         if not line:
             assert outcome == "Empty"
@@ -116,7 +116,7 @@ def test_any_line_is_read_as_python_reads_it_or_is_a_dead_letter(lines: list[str
 
 @given(st.lists(st.lists(st.sampled_from(["a", '"', ",", "é", ""]), max_size=9).map("".join), max_size=9))
 def test_without_a_quote_a_line_is_split_at_each_delimiter(lines: list[str]) -> None:
-    found = outcomes(UNQUOTED(Chunk.of_values([line.encode() for line in lines])), len(lines))
+    found = outcomes(UNQUOTED(RecordChunk.of_values([line.encode() for line in lines])), len(lines))
     for line, outcome in zip(lines, found, strict=True):
         fields = tuple(field or None for field in line.split(","))
         assert outcome == ("Empty" if not line else fields if len(fields) == 3 else "WrongFieldCount")
@@ -149,26 +149,26 @@ FIELDS_OF_TYPES = [
 @pytest.mark.parametrize(("kind", "field", "expected"), FIELDS_OF_TYPES)
 def test_a_field_becomes_a_value_of_its_column(kind: IcebergType, field: bytes, expected: object) -> None:
     decode = create_decoder(csv_format(2), schema(kind, StringType()), {})
-    (outcome,) = outcomes(decode(Chunk.of_values([field + b",x"])), 1)
+    (outcome,) = outcomes(decode(RecordChunk.of_values([field + b",x"])), 1)
     value = outcome if isinstance(outcome, str) else outcome[0]
     assert value == expected or str(value) == expected
 
 
 def test_a_time_arrives_in_its_unit_or_as_text() -> None:
     decode = create_decoder(csv_format(2), schema(TimestamptzType(), TimestamptzType()), {1: "ms"})
-    ((first, second),) = outcomes(decode(Chunk.of_values([b"1000,1970-01-01T00:00:01Z"])), 1)
+    ((first, second),) = outcomes(decode(RecordChunk.of_values([b"1000,1970-01-01T00:00:01Z"])), 1)
     assert first == second
     assert first.timestamp() == 1
 
 
 def test_a_field_that_is_no_column_is_skipped_and_a_column_without_field_is_null() -> None:
     decode = create_decoder({"type": "csv", "columns": ["c2", "_", "c1"]}, schema(*[LongType()] * 3), {})
-    assert outcomes(decode(Chunk.of_values([b"2,x,1"])), 1) == [(1, 2, None)]
+    assert outcomes(decode(RecordChunk.of_values([b"2,x,1"])), 1) == [(1, 2, None)]
 
 
 def test_what_is_wrong_with_a_line_is_reported() -> None:
     lines = [b"a,b", b'"a', b'"a"b,c,d', b"a,b,c\nd,e,f", None, b"a,b,\xff"]
-    errors = {r.index: (r.error_class, r.error) for r in TEXTS(Chunk.of_values(lines)).rejections}
+    errors = {r.index: (r.error_class, r.error) for r in TEXTS(RecordChunk.of_values(lines)).rejections}
     assert errors == {
         0: ("WrongFieldCount", "the line has 2 fields, but 3 are declared: c1, c2, c3"),
         1: ("InvalidCsv", 'a field begins with ", but does not end with "'),
@@ -183,13 +183,13 @@ def test_a_chunk_is_read_in_pieces_and_a_huge_record_alone(monkeypatch: pytest.M
     monkeypatch.setattr(csv_decoder, "JSON_BUFFER_BYTES", 400)
     decode = create_decoder(csv_format(1), schema(StringType()), {})
     values = [b"x" * (i % 70 + 1) if i != 50 else b'"' + b"\x01" * 5000 + b'"' for i in range(200)]
-    found = outcomes(decode(Chunk.of_values(values)), 200)
+    found = outcomes(decode(RecordChunk.of_values(values)), 200)
     assert found == [(value.strip(b'"').decode(),) for value in values]
 
 
 def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
     for decode in (TEXTS, TEXT):
-        assert decode(Chunk.of_values([])).rows.num_rows == 0
+        assert decode(RecordChunk.of_values([])).rows.num_rows == 0
 
 
 def test_a_field_is_quoted_as_it_was_sent() -> None:
@@ -222,7 +222,7 @@ def test_a_line_becomes_what_the_page_says(declared: str, value: str, said: str)
     }
     spec = validate_stream(stream, Path("s.yaml"))
     decode = create_decoder(dump_format(spec.value_format), record_schema(iceberg.table_schema(spec), True), {})
-    (outcome,) = outcomes(decode(Chunk.of_values([value.encode()])), 1)
+    (outcome,) = outcomes(decode(RecordChunk.of_values([value.encode()])), 1)
     if said.startswith("dead letter"):
         assert said == f"dead letter `{outcome}`"
     else:

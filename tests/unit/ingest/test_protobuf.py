@@ -14,7 +14,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import check_supported, create_decoder
 from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
@@ -41,7 +41,7 @@ class Registered:
     def __init__(self, schemas: Mapping[int, SchemaText]) -> None:
         self._schemas = schemas
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
         assert all(abs(one) < 2**31 for one in schema_ids)
 
     def get(self, schema_id: int) -> SchemaText:
@@ -55,7 +55,7 @@ def framed(schema_id: int, indexes: bytes, content: bytes) -> bytes:
 
 
 def outcomes(decoded: DecodedChunk) -> dict[int, Any]:
-    rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
+    rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))
     return rows | {r.index: (r.error_class, r.error) for r in decoded.rejections}
 
 
@@ -66,7 +66,7 @@ def test_message_indexes_say_which_message_a_record_is() -> None:
         framed(7, b"\2\2", b"\n\1c"),
         framed(7, b"\4\0\0", b"\x12\1d"),  # a map's entries do not count
     ]
-    found = outcomes(ProtobufDecoder(COLUMNS, {}, Registered(SCHEMAS))(Chunk.of_values(values)))
+    found = outcomes(ProtobufDecoder(COLUMNS, {}, Registered(SCHEMAS))(RecordChunk.of_values(values)))
     assert found[0] == found[1] | {"s": "a"} == {"s": "a", "l": None}
     assert (found[2], found[3]) == ({"s": "c", "l": None}, {"s": "d", "l": None})
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         (valid[:-1], "InvalidProtobuf", "s: the message ends within this value"),
     ]
     values = [value for one in expected for value in (one[0], valid)]
-    found = outcomes(ProtobufDecoder(COLUMNS, {}, Registered(SCHEMAS))(Chunk.of_values(values)))
+    found = outcomes(ProtobufDecoder(COLUMNS, {}, Registered(SCHEMAS))(RecordChunk.of_values(values)))
     for i, (value, error_class, text) in enumerate(expected):
         assert found[2 * i][0] == error_class, value
         assert text in found[2 * i][1]
@@ -100,7 +100,7 @@ def test_the_last_field_of_a_oneof_stays_also_where_no_column_wants_it() -> None
     columns = Schema(t.NestedField(1, "s", t.StringType()), t.NestedField(2, "l", t.LongType()))
     values = [b"\n\1a\x10\5", b"\x10\5\n\1a", b"\x10\5\x1a\0"]
     schemas = SchemaText("PROTOBUF", TEXT, (("other.proto", OTHER),))
-    found = outcomes(ProtobufDecoder(columns, {}, schemas, "a.b.Second", framed=False)(Chunk.of_values(values)))
+    found = outcomes(ProtobufDecoder(columns, {}, schemas, "a.b.Second", framed=False)(RecordChunk.of_values(values)))
     assert found == {0: {"s": None, "l": 5}, 1: {"s": "a", "l": None}, 2: {"s": None, "l": None}}
 
 
@@ -130,10 +130,10 @@ DEEP = 'syntax = "proto3"; message R { repeated In n = 1; } message In { R r = 1
 )
 def test_what_the_record_cannot_have_costs_little(content: bytes, error_class: str) -> None:
     decode = ProtobufDecoder(WIDE, {}, SchemaText("PROTOBUF", DEEP), "R", framed=False)
-    decode(Chunk.of_values([b""]))
+    decode(RecordChunk.of_values([b""]))
     tracemalloc.start()
     try:
-        found = outcomes(decode(Chunk.of_values([content])))
+        found = outcomes(decode(RecordChunk.of_values([content])))
         _, limit = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -150,12 +150,14 @@ def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tm
     single = {"type": "protobuf", "schema-text": base64.b64encode(made.serialized_pb).decode()}
     (tmp_path / "x.desc").unlink()
     for plain in (carried, single):
-        assert outcomes(create_decoder(plain, columns, {})(Chunk.of_values([b"\x08\2", b""]))) == {
+        assert outcomes(create_decoder(plain, columns, {})(RecordChunk.of_values([b"\x08\2", b""]))) == {
             0: {"x": 2},
             1: {"x": None},
         }
     framing = {**single, "framing": "confluent"}
-    found = outcomes(create_decoder(framing, columns, {})(Chunk.of_values([framed(5, b"\0", b"\x08\2"), b"\x08\2"])))
+    found = outcomes(
+        create_decoder(framing, columns, {})(RecordChunk.of_values([framed(5, b"\0", b"\x08\2"), b"\x08\2"]))
+    )
     assert (found[0], found[1][0]) == ({"x": 2}, "NotFramed")
 
 
@@ -187,7 +189,7 @@ def test_new_fields_and_wider_columns_are_seen() -> None:
         t.NestedField(2, "in", t.StructType(t.NestedField(3, "x", t.FloatType()))),
     )
     decode = create_decoder({"type": "protobuf", "schema-text": text, "message": "R"}, table, {}, "full")
-    drift = decode(Chunk.of_values([b"\x08\1"])).drift
+    drift = decode(RecordChunk.of_values([b"\x08\1"])).drift
     assert set(drift.new) == {("in", "y"), ("more",)}
     assert drift.wider == {("l",): "long", ("in", "x"): "double"}
 
@@ -197,7 +199,7 @@ def test_a_schema_that_cannot_fill_the_table_leaves_nothing_behind_for_others() 
     valid = 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'
     schemas = Registered({1: SchemaText("PROTOBUF", lacking), 2: SchemaText("PROTOBUF", valid)})
     values = [framed(1, b"\0", b""), framed(2, b"\0", b"\n\1a\x10\5")]
-    found = outcomes(ProtobufDecoder(COLUMNS, {}, schemas)(Chunk.of_values(values)))
+    found = outcomes(ProtobufDecoder(COLUMNS, {}, schemas)(RecordChunk.of_values(values)))
     assert found == {
         0: ("MissingRequired", "s: required, and the writer schema's R has no such field"),
         1: {"s": "a", "l": 5},

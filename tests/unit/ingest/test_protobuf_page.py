@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, find_out_of_range
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.shaper import range_error_text
 from frazil.spec import iceberg
@@ -62,7 +62,7 @@ def becomes(written: str, octets: str, declared: str, unit: str) -> str:
     value = bytes.fromhex(octets)
     text = f"{TEXT} message R {{ {written} x = 1; }}"
     decoded = create_decoder({"type": "protobuf", "schema-text": text, "message": "R"}, schema, units)(
-        Chunk.of_values([value])
+        RecordChunk.of_values([value])
     )
     if decoded.rejections:
         (rejection,) = decoded.rejections

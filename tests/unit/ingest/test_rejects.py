@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, Rejects, StageResult
 from frazil.ingest.decode import Rejection
 from frazil.ingest.rejects import RejectCounter, join_rejects
@@ -31,7 +31,7 @@ def summed(records: Found, *, cuts: list[int], accepted: dict[tuple[str, int], i
     for start, end in pairwise(edges):
         part = records[start:end]
         empty = BinaryColumn.of([b""] * len(part))
-        chunk = Chunk(
+        chunk = RecordChunk(
             empty,
             empty,
             np.array([p for p, _, _ in part], np.int32),

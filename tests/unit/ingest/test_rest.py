@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.changes import KEPT_COLUMNS
+from frazil.ingest.changes import OMITTED_COLUMNS
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
@@ -119,7 +119,7 @@ def test_columns_and_the_rest_together_are_the_record(drawn: list[tuple[dict[str
     del spec["schema"]["at"]
     decoded = decode([text.encode() for text in texts], spec | {"event-time": "kafka_timestamp"})
     assert decoded.rejections == []
-    for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
+    for place, row in zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True):
         columns = {
             "x": exact(row["x"]),
             "s": None if row["s"] is None else {name: exact(text) for name, text in row["s"].items()},
@@ -164,7 +164,7 @@ def test_in_a_debezium_event_it_keeps_what_is_left_of_the_row() -> None:
     decoded = decode([json.dumps(one, separators=(",", ":")).encode() for one in events], spec)
     assert decoded.rejections == []
     assert decoded.rows["r"].to_pylist() == ['{"new":[1],"r":2}'] * 2 + [None]
-    assert decoded.rows[KEPT_COLUMNS].null_count == 3
+    assert decoded.rows[OMITTED_COLUMNS].null_count == 3
 
 
 def test_avro_keeps_the_fields_without_a_column_that_are_not_null() -> None:

@@ -212,12 +212,12 @@ def test_an_error_of_a_library_is_reported_without_its_text(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     land = world(spec_of({"email": "hash"}, SCHEMA))
-    add, rehearse = TableWriter.add, TableWriter.rehearse
+    add, dry_write = TableWriter.add, TableWriter.dry_write
 
     def failing(self: TableWriter, table: pa.Table) -> Any:
         if "n" in table.column_names and 13 in table["n"].to_pylist():
             raise ValueError(f"cannot write {CANARY}")
-        return rehearse(self, table)
+        return dry_write(self, table)
 
     def adding(self: TableWriter, table: pa.Table) -> None:
         if "n" in table.column_names and 13 in table["n"].to_pylist():
@@ -225,12 +225,12 @@ def test_an_error_of_a_library_is_reported_without_its_text(
         add(self, table)
 
     monkeypatch.setattr(TableWriter, "add", adding)
-    monkeypatch.setattr(TableWriter, "rehearse", failing)
+    monkeypatch.setattr(TableWriter, "dry_write", failing)
     result = staged(land, [Record(f'{{{TS}, "n": {n}, "email": "{CANARY}"}}'.encode()) for n in (1, 13)])
     assert [row["error_class"] for row in rows(result, "dead-letters").values()] == [UNWRITABLE]
     assert CANARY.encode() not in everything(land, result)
     assert CANARY not in caplog.text
-    monkeypatch.setattr(TableWriter, "rehearse", lambda *_: None)
+    monkeypatch.setattr(TableWriter, "dry_write", lambda *_: None)
     with pytest.raises(RuntimeError, match="ValueError: the text is withheld") as raised:
         staged(land, [Record(f'{{{TS}, "n": 13}}'.encode())])
     assert CANARY not in str(raised.value)

@@ -30,7 +30,7 @@ from frazil.ingest import parquet, stage_components
 from frazil.ingest import progress as reporter
 from frazil.ingest import stage as staging
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import (
     OffsetRange,
     RecordFile,
@@ -65,7 +65,7 @@ class FakeReader:
 
     notice: str | None = None
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, chunks: Sequence[RecordChunk]) -> None:
         self.chunks = chunks
         self.readings = 0
 
@@ -79,7 +79,7 @@ class FakeReader:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[RecordChunk]:
         return iter(self.chunks)
 
 
@@ -157,11 +157,11 @@ class World:
         return replace(reported.result, files=tuple(files))
 
     @staticmethod
-    def _chunk(records: Sequence[Record], start: int) -> Chunk:
+    def _chunk(records: Sequence[Record], start: int) -> RecordChunk:
         n = len(records)
         stamps = np.array([r.stamp_ms for r in records], np.int64)
         values, keys = [r.value for r in records], [r.key for r in records]
-        return Chunk(
+        return RecordChunk(
             BinaryColumn.of(values), BinaryColumn.of(keys), np.zeros(n, np.int32), np.arange(start, start + n), stamps
         )
 
@@ -595,7 +595,7 @@ def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monke
     ]
     error = "half a pair: \ud800" + "\U0001f600" * 5000
 
-    def rejecting(chunk: Chunk) -> DecodedChunk:
+    def rejecting(chunk: RecordChunk) -> DecodedChunk:
         rejections = [Rejection(i, "Odd\udfff", error) for i in range(len(chunk))]
         empty = schema_to_pyarrow(iceberg.table_schema(world.spec), include_field_ids=True).empty_table()
         return DecodedChunk(empty, np.arange(0), rejections)
@@ -810,7 +810,7 @@ def test_records_that_cannot_be_decoded_or_written_do_not_change_the_count_of_ca
     world = make_world({"n": {"type": "int", "cast": "lenient"}})
     decode = staging.TargetDecoder.__call__
 
-    def failing(decoder: Any, chunk: Chunk) -> Any:
+    def failing(decoder: Any, chunk: RecordChunk) -> Any:
         if any(b'"13"' in (value or b"") for value in chunk.values):
             raise ValueError("a bug")
         return decode(decoder, chunk)

@@ -20,7 +20,7 @@ from pyiceberg.types import LongType, NestedField
 
 from frazil.errors import MissingExtra, SpecError
 from frazil.ingest import stage_components
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.record_files import RowChunk
@@ -72,7 +72,7 @@ def context_of(spec: StreamSpec, folder: str = "") -> StageContext:
 
 
 def transformed(spec: StreamSpec, values: Sequence[Any], **of_chunk: Any) -> DecodedChunk:
-    chunk = Chunk.of_values([v if isinstance(v, bytes) else json.dumps(v).encode() for v in values])
+    chunk = RecordChunk.of_values([v if isinstance(v, bytes) else json.dumps(v).encode() for v in values])
     return open_decoder(context_of(spec), iceberg.table_schema(spec))(replace(chunk, **of_chunk))
 
 
@@ -105,6 +105,8 @@ def refusal(sql: str, **other: Any) -> str:
         "current_localtimestamp()",
         "version()",
         "hash(n)",
+        "list_grade_up([n, n])[1]",
+        "array_grade_up([n, n])[1]",
         "getvariable('x')",
         "current_setting('threads')",
         "current_user",
@@ -224,7 +226,10 @@ def test_failing_and_dropped_records_leave_their_neighbours_as_they_are() -> Non
     spec = stream("SELECT CAST(txt AS BIGINT) // n AS a FROM records WHERE txt <> '' AND CAST(txt AS BIGINT) > 0")
     texts = ["6", "", "x", "4", "0", "8", None, "9" * 30]
     found = transformed(spec, [{"n": 0 if txt == "4" else 2, "txt": txt} for txt in texts] + [b"{"])
-    assert [(int(k), row["a"]) for k, row in zip(found.kept, found.rows.to_pylist(), strict=True)] == [(0, 3), (5, 4)]
+    assert [(int(k), row["a"]) for k, row in zip(found.record_indexes, found.rows.to_pylist(), strict=True)] == [
+        (0, 3),
+        (5, 4),
+    ]
     assert found.dropped.tolist() == [1, 4, 6]
     errors = {r.index: (r.error_class, r.error) for r in found.rejections}
     assert {index: kind for index, (kind, _) in errors.items() if index != 8} == dict.fromkeys(
@@ -239,8 +244,8 @@ def test_a_chunk_after_one_that_failed_and_one_of_failures_alone_are_as_in_any_o
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records")
     decode = open_decoder(context_of(spec), iceberg.table_schema(spec))
     for texts, kept in ((["x", "1"], [1]), (["x", "y"], []), (["1", "2"], [0, 1]), ([], []), (["3", "x"], [0])):
-        found = decode(Chunk.of_values([json.dumps({"txt": txt}).encode() for txt in texts]))
-        assert found.kept.tolist() == kept
+        found = decode(RecordChunk.of_values([json.dumps({"txt": txt}).encode() for txt in texts]))
+        assert found.record_indexes.tolist() == kept
         assert len(found.rejections) == len(texts) - len(kept)
 
 
@@ -248,21 +253,21 @@ def test_an_element_that_fails_rejects_its_whole_record_and_an_empty_list_is_dro
     spec = stream("SELECT CAST(unnest(tags) AS BIGINT) * n AS a FROM records", schema={"a": "long"})
     values = [{"n": 2, "tags": ["1", "2"]}, {"n": 1, "tags": ["1", "x"]}, {"n": 1, "tags": []}, {"n": 1}]
     found = transformed(spec, values)
-    assert [row["a"] for k, row in zip(found.kept, found.rows.to_pylist(), strict=True) if k == 0] == [2, 4]
+    assert [row["a"] for k, row in zip(found.record_indexes, found.rows.to_pylist(), strict=True) if k == 0] == [2, 4]
     assert [r.index for r in found.rejections] == [1]
     assert found.dropped.tolist() == [2, 3]
 
 
 def test_a_value_that_is_required_and_null_is_a_dead_letter() -> None:
     found = transformed(stream("SELECT n AS a FROM records", schema={"a": "long not null"}), [{"n": 1}, {}])
-    assert found.kept.tolist() == [0]
+    assert found.record_indexes.tolist() == [0]
     assert found.rejections == [(1, "MissingRequired", "a: required, and missing or null")]
 
 
 def test_bytes_of_another_length_than_fixed_are_a_dead_letter() -> None:
     spec = stream("SELECT encode(txt) AS a FROM records", schema={"a": "fixed[2]"})
     found = transformed(spec, [{"txt": "ab"}, {"txt": "abc"}, {}])
-    assert (found.kept.tolist(), [r.index for r in found.rejections]) == ([0, 2], [1])
+    assert (found.record_indexes.tolist(), [r.index for r in found.rejections]) == ([0, 2], [1])
 
 
 @pytest.mark.parametrize(
@@ -294,7 +299,7 @@ def test_every_format_is_transformed(source: Any, fields: Any, value: bytes) -> 
 def test_keys_and_headers_are_fields() -> None:
     source = {"format": "string", "key": {"column": "k", "format": "string"}}
     spec = stream("SELECT CAST(k || txt AS BIGINT) AS a FROM records", {"k": "string", "txt": "string"}, source=source)
-    keys = Chunk.of_values([b"4", b"x"]).values
+    keys = RecordChunk.of_values([b"4", b"x"]).values
     found = transformed(spec, [b"2", b"2"], keys=keys)
     assert (found.rows.to_pylist(), [r.index for r in found.rejections]) == ([{"a": 42}], [1])
 
@@ -343,7 +348,7 @@ class Reader:
     on_read: Any = None
 
     def __init__(self, values: Sequence[bytes], size: int) -> None:
-        whole = replace(Chunk.of_values(values), timestamps_ms=np.full(len(values), 1_767_225_600_000))
+        whole = replace(RecordChunk.of_values(values), timestamps_ms=np.full(len(values), 1_767_225_600_000))
         self._chunks = [whole.slice(at, at + size) for at in range(0, len(values), size)]
 
     def __enter__(self) -> Any:
@@ -375,6 +380,30 @@ def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
+    ("expression", "text", "said"),
+    [
+        ("json_extract_string('{}', txt)", "*", "INTERNAL Error: Invalid JSON path element"),
+        ("array_length(tags, length(txt))", "ab", "array_length for lists with dimensions other than 1"),
+        ("CASE WHEN txt LIKE txt ESCAPE '!' THEN 1 END", "a!", "Like pattern must not end with escape character"),
+    ],
+)
+def test_a_record_for_which_duckdb_itself_fails_is_the_only_dead_letter(
+    expression: str, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    condition = f"({expression}) IS NULL OR n > 0"
+    values = [json.dumps({"n": n, "txt": text if n == 4 else "a", "tags": ["x"]}).encode() for n in range(1, 30)]
+    for sql in (f"SELECT n AS a FROM records WHERE {condition}", f"SELECT if({condition}, n, 0) AS a FROM records"):
+        result = staged(stream(sql), values, tmp_path / str(len(sql)), monkeypatch)
+        (progress,) = result.progress
+        assert (progress.records, progress.rejected, progress.dropped) == (28, 1, 0)
+        (file,) = (f for f in result.files if f.target == "dead-letters")
+        (dead,) = pq.read_table(file.path).to_pylist()
+        assert (dead["kafka_offset"], dead["error_class"]) == (3, "TransformFailed")
+        assert said in dead["error"]
+        assert "Stack Trace" not in dead["error"]
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         "repeat(txt, n)",
@@ -400,6 +429,15 @@ def test_a_failure_whose_message_is_cut_within_a_character_is_that_of_its_record
     found = transformed(spec, [{"txt": "00"}, {"txt": "😀"}, {"txt": "é"}, {"txt": "0000"}])
     assert found.rows.column("a").to_pylist() == [1, 2]
     assert [(r.index, r.error_class) for r in found.rejections] == [(1, "TransformFailed"), (2, "TransformFailed")]
+
+
+@pytest.mark.parametrize("name", ["levenshtein", "editdist3", "damerau_levenshtein"])
+def test_a_record_cannot_choose_how_long_the_texts_are_that_a_quadratic_function_compares(name: str) -> None:
+    for second in ("txt", "left(txt, n::INTEGER)", "left(txt, 1001)", "left(txt, -1)", "left(txt, '9999')"):
+        said = refusal(f"SELECT {name}(left(txt, 9), {second})::BIGINT AS a FROM records")
+        assert f"{name}: its arguments must be constants or left(…, n) with n up to 1,000" in said
+    for second in ("'smith'", "left(upper(txt), 1000)"):
+        check_transform(stream(f"SELECT {name}(left(txt, 9), {second})::BIGINT AS a FROM records"))
 
 
 @pytest.mark.parametrize(
@@ -432,7 +470,7 @@ def test_a_process_that_a_record_may_kill_transforms_in_another_one(
 
 def test_rows_of_a_parquet_file_are_records_too() -> None:
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n > 0", {"n": "long", "txt": "string"})
-    plain = Chunk.of_values([None] * 3)
+    plain = RecordChunk.of_values([None] * 3)
     rows = pa.table({"n": [1, 0, 1], "txt": pa.array(["5", "6", "x"], pa.large_string())})
     chunk = RowChunk(plain.values, plain.keys, plain.range_index, plain.offsets, plain.timestamps_ms, rows)
     found = open_decoder(context_of(spec), iceberg.table_schema(spec))(chunk)
@@ -464,7 +502,7 @@ def test_only_a_value_that_is_there_must_have_its_required_fields() -> None:
     found = transformed(stream("SELECT n, s FROM records", fields, schema={"n": "long", "s": kind}), values)
     whole = [None, {"a": 1, "l": None}, {"a": 5, "l": [{"b": 6}, None]}]
     assert [row["s"] for row in found.rows.to_pylist()] == whole
-    assert found.kept.tolist() == [0, 2, 4]
+    assert found.record_indexes.tolist() == [0, 2, 4]
     assert [tuple(rejection) for rejection in found.rejections] == [
         (1, "MissingRequired", "s: a: required, and missing or null"),
         (3, "MissingRequired", "s: b: required, and missing or null"),

@@ -12,7 +12,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from frazil.ingest.changes import KEPT_COLUMNS
+from frazil.ingest.changes import OMITTED_COLUMNS
 from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event, wrapped
 
 PAGE = Path("docs/how-to/capture-changes.md").read_text().split("## Values that an event omits")[1]
@@ -53,7 +53,7 @@ def test_json_has_the_placeholder_in_the_form_of_its_type(declared: str, form: s
     before = {"id": 1}
     found = of(declared, *(update(v, before=before) for v in [*reported, value]))
     assert found.rejections == []
-    assert found.rows[KEPT_COLUMNS].to_pylist() == [[X], *[None] * (len(reported) - 1), [X]]
+    assert found.rows[OMITTED_COLUMNS].to_pylist() == [[X], *[None] * (len(reported) - 1), [X]]
     values = found.rows["x"].to_pylist()
     assert values[0] is values[-1] is values[1] is None
     assert None not in values[2:-1]
@@ -79,7 +79,7 @@ def test_avro_has_it_too(declared: str, form: str) -> None:
         value = [base64.b64decode(v) for v in value] if isinstance(value, list) else base64.b64decode(value)
     found = of_avro(declared, AVRO[declared], {"id": 1, "x": value})
     assert found.rejections == []
-    assert (found.rows["x"].to_pylist(), found.rows[KEPT_COLUMNS].to_pylist()) == ([None], [[3]])
+    assert (found.rows["x"].to_pylist(), found.rows[OMITTED_COLUMNS].to_pylist()) == ([None], [[3]])
 
 
 def of_avro(declared: str, x: Any, after: dict[str, Any], **names: Any) -> Any:
@@ -114,21 +114,21 @@ def of_avro(declared: str, x: Any, after: dict[str, Any], **names: Any) -> Any:
     ],
 )
 def test_a_column_of_another_type_knows_it_as_well(declared: str, form: Any) -> None:
-    assert of(declared, update(form)).rows[KEPT_COLUMNS].to_pylist() == [[X]]
+    assert of(declared, update(form)).rows[OMITTED_COLUMNS].to_pylist() == [[X]]
 
 
 def test_another_placeholder_has_forms_of_its_own() -> None:
     found = of("list<int>", update([-61, -92]), update([*PLACEHOLDER.encode()]), unavailable="ä")
-    assert found.rows[KEPT_COLUMNS].to_pylist() == [[X], None]
+    assert found.rows[OMITTED_COLUMNS].to_pylist() == [[X], None]
     found = of("list<string>", update(["ä"]), update([PLACEHOLDER]), unavailable="ä")
-    assert found.rows[KEPT_COLUMNS].to_pylist() == [[X], None]
+    assert found.rows[OMITTED_COLUMNS].to_pylist() == [[X], None]
 
 
 def test_a_struct_of_an_hstore_knows_the_placeholder_too() -> None:
     values = [{PLACEHOLDER: PLACEHOLDER}, {"a": "x", PLACEHOLDER: "y"}, {"a": "x"}, {}, None]
     found = of("struct<a: string>", *map(update, values))
     assert found.rejections == []
-    assert found.rows[KEPT_COLUMNS].to_pylist() == [[X], None, None, None, None]
+    assert found.rows[OMITTED_COLUMNS].to_pylist() == [[X], None, None, None, None]
     assert found.rows["x"].to_pylist() == [None, {"a": "x"}, {"a": "x"}, {"a": None}, None]
     found = of("struct<a: string>", update({"a": "x"}), unavailable='"')
     assert found.rows["x"].to_pylist() == [{"a": "x"}]
@@ -147,7 +147,7 @@ def test_a_null_that_may_be_no_null_is_a_dead_letter(declared: str) -> None:
     (rejection,) = found.rejections
     assert (rejection.index, rejection.error_class) == (0, "UnavailableValue")
     assert rejection.error.startswith("after.x: null, but the connector also writes null for a large value")
-    assert found.kept.tolist() == [1, 2, 3]
+    assert found.record_indexes.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
@@ -178,7 +178,7 @@ def test_the_text_of_a_key_is_the_key() -> None:
     found = decode([event("u", after=state), event("d", before=state)], schema=schema)
     assert found.rejections == []
     assert found.rows["id"].to_pylist() == [PLACEHOLDER] * 2
-    assert found.rows[KEPT_COLUMNS].to_pylist() == [[2], None]
+    assert found.rows[OMITTED_COLUMNS].to_pylist() == [[2], None]
 
 
 def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
@@ -188,14 +188,14 @@ def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
     (rejection,) = found.rejections
     assert (rejection.index, rejection.error_class) == (0, "UnavailableValue")
     assert rejection.error.startswith("after.name: the placeholder for a value that the event omits")
-    assert found.kept.tolist() == [1, 2]
+    assert found.record_indexes.tolist() == [1, 2]
 
 
 def test_what_a_snapshot_reads_is_reported() -> None:
     found = decode([event("r", after={**ROW, "name": PLACEHOLDER}), event("r", after=ROW)])
     assert found.rejections == []
     assert found.rows["name"].to_pylist() == [PLACEHOLDER, "a"]
-    assert found.rows[KEPT_COLUMNS].to_pylist() == [None, None]
+    assert found.rows[OMITTED_COLUMNS].to_pylist() == [None, None]
 
 
 @pytest.mark.parametrize("declared", ["string", "list<string>", "list<int>", "map<string, string>", "struct<a: int>"])

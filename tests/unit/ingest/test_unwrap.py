@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import ValidationError
 
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder, create_quoter
 from frazil.ingest.schema_drift import SchemaDrift
@@ -90,7 +90,7 @@ def drift(
     table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     filled = record_schema(table, spec.coordinates)
-    return create_decoder(dump_format(spec.value_format), filled, units, evolution)(Chunk.of_values(values)).drift
+    return create_decoder(dump_format(spec.value_format), filled, units, evolution)(RecordChunk.of_values(values)).drift
 
 
 def test_records_without_any_column_are_counted_with_some_names_of_their_fields() -> None:

@@ -88,7 +88,7 @@ def test_a_leader_that_does_not_answer_has_no_offsets(cluster: MockCluster) -> N
     with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka:
         assert kafka.log_ends(PARTITIONS).keys() == set(PARTITIONS)
         cluster.shut_down(2)
-        with pytest.raises(KafkaUnavailable, match="listing offsets of topics rides"):
+        with pytest.raises(KafkaUnavailable, match=r"the leader of rides-1 \(1 in all\) did not answer within 6 s"):
             kafka.log_ends(PARTITIONS)
 
 
@@ -109,6 +109,6 @@ def test_a_partition_that_stays_without_a_leader_is_said(cluster: MockCluster) -
     cluster.lead(1, NO_BROKER)
     with (
         KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka,
-        pytest.raises(KafkaUnavailable, match=r"rides at .*: no leader for rides\[1\] \(1 in all\)"),
+        pytest.raises(KafkaUnavailable, match=r"rides at .*: no leader for rides-1 \(1 in all\)"),
     ):
         kafka.ends(PARTITIONS)

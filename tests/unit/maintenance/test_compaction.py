@@ -273,7 +273,7 @@ def test_shared_delete_files_are_worth_a_rewrite_from_one_for_ten_files_on():
     assert (one.files, one.bytes) == (11, 2_090)
     assert one.reason == "every reader applies 2 delete files to 11 files"
     assert plan(of(small=9, deletes=2, end_us=None)).sentence == (
-        "a rewrite of 11 data files of 2,090 bytes in 1 partition removes 10 data or delete files"
+        "a rewrite of 11 data files (2,090 bytes) in 1 partition removes 10 data or delete files"
     )
     assert not plan(of(small=9, deletes=1)).rewrites[0].applies_deletes
 
@@ -289,9 +289,8 @@ def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtak
     assert [(r.partition.path, r.files, r.is_partial) for r in made.rewrites] == [("day=1", 100, True)]
     assert [(left.partition.path, left.why) for left in made.left] == [("day=2", SkipReason.BUDGET)]
     assert (
-        made.sentence
-        == "a rewrite of 100 data files of 10,000 bytes in 1 partition removes 90 files; partitions left: "
-        "1 (beyond the budget)"
+        made.sentence == "a rewrite of 100 data files (10,000 bytes) in 1 partition removes 90 files; "
+        "partitions not rewritten: 1 (beyond the budget)"
     )
 
 

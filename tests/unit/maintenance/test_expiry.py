@@ -105,7 +105,7 @@ def gone(made: ExpiryPlan) -> list[int]:
 def test_a_snapshot_is_kept_for_as_long_as_somebody_may_read_it_who_began_while_it_was_the_head():
     made = plan(metadata(line(10, every=5)))
     assert gone(made) == [1, 2, 3, 4, 5, 6], "the seventh was the head until ten minutes ago"
-    assert not made.kept
+    assert not made.retained_reasons
     assert made.sentence == "6 snapshots are expired, 4 of main are kept"
 
 
@@ -157,20 +157,20 @@ def test_what_the_hourly_audits_find_in_snapshots_alone_is_kept_by_itself_for_as
     said = {1: {"frazil_lost": "e-0 offsets 1 to 2"}, 3: {"frazil_backfill_stream": "s"}, 4: {"frazil_stream": "s"}}
     made = plan(metadata(line(20, every=20, said=said)))
     assert gone(made) == [1, 2, *range(4, 18)], "six hours and more have passed since the first"
-    assert made.kept == {1_003: "the audit of its hour needs its numbers of backfilled or skipped records"}
+    assert made.retained_reasons == {1_003: "the audit of its hour needs its numbers of backfilled or skipped records"}
 
 
 def test_the_last_commit_of_a_stream_is_kept_alone_and_the_line_is_cut_before_it():
     made = plan(metadata(line(20), properties=marker("old", 2) | marker("new", 20)))
     assert gone(made) == [1, *range(3, 13)]
-    assert made.kept == {1_002: "it is the last commit of stream 'old'"}
+    assert made.retained_reasons == {1_002: "it is the last commit of stream 'old'"}
 
 
 def test_everything_after_a_readers_tag_is_kept_and_of_any_other_tag_the_snapshot():
     made = plan(metadata(line(20), refs={"frazil-reader-copy": 4, "release": 2}))
     assert gone(made) == [1, 3]
-    assert made.kept[1_004] == "tag frazil-reader-copy refers to it"
-    assert made.kept[1_002] == "tag release refers to it"
+    assert made.retained_reasons[1_004] == "tag frazil-reader-copy refers to it"
+    assert made.retained_reasons[1_002] == "tag release refers to it"
 
 
 def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_a_week():
@@ -194,9 +194,9 @@ def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_
 
 
 def test_snapshots_that_recent_signals_name_are_kept():
-    made = plan(metadata(line(20)), signalled=frozenset({1_007, 1_018, 4711}))
+    made = plan(metadata(line(20)), signalled_snapshots=frozenset({1_007, 1_018, 4711}))
     assert gone(made) == [n for n in range(1, 13) if n != 7]
-    assert made.kept == {1_007: "a signal refers to it"}
+    assert made.retained_reasons == {1_007: "a signal refers to it"}
 
 
 def test_of_the_open_branch_stays_its_head_and_what_kept_snapshots_of_main_belong_to():
@@ -213,7 +213,7 @@ def test_of_the_open_branch_stays_its_head_and_what_kept_snapshots_of_main_belon
     )
     made = plan(found)
     assert gone(made) == list(range(1, 35)), "three of main, and the three of the branch that belong to them"
-    assert made.kept[1_040] == "branch frazil-open-s refers to it"
+    assert made.retained_reasons[1_040] == "branch frazil-open-s refers to it"
 
 
 def test_young_snapshots_of_the_open_branch_go_with_those_of_main_that_they_belong_to():
@@ -230,7 +230,7 @@ def test_young_snapshots_of_the_open_branch_go_with_those_of_main_that_they_belo
     )
     made = plan(found)
     assert gone(made) == [1, 2, *range(5, 25)]
-    assert made.kept[1_004] == "a kept snapshot of main refers to it"
+    assert made.retained_reasons[1_004] == "a kept snapshot of main refers to it"
 
 
 def test_a_branch_of_other_people_loses_nothing_of_its_own_and_of_main_what_its_settings_do_not_keep():

@@ -22,7 +22,7 @@ from frazil.maintenance.health import RecentFiles, TableHealth
 from frazil.maintenance.measure import MAX_COMMIT_RECORDS, measure
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import BEGIN_MS, land
 

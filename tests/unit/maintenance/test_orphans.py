@@ -35,7 +35,7 @@ from frazil.maintenance.outcomes import Ending, read_outcomes
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 from tests.made_batches import MadeStream
 
 DAY_S = 86_400

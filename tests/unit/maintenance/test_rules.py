@@ -71,7 +71,7 @@ def test_no_rule_of_the_code_is_missing() -> None:
     for file in CODE:
         for node in ast.walk(ast.parse(file.read_text())):
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
-            if isinstance(node, ast.Call) and called in {"Reading", "fact_reading"}:
+            if isinstance(node, ast.Call) and called in {"Reading", "boolean_reading"}:
                 first = node.args[0]
                 parts = first.values if isinstance(first, ast.JoinedStr) else [first]
                 if isinstance(parts[0], ast.Constant):

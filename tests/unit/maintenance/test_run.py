@@ -44,8 +44,8 @@ def test_it_gives_up_only_where_another_commit_won(done: RewriteResult, ending: 
     [
         (0, 9, "v1", ""),
         (10, 19, "v1", ""),
-        (10, 80, "v1", "; they now take 8 times the bytes, in Parquet's older encodings: "),
-        (10, 20, "v2", "; they now take 2 times the bytes"),
+        (10, 80, "v1", "; they are now 8 times as large, in Parquet's older encodings: "),
+        (10, 20, "v2", "; they are now 2 times as large"),
     ],
 )
 def test_a_compaction_that_takes_many_more_bytes_says_so(before: int, after: int, pages: str, said: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.aggregate.due import WaitingDay
+from frazil.aggregate.day_input import WaitingDay
 from frazil.cli.partitions import partitions
 from frazil.commit.journal import Journal
 from frazil.commit.rejection_reasons import Reason, count_reasons, parse_reasons, reasons_summary
@@ -27,8 +27,8 @@ from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alerts import AlertState, AlertStates, Reading, evaluate_readings
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
+    boolean_reading,
     evaluate_stream_rules,
-    fact_reading,
     held_reading,
     runs_reading,
 )
@@ -140,7 +140,7 @@ def test_what_is_so_is_red_at_once_and_as_long_as_it_is_so() -> None:
     states, seen = AlertStates(), []
     for is_so in (True, True, False, False, True):
         made = evaluate_readings(
-            states, "stream s", [fact_reading("declaration", is_so, "it is broken")], ALERTS, now_ms=NOW_MS
+            states, "stream s", [boolean_reading("declaration", is_so, "it is broken")], ALERTS, now_ms=NOW_MS
         )
         states = AlertStates.from_json(json.loads(json.dumps(made.states.to_json())))
         seen.append((len(made.fired), len(made.active), len(made.resolved)))
@@ -265,7 +265,7 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
         states = step.states
         reported.append(([a.sentence for a in step.fired], len(step.active), [a.sentence for a in step.resolved]))
     fired = (
-        "stream made produces 12 TypeMismatch dead letters a minute, more than 10: 60 in 5 minutes, 60.0 % of the "
+        "stream made produces 30 TypeMismatch dead letters a minute, more than 10: 60 in 2 minutes, 60.0 % of the "
         "records that it committed. Examples: made[0]@7, made[0]@8, made[0]@9. `frazil dlq show made --reason "
         "TypeMismatch` shows them"
     )

@@ -18,7 +18,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyroaring import BitMap64
 
 from frazil.commit.merging_modes import UPSERT_MODE
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import DeleteFile, MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask, TableFile
@@ -57,7 +57,13 @@ class MadeTable:
         self.files += [_table_file(file) for file in self._write(self.target, rows)]
 
     def stage(self, changes: Sequence[Row]) -> list[StagedFile]:
-        plain = {CHANGE: UPSERT, KEPT_COLUMNS: None, "kafka_topic": "t", "kafka_partition": 0, "kafka_timestamp": None}
+        plain = {
+            CHANGE: UPSERT,
+            OMITTED_COLUMNS: None,
+            "kafka_topic": "t",
+            "kafka_partition": 0,
+            "kafka_timestamp": None,
+        }
         return self._write(self.changes, [{**plain, "kafka_offset": n, **row} for n, row in enumerate(changes)])
 
     def _write(self, target: TargetTable, rows: Sequence[Row]) -> list[StagedFile]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.merge.contract import MergeRules
 from tests.unit.merge.made_table import MadeTable, Row
 
@@ -322,7 +322,7 @@ def test_what_a_dead_letter_leaves_as_it_was_is_reported_by_an_earlier_dead_lett
 ) -> None:
     """The letter leaves out a column, like an update that omits an unchanged large value."""
     price = SCHEMA.find_field("price").field_id
-    dead_letters = [record(1, price=10), record(9, price=None, **{KEPT_COLUMNS: [price]})]
+    dead_letters = [record(1, price=10), record(9, price=None, **{OMITTED_COLUMNS: [price]})]
     for between, reported in ((0, 10), (5, 20)):
         stream = Stream(tmp_path / str(between), None)
         stream.write([record(between, price=20)])

@@ -21,10 +21,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS
 from frazil.merge.changes import find_newest_changes
 from frazil.merge.contract import DeleteFile, MergeCounts, MergeRules, RowRemoval, TableFile
-from frazil.merge.locate import KeyIndex, locate_rows
+from frazil.merge.repeats import KeyIndex, locate_rows
 from frazil.merge.table_files import TableFileReader
 from tests.unit.merge.made_table import MadeTable, Row, deleted
 
@@ -70,15 +70,15 @@ class Model:
 
     def _batches_after(self, before: Row | None, change: Row) -> Row:
         """A change with what the one before it tells about the columns that it keeps."""
-        if before is None or not change.get(KEPT_COLUMNS):
+        if before is None or not change.get(OMITTED_COLUMNS):
             return change
         if before.get(CHANGE) == DELETE:
-            return {**change, KEPT_COLUMNS: None}
+            return {**change, OMITTED_COLUMNS: None}
         names = {field.field_id: field.name for field in SCHEMA.fields}
         reported = {
-            names[i]: before[names[i]] for i in change[KEPT_COLUMNS] if i not in (before.get(KEPT_COLUMNS) or ())
+            names[i]: before[names[i]] for i in change[OMITTED_COLUMNS] if i not in (before.get(OMITTED_COLUMNS) or ())
         }
-        return {**change, **reported, KEPT_COLUMNS: [i for i in change[KEPT_COLUMNS] if names[i] not in reported]}
+        return {**change, **reported, OMITTED_COLUMNS: [i for i in change[OMITTED_COLUMNS] if names[i] not in reported]}
 
     def _is_bare(self, change: Row) -> bool:
         return bool(self.order_by) and change.get(CHANGE) == DELETE and change.get(str(self.order_by)) is None
@@ -93,7 +93,7 @@ class Model:
             return "stale"
         if change.get(CHANGE) == DELETE:
             return "unchanged" if self.rows.pop(key, None) is None else "deleted"
-        kept = {field.name for field in SCHEMA.fields if field.field_id in (change.get(KEPT_COLUMNS) or ())}
+        kept = {field.name for field in SCHEMA.fields if field.field_id in (change.get(OMITTED_COLUMNS) or ())}
         new = {f.name: (row or {}).get(f.name) if f.name in kept else change.get(f.name) for f in SCHEMA.fields}
         self.rows[key] = new
         return "inserted" if row is None else "unchanged" if repr(row) == repr(new) else "updated"
@@ -115,22 +115,22 @@ VALUES = st.fixed_dictionaries(
         "price": st.sampled_from([None, 1.0, 2.0, float("nan")]),
         "tags": st.sampled_from([None, [], ["x"], ["x", None]]),
         CHANGE: st.sampled_from([0, 0, 0, DELETE]),
-        KEPT_COLUMNS: st.sampled_from([None, None, [], [4], [4, 5]]),
+        OMITTED_COLUMNS: st.sampled_from([None, None, [], [4], [4, 5]]),
     }
 )
 
 
 def without_kept(change: dict[str, Any]) -> dict[str, Any]:
     """What a change keeps, it does not tell; nor does a delete tell anything but its key and its order."""
-    kept = {field.name for field in SCHEMA.fields if field.field_id in (change[KEPT_COLUMNS] or ())}
+    kept = {field.name for field in SCHEMA.fields if field.field_id in (change[OMITTED_COLUMNS] or ())}
     if change[CHANGE] == DELETE:
         kept |= {"price", "tags"}
     return {name: None if name in kept else value for name, value in change.items()}
 
 
 BATCHES = st.lists(st.lists(VALUES.map(without_kept), max_size=12), min_size=1, max_size=5)
-FIRST = {"id": 0, "part": "a", "version": None, "price": 1.0, "tags": ["x"], CHANGE: 0, KEPT_COLUMNS: None}
-KEEPS_TWO_COLUMNS = [[FIRST], [{**FIRST, "version": 0, "price": None, "tags": None, KEPT_COLUMNS: [4, 5]}]]
+FIRST = {"id": 0, "part": "a", "version": None, "price": 1.0, "tags": ["x"], CHANGE: 0, OMITTED_COLUMNS: None}
+KEEPS_TWO_COLUMNS = [[FIRST], [{**FIRST, "version": 0, "price": None, "tags": None, OMITTED_COLUMNS: [4, 5]}]]
 
 
 @settings(max_examples=max(10, settings().max_examples // 4))
@@ -392,6 +392,6 @@ def test_a_value_that_was_sent_after_a_delete_without_an_order_replaces_that_of_
     table = made(tmp_path)
     (row,) = rows(1, version=9, price=5.0)
     table.merge(table.stage([row]))
-    later = {**row, "version": 2, "price": None, KEPT_COLUMNS: [SCHEMA.find_field("price").field_id]}
+    later = {**row, "version": 2, "price": None, OMITTED_COLUMNS: [SCHEMA.find_field("price").field_id]}
     table.merge(table.stage([bare(), {**row, "version": 1, "price": 2.0}, later]))
     assert [(one["version"], one["price"]) for one in table.rows()] == [(2, 2.0)]

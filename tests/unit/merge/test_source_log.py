@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS
 from frazil.merge.contract import MergeCounts, MergeRules
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
@@ -224,7 +224,7 @@ def test_positions_of_earlier_versions_are_below_those_of_the_same_event() -> No
     assert row["place"] > f"mysql-bin.000742/{4:020}/{0:020}"
     assert row["place"] > f"mysql-bin.000742/{4:020}/{0:020}@{FIRST_MS}"
     assert row[CHANGE] != DELETE
-    assert row[KEPT_COLUMNS] is None
+    assert row[OMITTED_COLUMNS] is None
 
 
 def test_a_row_whose_position_tells_no_time_outlives_each_lower_one() -> None:

@@ -65,13 +65,13 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     assert shown == OpenBackfill(backfill.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
     assert PageAction.ABANDON in possible_actions(made.spec, fetch_action_state(made.spec))
     plan = plan_abandon(made.spec, by="ana, Airflow")
-    assert plan.says == (f"Backfill {backfill.id} has staged nothing yet.",)
+    assert plan.effects == (f"Backfill {backfill.id} has staged nothing yet.",)
     assert plan.refused is None
     plan.carry_out()
     ended = read_backfill(made.tables.main.refresh().metadata.properties, "ticks")
     assert ended is not None
     assert ended.state is BackfillState.ABANDONED
-    reported = read_history(made.spec, since_ms=0).happened
+    reported = read_history(made.spec, since_ms=0).events
     assert [what.sentence for what in reported] == [f"backfill {backfill.id} was abandoned by ana, Airflow"]
     assert plan_abandon(made.spec).refused
     assert PageAction.ABANDON not in possible_actions(made.spec, fetch_action_state(made.spec))
@@ -103,6 +103,6 @@ def test_a_backfill_that_was_published_just_before_is_not_said_to_be_abandoned(m
     committer.publish(BackfillRecord(committer.backfill, {}), audited_at=head.snapshot_id)
     with pytest.raises(FrazilError, match=r"just been published, and table demo\.ticks has its rows"):
         plan.carry_out()
-    reported = read_history(made.spec, since_ms=0).happened
+    reported = read_history(made.spec, since_ms=0).events
     said = ["begins", "is published: 0 records"]
     assert [what.sentence for what in reported] == [f"backfill {committer.backfill.id} {what}" for what in said]

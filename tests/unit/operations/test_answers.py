@@ -54,7 +54,7 @@ def test_an_answer_is_kept_for_a_while_and_then_searched_for_again(answers: Answ
     seen = iter(range(9))
 
     def ask() -> Answer[int]:
-        return answers.fetch_one("g", "k", lambda: next(seen), keep_s=10, within_s=60)
+        return answers.fetch_one("g", "k", lambda: next(seen), keep_s=10, timeout_s=60)
 
     assert [ask().value, ask().value] == [0, 0]
     clock.s += 11
@@ -63,7 +63,7 @@ def test_an_answer_is_kept_for_a_while_and_then_searched_for_again(answers: Answ
 
 
 def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers: AnswerCache, clock: Clock):
-    known = answers.fetch_one("g", "k", lambda: 7, keep_s=0, within_s=60)
+    known = answers.fetch_one("g", "k", lambda: 7, keep_s=0, timeout_s=60)
     assert known.value == 7
 
     def fails() -> int:
@@ -71,7 +71,7 @@ def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers:
 
     clock.s += 10
     found = eventually(
-        lambda: next((a for a in [answers.fetch_one("g", "k", fails, keep_s=1, within_s=0)] if a.problem), None)
+        lambda: next((a for a in [answers.fetch_one("g", "k", fails, keep_s=1, timeout_s=0)] if a.problem), None)
     )
     assert (found.value, found.at_ms, found.problem) == (7, known.at_ms, "OSError: no space")
 
@@ -87,12 +87,12 @@ def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_unt
         checks.append(1)
         raise ImportError("cannot import name 'x'")
 
-    found = answers.fetch_one("g", "k", fails, keep_s=0, within_s=60)
+    found = answers.fetch_one("g", "k", fails, keep_s=0, timeout_s=60)
     assert (found.outdated, found.problem) == (True, installed.explain_outdated(ImportError("cannot import name 'x'")))
     clock.s += 61
-    assert eventually(lambda: answers.fetch_one("g", "k", fails, keep_s=60, within_s=0) and len(checks) == 2)
-    assert eventually(lambda: answers.fetch_one("g", "k", lambda: 7, keep_s=0, within_s=0).value == 7)
-    assert not answers.fetch_one("g", "k", fails, keep_s=60, within_s=0).outdated
+    assert eventually(lambda: answers.fetch_one("g", "k", fails, keep_s=60, timeout_s=0) and len(checks) == 2)
+    assert eventually(lambda: answers.fetch_one("g", "k", lambda: 7, keep_s=0, timeout_s=0).value == 7)
+    assert not answers.fetch_one("g", "k", fails, keep_s=60, timeout_s=0).outdated
     (logged,) = caplog.records
     assert logged.exc_info, "the log has the whole error, and has it once"
 
@@ -100,13 +100,13 @@ def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_unt
 def test_a_newer_answer_than_an_old_one_is_waited_for_up_to_the_deadline_and_then_the_old_one_is_shown_as_pending(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
-    assert answers.fetch_one("g", "k", lambda: "old", keep_s=1, within_s=60).value == "old"
+    assert answers.fetch_one("g", "k", lambda: "old", keep_s=1, timeout_s=60).value == "old"
     clock.s += STALE_AFTER_S
-    assert answers.fetch_one("g", "k", lambda: "old", keep_s=1e9, within_s=60).pending is False, "nobody looks"
-    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=1, within_s=0)
+    assert answers.fetch_one("g", "k", lambda: "old", keep_s=1e9, timeout_s=60).pending is False, "nobody looks"
+    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=1, timeout_s=0)
     assert (found.value, found.pending) == ("old", True)
     gate.set()
-    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, within_s=60)
+    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, timeout_s=60)
     assert (found.value, found.pending) == ("late", False)
 
 
@@ -115,46 +115,46 @@ def test_what_another_process_knew_is_shown_and_searched_for_again_but_takes_no_
 ):
     at_ms = clock.now_ms() - 600_000
     answers.remember("g", "k", "before", at_ms=at_ms)
-    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0)
+    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, timeout_s=0)
     assert (found.value, found.at_ms, found.pending, found.remembered) == ("before", at_ms, True, True)
     answers.remember("g", "k", "another", at_ms=at_ms)
-    assert answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0).value == "before"
+    assert answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, timeout_s=0).value == "before"
 
 
 def test_what_a_user_reads_is_not_behind_what_waits(gate: threading.Event):
     answers = AnswerCache(threads=1)
-    answers.ask("g", "busy", lambda: hangs(gate), keep_s=1)
+    answers.request("g", "busy", lambda: hangs(gate), keep_s=1)
     seen: list[str] = []
     one, other = (partial(seen.append, name) for name in ("one", "other"))
-    requested = [answers.ask("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
-    new = answers.ask("g", "new", partial(seen.append, "new"), keep_s=1e9, first=True)
-    answers.ask("g", "other", other, keep_s=1e9, first=True)
+    requested = [answers.request("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
+    new = answers.request("g", "new", partial(seen.append, "new"), keep_s=1e9, first=True)
+    answers.request("g", "other", other, keep_s=1e9, first=True)
     gate.set()
-    answers.gather([*requested, new], within_s=60)
+    answers.gather([*requested, new], timeout_s=60)
     assert seen == ["other", "new", "one"]
 
 
 def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
-    stuck = [answers.ask("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
-    assert [a.pending for a in answers.gather(stuck, within_s=0)] == [True] * 5
+    stuck = [answers.request("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
+    assert [a.pending for a in answers.gather(stuck, timeout_s=0)] == [True] * 5
     began_ms = clock.now_ms()
     clock.s += UNRESPONSIVE_AFTER_S
     # Two hang, and the three that wait for their threads are as silent.
-    assert [a.silent_since_ms for a in answers.gather(stuck, within_s=60)] == [began_ms] * 5
-    assert answers.fetch_one("other", "k", lambda: "well", keep_s=1, within_s=60).value == "well"
+    assert [a.silent_since_ms for a in answers.gather(stuck, timeout_s=60)] == [began_ms] * 5
+    assert answers.fetch_one("other", "k", lambda: "well", keep_s=1, timeout_s=60).value == "well"
     gate.set()
-    assert eventually(lambda: all(a.value == "late" for a in answers.gather(stuck, within_s=0)))
+    assert eventually(lambda: all(a.value == "late" for a in answers.gather(stuck, timeout_s=0)))
 
 
 def test_what_only_waits_for_a_thread_of_checks_that_come_back_is_pending_and_not_silent(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
-    first = answers.ask("g", 1, lambda: hangs(gate), keep_s=1)
+    first = answers.request("g", 1, lambda: hangs(gate), keep_s=1)
     clock.s += UNRESPONSIVE_AFTER_S
-    others = [answers.ask("g", n, lambda: hangs(gate), keep_s=1) for n in (2, 3)]
-    one, *rest = answers.gather([first, *others], within_s=0)
+    others = [answers.request("g", n, lambda: hangs(gate), keep_s=1) for n in (2, 3)]
+    one, *rest = answers.gather([first, *others], timeout_s=0)
     assert one.silent_since_ms is not None
     assert [a.pending for a in rest] == [True, True]
 
@@ -166,26 +166,26 @@ def test_a_key_is_checked_once_however_many_ask(answers: AnswerCache, gate: thre
         checks.append(1)
         return hangs(gate)
 
-    requested = [answers.ask("g", "k", check, keep_s=1) for _ in range(20)]
+    requested = [answers.request("g", "k", check, keep_s=1) for _ in range(20)]
     gate.set()
-    assert {a.value for a in answers.gather(requested, within_s=60)} == {"late"}
+    assert {a.value for a in answers.gather(requested, timeout_s=60)} == {"late"}
     assert len(checks) == 1
 
 
 def test_what_was_changed_is_checked_again(answers: AnswerCache):
-    assert answers.fetch_one("g", "k", lambda: 1, keep_s=1e9, within_s=60).value == 1
+    assert answers.fetch_one("g", "k", lambda: 1, keep_s=1e9, timeout_s=60).value == 1
     answers.forget("k")
-    assert answers.fetch_one("g", "k", lambda: 2, keep_s=1e9, within_s=60).value == 2
+    assert answers.fetch_one("g", "k", lambda: 2, keep_s=1e9, timeout_s=60).value == 2
 
 
 def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: AnswerCache):
     keys = ("a", ("status", "a"), ("windows", ("b", "a")), ("status", "b"))
     for value in (1, 2):
-        found = [answers.fetch_one("g", key, lambda value=value: value, keep_s=1e9, within_s=60).value for key in keys]
+        found = [answers.fetch_one("g", key, lambda value=value: value, keep_s=1e9, timeout_s=60).value for key in keys]
         answers.forget_all("a")
     assert found == [2, 2, 2, 1]
     answers.remember("g", "a", 0, at_ms=0)
-    found = answers.fetch_one("g", "a", lambda: 3, keep_s=1e9, within_s=60)
+    found = answers.fetch_one("g", "a", lambda: 3, keep_s=1e9, timeout_s=60)
     assert (found.value, found.remembered) == (3, False)
 
 
@@ -202,17 +202,17 @@ def test_hundreds_are_checked_by_two_threads(answers: AnswerCache):
             now -= 1
         return True
 
-    requested = [answers.ask("g", n, check, keep_s=1e9) for n in range(300)]
-    assert len([a for a in answers.gather(requested, within_s=60) if a.value]) == 300
+    requested = [answers.request("g", n, check, keep_s=1e9) for n in range(300)]
+    assert len([a for a in answers.gather(requested, timeout_s=60) if a.value]) == 300
     assert limit <= 2
 
 
 def test_nothing_is_gathered_from_nothing(answers: AnswerCache):
-    assert answers.gather([], within_s=60) == []
+    assert answers.gather([], timeout_s=60) == []
 
 
 def test_none_is_an_answer_and_not_a_check_that_is_under_way(answers: AnswerCache):
-    found = answers.fetch_one("g", "k", lambda: None, keep_s=1e9, within_s=60)
+    found = answers.fetch_one("g", "k", lambda: None, keep_s=1e9, timeout_s=60)
     assert not found.pending
     assert found.at_ms is not None
 
@@ -227,6 +227,6 @@ def test_each_thread_checks_within_what_is_around_all_of_its_checks(clock: Clock
         yield
 
     answers = AnswerCache(threads=1, around=around, monotonic=clock.monotonic, now_ms=clock.now_ms)
-    requested = [answers.ask("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
-    assert [answer.value for answer in answers.gather(requested, within_s=60)] == [True] * 5
+    requested = [answers.request("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
+    assert [answer.value for answer in answers.gather(requested, timeout_s=60)] == [True] * 5
     assert 1 <= len(entered) <= 5

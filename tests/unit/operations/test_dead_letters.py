@@ -108,7 +108,7 @@ def test_a_discard_is_reported_with_who_and_why_and_no_less_than_none_are_there(
     dead_letters = snapshots((NOW_MS - 500, {**reported, **dead_letter_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
     treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
     found = {one.reason: one for one in count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS)}
-    assert (found["NotJson"].count, found["NotJson"].there, found["NotJson"].places) == (3, 0, ())
+    assert (found["NotJson"].count, found["NotJson"].remaining, found["NotJson"].places) == (3, 0, ())
     later = HistoryEvent(NOW_MS, EventKind.STALL, "stalled")
     discarded = HistoryEvent(NOW_MS - 500, EventKind.DEAD_LETTERS, "dead letters were discarded by ada: a test")
     assert merge_treatments([later], treatments) == (discarded, later)
@@ -118,7 +118,7 @@ def left(main: Any, *dead_letters: tuple[int, dict[str, str]]) -> tuple[int, int
     """How many records were rejected for one reason, and how many of them are dead letters."""
     treatments = find_treatments(snapshots(*dead_letters), main, "orders", since_ms=BEGIN_MS)
     (found,) = count_rejected(main, "orders", treatments, now_ms=NOW_MS)
-    return found.count, found.there
+    return found.count, found.remaining
 
 
 TEN = Reason(10, ("orders[0]@1",))
@@ -217,7 +217,7 @@ def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_wit
     span = max((one.changes.span for one in treatments), default=1)
     since_ms = span_start((begin_ms - USUAL_COMMIT_DELAY_MS) // HOUR_MS, span) * HOUR_MS
     for found in count_rejected(main, "orders", treatments, now_ms=now_ms):
-        assert 0 <= found.there <= world.left(found.reason, since_ms)
+        assert 0 <= found.remaining <= world.left(found.reason, since_ms)
 
 
 @pytest.mark.parametrize("span", BUCKET_HOURS)
@@ -235,14 +235,14 @@ def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_
         snapshots((NOW_MS, {"frazil.dead-letters-of": "orders", **summary})), main, "orders", since_ms=0
     )
     (found,) = count_rejected(main, "orders", treatments, now_ms=NOW_MS + later_h * HOUR_MS)
-    assert found.there == 0
+    assert found.remaining == 0
 
 
 def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are_there():
     reported = ({"frazil.letters-by": said, "frazil.dead-letters-of": "orders"} for said in ("[1]", '{"NotJson":-3}'))
     for dead_letters in (None, *(snapshots((NOW_MS - 500, one)) for one in reported)):
         treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
-        assert [one.there for one in count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
+        assert [one.remaining for one in count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
 
 
 def test_a_number_that_is_none_is_not_reported() -> None:

@@ -19,19 +19,22 @@ END_US = HOUR.end_us
 @pytest.mark.parametrize(
     ("feed", "holder"),
     [
-        (Feed("a", END_US - 1, holding_back=("ticks", 3)), DelayReason("topic-partition", "ticks-3")),
-        (Feed("a", END_US + 9, lateness_us=10, holding_back=("ticks", 3)), DelayReason("topic-partition", "ticks-3")),
+        (Feed("a", END_US - 1, delaying_partition=("ticks", 3)), DelayReason("topic-partition", "ticks-3")),
+        (
+            Feed("a", END_US + 9, lateness_us=10, delaying_partition=("ticks", 3)),
+            DelayReason("topic-partition", "ticks-3"),
+        ),
         (Feed("a", END_US - 1), DelayReason("stream", "a", "is idle")),
         (Feed("a", None), DelayReason("stream", "a", "has not started")),
         (Feed("a", None, problem="nobody declares it"), DelayReason("stream", "a", "cannot be read")),
         (
-            Feed("a", END_US, holding_back=("ticks", 3), waiting_us=END_US - 5),
+            Feed("a", END_US, delaying_partition=("ticks", 3), waiting_us=END_US - 5),
             DelayReason("stream", "a", "has rows on a branch"),
         ),
     ],
 )
 def test_each_stream_that_has_not_come_so_far_says_what_holds_it(feed: Feed, holder: DelayReason):
-    beyond = Feed("beyond", END_US, holding_back=("other", 0))
+    beyond = Feed("beyond", END_US, delaying_partition=("other", 0))
     assert find_delay_reasons([feed, beyond], HOUR, [], now_us=END_US) == (holder,)
 
 
@@ -48,7 +51,7 @@ def test_a_gate_holds_the_windows_that_it_did_not_let_pass():
 
 
 def test_nothing_delays_a_window_that_is_not_over():
-    behind = Feed("a", END_US - 9, holding_back=("ticks", 3))
+    behind = Feed("a", END_US - 9, delaying_partition=("ticks", 3))
     assert find_delay_reasons([behind], HOUR, [], now_us=END_US - 1) == (DelayReason("time", "the hour is not over"),)
 
 

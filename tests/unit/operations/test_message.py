@@ -75,7 +75,7 @@ def test_one_alert_says_all_that_a_user_needs(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_the_link_goes_to_what_the_alert_is_about(rule: str, table: str, about: str, page: str) -> None:
-    (one,) = reported(alert(rule, table)).troubles
+    (one,) = reported(alert(rule, table)).problems
     assert (one.name, one.about, one.page) == (rule.partition(":")[0], about, f"{PAGE}#{page}")
 
 
@@ -84,7 +84,7 @@ def test_the_link_of_an_alert_about_a_window_opens_that_window() -> None:
         ("held", "2 windows held, the first is 2013-12-30T15", "2013-12-30T15"),
         ("late-window", "2013-12-30 has been due for 2 h", "2013-12-30"),
     ):
-        (one,) = reported({**alert(rule, "care of city.rides"), "value": value}).troubles
+        (one,) = reported({**alert(rule, "care of city.rides"), "value": value}).problems
         assert one.page == f"{PAGE}#/table/city.rides?window={window}"
 
 
@@ -101,7 +101,7 @@ def test_what_is_over_has_the_key_of_what_fired_and_says_whether_anything_stands
 
 def keys(*changed: dict[str, Any], active: list[dict[str, Any]], is_over: bool = False) -> list[tuple[str, str]]:
     message = build_message(changed, is_over=is_over, active=active, overview=PAGE)
-    return [(one.name, one.key) for one in message.troubles] if message else []
+    return [(one.name, one.key) for one in message.problems] if message else []
 
 
 def test_a_stream_that_does_not_write_is_one_incident_with_one_notification_whatever_its_states() -> None:
@@ -136,7 +136,7 @@ def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
 
 def test_each_alert_has_an_incident_of_its_own_up_to_what_a_user_can_follow() -> None:
     fired = reported(*many(), standing=300).each()
-    assert [len(one.troubles) for one in fired] == [1] * MAX_SEPARATE + [300 - MAX_SEPARATE]
+    assert [len(one.problems) for one in fired] == [1] * MAX_SEPARATE + [300 - MAX_SEPARATE]
     assert len({one.key for one in fired}) == MAX_SEPARATE + 1
     assert [one.key for one in reported(alert()).each()] == [reported(alert()).key]
     assert reported(*many(), standing=300).each() == fired, "twice is the same"

@@ -26,14 +26,14 @@ def test_whatever_the_situation_each_action_says_what_it_does_and_names_its_subj
     for action, desired, runs, table, paused in choices:
         now = ActionContext("ticks", desired, 1, runs, table, "frazil_dag", paused)
         plan = build_plan(action, now)
-        assert plan.says
-        assert any("ticks" in said or "riter" in said for said in plan.says)
-        assert all(said.endswith(".") for said in plan.says)
+        assert plan.effects
+        assert any("ticks" in said or "riter" in said for said in plan.effects)
+        assert all(said.endswith(".") for said in plan.effects)
         assert plan.retype == (action in CONFIRMED_BY_NAME)
         assert build_plan(action, now, dry=True).retype == (action in CONFIRMED_BY_NAME - DRY_RUN_ACTIONS)
         if action in DAG_ACTIONS and table:
             assert (plan.refused is None) == (paused is not None)
-            assert any("is paused: the run starts when" in said for said in plan.says) == bool(paused)
+            assert any("is paused: the run starts when" in said for said in plan.effects) == bool(paused)
 
 
 CHANGED: dict[str, Any] = {"generation": 4, "dag_paused": True, "backfill": "b-1 staged"}
@@ -95,10 +95,10 @@ def test_who_confirms_a_reset_or_an_end_too_late_is_reported_that_the_table_move
 def test_a_backfill_under_way_is_reported_before_a_second_one_is_queued():
     says = build_plan(
         PageAction.BACKFILL, replace(SEEN, backfill="b-1 staged", staged="Backfill b-1 has staged nothing yet.")
-    ).says
+    ).effects
     assert "Backfill b-1 has staged nothing yet." in says
     assert any("A run with another form starts after" in said for said in says)
-    assert not any("with another form" in said for said in build_plan(PageAction.BACKFILL, SEEN).says)
+    assert not any("with another form" in said for said in build_plan(PageAction.BACKFILL, SEEN).effects)
 
 
 def test_an_action_says_which_of_airflows_processes_has_to_be_started_before_it_has_its_effect():
@@ -113,7 +113,7 @@ def test_an_action_says_which_of_airflows_processes_has_to_be_started_before_it_
             if f"{gone[i].words}: the action takes effect when the {gone[i].component} runs again." in says
         }
         for action in PageAction
-        for says in [build_plan(action, replace(SEEN, silent=gone)).says]
+        for says in [build_plan(action, replace(SEEN, silent=gone)).effects]
     }
     assert {action for action, names in waits.items() if "scheduler" in names} == {*DAG_ACTIONS, PageAction.SEND_AGAIN}
     assert {action for action, names in waits.items() if not names} == {PageAction.RESET, PageAction.ABANDON}
@@ -130,13 +130,13 @@ def test_a_paused_stream_is_not_paused_again_and_is_resumed_by_a_restart():
     assert build_plan(PageAction.PAUSE, ActionContext("ticks", "paused")).refused == "ticks is already paused"
     assert (
         "ticks is paused; this action resumes it."
-        in build_plan(PageAction.RESTART, ActionContext("ticks", "paused")).says
+        in build_plan(PageAction.RESTART, ActionContext("ticks", "paused")).effects
     )
 
 
 @pytest.mark.parametrize("action", [PageAction.RESUME, PageAction.RESTART])
 def test_where_nothing_supervises_a_stream_its_start_is_not_promised(action: PageAction):
     none = build_plan(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=None))
-    assert any("ticks is not supervised" in said for said in none.says)
+    assert any("ticks is not supervised" in said for said in none.effects)
     paused = build_plan(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=True))
-    assert any("no writer starts until you unpause it" in said for said in paused.says)
+    assert any("no writer starts until you unpause it" in said for said in paused.effects)

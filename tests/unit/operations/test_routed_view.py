@@ -10,7 +10,7 @@ def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
     names = [f"demo.orders_of_{n:04}" for n in range(2000)]
     shown = search_routed(names, "")
     assert shown is not None
-    assert ([one.name for one in shown.tables], shown.found, shown.in_all) == (names[:MAX_ROUTED_TABLES], 2000, 2000)
+    assert ([one.name for one in shown.tables], shown.found, shown.total) == (names[:MAX_ROUTED_TABLES], 2000, 2000)
     assert search_routed(names, "DEMO 1234") == RoutedTables((RoutedTable("demo.orders_of_1234"),), 1, 2000)
     assert search_routed(names, "nothing") == RoutedTables((), 0, 2000)
     assert search_routed((), "") is None
@@ -18,14 +18,14 @@ def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
 
 def test_tables_with_something_amiss_come_first_also_one_that_is_not_there_and_have_the_mark_of_their_stream():
     names = [f"demo.orders_of_{n:04}" for n in range(2000)]
-    amiss = {"demo.orders_of_1999": "3 rows behind", "demo.orders_of_gone": "missing"}
-    shown = search_routed(names, "", amiss=amiss)
+    problems = {"demo.orders_of_1999": "3 rows behind", "demo.orders_of_gone": "missing"}
+    shown = search_routed(names, "", problems=problems)
     assert shown is not None
     assert shown.tables[:3] == (
         RoutedTable("demo.orders_of_1999", "3 rows behind", Level.TROUBLE),
         RoutedTable("demo.orders_of_gone", "missing", Level.TROUBLE),
         RoutedTable("demo.orders_of_0000"),
     )
-    assert shown.in_all == 2001
-    found = search_routed(names, "missing", amiss=amiss, level=Level.BROKEN)
+    assert shown.total == 2001
+    found = search_routed(names, "missing", problems=problems, level=Level.BROKEN)
     assert found == RoutedTables((RoutedTable("demo.orders_of_gone", "missing", Level.BROKEN),), 1, 2001)

@@ -29,7 +29,7 @@ def test_what_frazil_dev_up_started_is_started_again_by_it():
 
 def test_what_was_stopped_or_never_ran_is_reported_too():
     heartbeats = {
-        "scheduler": ComponentHeartbeat(NOW_MS - 20_000, runs=False),
+        "scheduler": ComponentHeartbeat(NOW_MS - 20_000, should_run=False),
         "dag-processor": ComponentHeartbeat(NOW_MS),
     }
     assert [one.words for one in find_missing(heartbeats, now_ms=NOW_MS)] == [

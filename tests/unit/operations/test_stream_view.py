@@ -125,15 +125,15 @@ def ended(code: int | None, stopped_for: str | None = None, error: str | None = 
 )
 def test_how_a_writer_ended_is_a_sentence(end: ExitRecord, how: str, well: bool):
     (run,) = list_runs(Observation(ProcessState.ENDED, None, None, (end,)))
-    assert (run.how, run.well, run.error) == (how, well, None if well else end.error)
+    assert (run.outcome, run.is_ok, run.error) == (how, well, None if well else end.error)
 
 
 @pytest.mark.parametrize("kind", LaunchKind)
 def test_the_writer_that_runs_comes_first(kind: LaunchKind):
     seen = Observation(ProcessState.RUNNING, Launch("n", kind, 3000, application="all"), None, (ended(0), ended(1)))
     running, *before = list_runs(seen)
-    assert (running.started_at_ms, running.ended_at_ms, running.well) == (3000, None, True)
-    assert [run.well for run in before] == [False, True]
+    assert (running.started_at_ms, running.ended_at_ms, running.is_ok) == (3000, None, True)
+    assert [run.is_ok for run in before] == [False, True]
 
 
 def test_no_run_folder_has_no_writers():

@@ -73,7 +73,7 @@ BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__recor
 )  # fmt: skip
 def test_a_snapshot_says_what_made_it(made: Snapshot, kind: str, stream: str | None, said: str):
     (mark,) = build_timeline(metadata(made))
-    assert (mark.kind, mark.stream, mark.said) == (kind, stream, said)
+    assert (mark.kind, mark.stream, mark.message) == (kind, stream, said)
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_what_changed_a_marker_and_committed_no_batch_is_called_what_it_is(
 ):
     made = snapshot(1, frazil__stream="ticks", frazil__operation=operation, added_data_files="4")
     (mark,) = build_timeline(metadata(made))
-    assert (mark.kind, mark.label, mark.stream, mark.said) == (kind, label, "ticks", said)
+    assert (mark.kind, mark.label, mark.stream, mark.message) == (kind, label, "ticks", said)
 
 
 def test_a_gap_that_was_skipped_says_which_offsets_were_lost_but_not_all_of_very_many():
     lost = "; ".join(f"ticks-{n} offsets 0 to 99" for n in range(90))
     (mark,) = build_timeline(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
     assert (mark.label, mark.kind) == ("gap skipped", "position")
-    assert mark.said.startswith("Kafka deleted unread records: ticks-0 offsets 0 to 99; ticks-1")
-    assert len(mark.said) < 2 * MAX_LOST_CHARACTERS
+    assert mark.message.startswith("Kafka deleted unread records: ticks-0 offsets 0 to 99; ticks-1")
+    assert len(mark.message) < 2 * MAX_LOST_CHARACTERS
 
 
 def test_each_operation_that_writes_a_marker_alone_has_a_label():
@@ -146,7 +146,7 @@ def test_the_timeline_has_the_expiries_since_its_first_snapshot():
     past = [outcome(1), outcome(2_500), outcome(2_600, "orphans"), outcome(2_700, ending=Ending.FAILED)]
     marks = build_timeline(metadata(snapshot(2), snapshot(3)), past)
     assert [(mark.at_ms, mark.kind) for mark in marks] == [(2_000, "others"), (2_500, "expiry"), (3_000, "others")]
-    assert marks[1].said == "1,200 snapshots expired"
+    assert marks[1].message == "1,200 snapshots expired"
 
 
 def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_was_done_newest_first():
@@ -183,8 +183,8 @@ def test_a_table_with_something_due_is_called_as_the_overview_calls_it():
 
 
 def test_a_table_that_its_route_misses_is_reported_as_such_and_not_as_one_that_is_yet_to_be_made():
-    shop: Any = SimpleNamespace(name="shop", amiss={"shop.orders": "missing"})
-    others: Any = SimpleNamespace(name="others", amiss={})
+    shop: Any = SimpleNamespace(name="shop", table_problems={"shop.orders": "missing"})
+    others: Any = SimpleNamespace(name="others", table_problems={})
     assert route_problems("shop.orders", (others, shop)) == (
         "The table differs from what the route of shop expects (missing): run `frazil route shop` for the remedy",
     )

@@ -81,13 +81,13 @@ def test_several_ids_are_requested_together_and_each_once(server: MadeRegistry) 
     server.answers = {f"/schemas/ids/{i}": [(200, {"schema": str(i)})] for i in (1, 3)}
     server.meeting = threading.Barrier(4)  # passes only requests that wait at the same time
     found = opened(server.url)
-    found.ask([-5, 1, 2, 3, 4])
+    found.prefetch([-5, 1, 2, 3, 4])
     assert [found.get(1).text, found.get(3).text] == ["1", "3"]
     for schema_id in (-5, 2, 4):
         with pytest.raises(UnknownSchema, match=str(schema_id)):
             found.get(schema_id)
-    found.ask([1, 2, 3, 4])
-    found.ask([])
+    found.prefetch([1, 2, 3, 4])
+    found.prefetch([])
     assert sorted(server.requested) == [f"/schemas/ids/{i}" for i in (1, 2, 3, 4)]
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_answer_to_one_of_several_ids_says_nothing_of_them(server: Ma
     server.answers["/schemas/ids/2"] = [(401, {})]
     found = opened(server.url)
     with pytest.raises(RegistryUnavailable, match="refuses the credentials"):
-        found.ask([1, 2, 3])
+        found.prefetch([1, 2, 3])
     server.answers["/schemas/ids/2"] = [(200, {"schema": "2"})]
     assert found.get(2).text == "2"
 

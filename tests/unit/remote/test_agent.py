@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from frazil import __version__
-from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus
-from frazil.cluster.submission import ClusterDriver
+from frazil.cluster.driver import ApiUnavailable, ClusterDriver, DriverState, DriverStatus
 from frazil.errors import EnvironmentUnusable, Fenced
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
@@ -29,7 +28,7 @@ from frazil.remote.submitter import create_submitter
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import Resources
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 DECLARED = """
 name: ticks

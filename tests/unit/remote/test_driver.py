@@ -24,7 +24,7 @@ from frazil.remote.driver_environment import (
     set_up_home,
 )
 from frazil.remote.driver_folder import DriverExit, DriverFolder, Order, WantedDriver
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 ORDER = Order("a" * 32, WantedDriver("f1", "1.0"), {}, "yarn", 5)
 

@@ -10,7 +10,7 @@ import pytest
 
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order, WantedDriver
-from frazil.table.local_storage import LocalStore
+from frazil.table.storage import LocalStore
 
 ORDER = Order("a" * 32, WantedDriver("f1", "1.0", restart_generation=2), {"name": "ticks"}, "yarn", 5, stop="paused")
 HEARTBEAT = Heartbeat(

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cluster.driver import ApiUnavailable
-from frazil.cluster.submission import ClusterDriver
+from frazil.cluster.driver import ApiUnavailable, ClusterDriver
 from frazil.errors import EnvironmentUnusable, SpecError, TopicMissing
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity

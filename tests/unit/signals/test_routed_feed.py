@@ -187,5 +187,5 @@ def test_expiry_keeps_what_signals_of_a_routed_table_name(made: MadeRoute) -> No
     assert complete(made) == [0]
     pins = read_pins(load_catalog(None), find_maintained([made.spec], "shop.orders"), now_ms=2)
     assert pins.cursor is not None
-    assert len(pins.signalled) >= 1
+    assert len(pins.signalled_snapshots) >= 1
     assert read_pins(load_catalog(None), find_maintained([made.spec], "shop.payments"), now_ms=2).cursor is None

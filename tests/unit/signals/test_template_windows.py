@@ -266,7 +266,7 @@ def test_expiry_keeps_what_signals_of_a_made_table_name() -> None:
     signalled(made)
     pins = read_pins(load_catalog(None), find_maintained([made.spec], "shop.raw_web"), now_ms=2)
     assert pins.cursor is not None
-    assert pins.signalled
+    assert pins.signalled_snapshots
 
 
 def test_a_made_table_is_found_by_its_name_and_a_stream_that_names_it_comes_first(tmp_path: Path) -> None:

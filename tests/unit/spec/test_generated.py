@@ -12,8 +12,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from frazil.cli import validate as json_schema
 from frazil.errors import SpecError
-from frazil.spec import json_schema
 from frazil.spec.load import load_stream
 from tests import configuration_page
 
@@ -22,9 +22,7 @@ VALIDATOR = Draft202012Validator(json_schema.stream_schema())
 
 def test_the_exported_schema_is_current() -> None:
     exported = Path("include/streams/stream.schema.json").read_text()
-    assert exported == json_schema.render(), (
-        "run: python -m frazil.spec.json_schema > include/streams/stream.schema.json"
-    )
+    assert exported == json_schema.render(), "run: python -m frazil.cli.validate > include/streams/stream.schema.json"
 
 
 def test_the_configuration_reference_is_current() -> None:
@@ -104,3 +102,10 @@ def test_the_guides_stream_is_valid(tmp_path: Path) -> None:
     (tmp_path / "_defaults.yaml").write_text(defaults)
     assert load_stream(tmp_path / "orders.yaml").partition_by == ("day(ordered_at)",)
     VALIDATOR.validate(yaml.safe_load(stream))
+
+
+def test_the_page_lists_the_values_of_a_choice_with_its_default_in_bold() -> None:
+    page = configuration_page.render()
+    assert "| `resources.deploy-mode` | **`client`**, `cluster` |" in page
+    assert "| `resources.master` | **`local[*]`**, `spark://host:port`, `yarn` or `k8s://https://host:port` |" in page
+    assert "| `dead-letters.circuit` | mapping, or `off` |" in page

@@ -29,7 +29,7 @@ def test_the_declaration_chooses_the_mode_of_all_tables(declared: Any, mode: Mod
 
 def test_a_stream_without_a_route_has_no_table_that_follows() -> None:
     sinks = shop(route=None).sinks
-    assert (sinks.can_follow, [*sinks.named], sinks.template, sinks.field) == (False, [], None, None)
+    assert (sinks.has_routed_tables, [*sinks.named_tables], sinks.template, sinks.field) == (False, [], None, None)
     assert not sinks.owns("shop.a", {"frazil.route.shop": "a"})
     assert not sinks.includes("shop.a", "a")
     assert sinks.may_include(sinks.default_table)
@@ -38,7 +38,7 @@ def test_a_stream_without_a_route_has_no_table_that_follows() -> None:
 
 def test_a_table_follows_if_the_route_names_it_or_its_properties_have_its_value() -> None:
     sinks = shop(route=ROUTE).sinks
-    assert [*sinks.named] == ["shop.a"]
+    assert [*sinks.named_tables] == ["shop.a"]
     assert sinks.owns("shop.a", {})
     assert sinks.owns("shop.raw_web", {"frazil.route.shop": "web"})
     assert not sinks.owns("shop.raw_web", {"frazil.route.shop": "app"})

@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from frazil.cli import validate as json_schema
 from frazil.errors import SpecError
-from frazil.spec import json_schema
 from frazil.spec.load import validate_stream
 from frazil.spec.values import IntegerBounds
 from tests.unit.spec.test_every_part import PARTS, Part, declared_with

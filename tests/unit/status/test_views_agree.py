@@ -25,7 +25,7 @@ from frazil.spec.model import StreamSpec
 from frazil.status.derive import derive_from_decision
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
-from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -88,7 +88,7 @@ def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | No
     observed = Observation(process, launch, lives, exits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalLauncher, "observe", lambda _: observed)
-        step = Supervisor(WriterProgram("ticks", folder, folder), clock=lambda: NOW_MS).preview()
+        step = Supervisor(SupervisedStream(Program("ticks", folder, folder), clock=lambda: NOW_MS)).preview()
         task = derive_from_decision(StreamState("ticks"), step.observed, step.decision, now_ms=NOW_MS)
         seen, measured = (read_stream_state(spec, now_ms=NOW_MS, in_full=full) for full in (True, False))
     read = {one.rule: one for one in evaluate_stream_rules(measured, Alerts(), now_ms=NOW_MS)}

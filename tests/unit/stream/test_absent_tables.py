@@ -462,7 +462,7 @@ def test_the_audit_does_not_need_a_table_that_the_route_names_and_nobody_began_t
     made.land(a=2, b=1)
     load_catalog(None).drop_table(A)
     broken.refused = {("load_table", "shop.kept_a")}
-    (missing, *_) = audit_stream(made.tables, window=None, named=["shop.kept_a"]).findings
+    (missing, *_) = audit_stream(made.tables, window=None, candidate_names=["shop.kept_a"]).findings
     assert "it was dropped or renamed" in missing.sentence
 
 
@@ -474,7 +474,7 @@ def test_rows_of_a_table_that_was_renamed_count_once_though_another_has_its_name
     allowing(made, "b*", tables={"order": ORDERS, "a": "shop.kept_a"}).start()
     made.land(a=1)
     assert made.offsets("shop.kept_a") == [0, 1, 3]
-    assert audit_stream(made.tables, window=None, named=["shop.kept_a"]).findings == ()
+    assert audit_stream(made.tables, window=None, candidate_names=["shop.kept_a"]).findings == ()
 
 
 def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: Shop, broken: Broken) -> None:
@@ -579,4 +579,18 @@ def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> No
         made.route.tried_at_s = 0.0
         made.route.follow()
     reported = [what.names for what in made.said if isinstance(what, TablesBehind)]
-    assert reported == [{A}, {A}, frozenset()]
+    assert reported == [frozenset(), {A}, {A}, frozenset()]
+
+
+def test_a_new_epoch_withdraws_what_an_earlier_one_reported_of_a_table_that_has_all_rows_now(made: Shop) -> None:
+    made.land(a=1)
+    catalog = load_catalog(None)
+    made.batch({A: 1})
+    catalog.rename_table(A, "shop.elsewhere")
+    made.route.tried_at_s = 0.0
+    made.route.follow()
+    catalog.rename_table("shop.elsewhere", A)
+    earlier = made.said
+    made.start()
+    reported = [what.names for what in (*earlier, *made.said) if isinstance(what, TablesBehind)]
+    assert reported == [frozenset(), {A}, frozenset()]

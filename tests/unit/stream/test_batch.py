@@ -20,10 +20,11 @@ from frazil.events import DistributionChosen, NoticeIssued, StreamEvent
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
-from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
+from frazil.stream.notices import Notices
 from frazil.stream.outage import retry_during_outage
 from frazil.stream.plan import Rates, join_ranges, read_rates, update_rates, write_rates
 from frazil.stream.progress import ProgressFolder, RecordCounts
@@ -56,19 +57,19 @@ def test_partitions_stay_apart_and_no_row_means_no_event_time():
 
 def test_a_notice_of_a_task_is_given_once():
     emitted: list[StreamEvent] = []
-    runner: Any = SimpleNamespace(notices=frozenset(), emit=emitted.append)
+    published = Notices(emitted.append, "a.b")
     answers = [TaskAnswer(StageResult((), (), notices=notices), 0.0) for notices in (("b", "a"), ("a",), ())]
     for _ in range(2):
-        BatchRunner._emit_notices(runner, answers)
+        published.publish_committed(answers)
     assert emitted == [NoticeIssued("a"), NoticeIssued("b")]
 
 
 def test_a_notice_is_withdrawn_once_a_later_batch_does_not_repeat_it():
     emitted: list[StreamEvent] = []
-    runner: Any = SimpleNamespace(notices=frozenset(), emit=emitted.append)
+    published = Notices(emitted.append, "a.b")
     for notices in (("compiled", "slow"), ("slow",)):
-        BatchRunner._emit_notices(runner, [TaskAnswer(StageResult((), (), notices=notices), 0.0)])
-    BatchRunner._emit_notices(runner, [])
+        published.publish_committed([TaskAnswer(StageResult((), (), notices=notices), 0.0)])
+    published.publish_committed([])
     assert emitted[2:] == [NoticeIssued("", replaces="compiled")]
 
 
@@ -86,13 +87,14 @@ def test_a_batch_that_commits_has_a_phase_of_its_own():
     assert steps == [Phase.JOURNALING, Phase.COMMITTING, "commit", "routed tables"]
 
 
-def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
+def test_records_without_any_column_are_counted_over_the_batches_of_a_writer():
     emitted: list[StreamEvent] = []
-    tables = SimpleNamespace(main=SimpleNamespace(identifier="a.b"))
-    runner: Any = SimpleNamespace(counted=NO_DRIFT, reported=NO_DRIFT, emit=emitted.append, tables=tables)
+    published = Notices(emitted.append, "a.b")
     for unknown, names in ((2, ("schema", "payload")), (0, ()), (1, ("x",))):
         drift = SchemaDrift(unknown=unknown, names=names)
-        BatchRunner._publish_drift_notices(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
+        answers = [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)]
+        published.publish_drift(answers)
+        published.publish_committed(answers)
     first, second = emitted
     assert isinstance(first, NoticeIssued)
     assert isinstance(second, NoticeIssued)
@@ -107,11 +109,12 @@ def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
 
 def test_casts_are_a_notice_again_for_a_new_column_or_for_twice_as_many():
     emitted: list[Any] = []
-    tables = SimpleNamespace(main=SimpleNamespace(identifier="a.b"))
-    runner: Any = SimpleNamespace(counted=NO_DRIFT, reported=NO_DRIFT, emit=emitted.append, tables=tables)
+    published = Notices(emitted.append, "a.b")
     for cast in ({}, {"x": 2}, {"x": 1}, {"x": 2}, {"y": 1}):
         drift = SchemaDrift(cast=cast)
-        BatchRunner._publish_drift_notices(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
+        answers = [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)]
+        published.publish_drift(answers)
+        published.publish_committed(answers)
     told = "fields of the records were cast to the column types of a.b, as `cast: lenient` allows: "
     assert [notice.sentence.removeprefix(told) for notice in emitted] == ["x 2", "x 5", "x 5, y 1"]
     assert [notice.replaces for notice in emitted] == ["", emitted[0].sentence, emitted[1].sentence]
@@ -226,7 +229,7 @@ def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_w
     runner = Swept(
         spec=SimpleNamespace(name="rides"),  # type: ignore[arg-type]
         kafka=nothing, kafka_properties={}, tables=tables, committer=committer, marker=stands_at(6),
-        emit=lambda _: None, run_folder=nothing, progress=nothing, route=nothing,
+        emit=lambda _: None, run_folder=nothing, progress=nothing, route=nothing, notices=nothing,
     )  # fmt: skip
     with pytest.raises(ends_with):
         runner.run(nothing, nothing, tasks=1)
@@ -237,7 +240,7 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
     tables: Any = SimpleNamespace(main=SimpleNamespace(io_properties={}))
     rest: Any = None
     parts = (tables, rest, rest, lambda _: None, tmp_path, progress)
-    runner = BatchRunner(rest, rest, {}, *parts, wait=lambda _: None, route=rest)
+    runner = BatchRunner(rest, rest, {}, *parts, wait=lambda _: None, route=rest, notices=rest)
     counts = []
 
     def staged(*_: Any, **__: Any) -> Any:

@@ -36,6 +36,9 @@ class Answers:
             raise answer
         return answer
 
+    def position_without_poll(self) -> None:
+        """Each answer needs a poll."""
+
     def record_queue_time(self, seconds: float) -> None:
         assert seconds >= 0
 
@@ -145,6 +148,7 @@ def test_an_engine_that_ended_ends_the_loop_although_nothing_is_due(monkeypatch:
 
 
 def test_spark_is_checked_once_before_each_question_and_waited_for_before_the_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batch_loop, "CHECK_INTERVAL_S", 0.0)
     looping = Looping(Answers(START, START), monkeypatch)
     seen: list[bool] = []
 
@@ -154,6 +158,20 @@ def test_spark_is_checked_once_before_each_question_and_waited_for_before_the_fi
     looping.engine.check = check  # type: ignore[method-assign]
     looping.run()
     assert seen == [False, True]
+
+
+def test_spark_is_checked_once_a_second_although_positions_are_chosen_more_often(monkeypatch: pytest.MonkeyPatch):
+    looping, checks = Looping(Answers(*[START] * 9), monkeypatch), list[int]()
+    monkeypatch.setattr(batch_loop, "CHECK_INTERVAL_S", 3600.0)
+    looping.engine.check = lambda: checks.append(len(looping.planner.answers))  # type: ignore[method-assign]
+    looping.run()
+    assert checks == [9]
+
+
+def test_a_position_that_needs_no_poll_starts_no_thread(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
+    planner: Any = SimpleNamespace(position_without_poll=lambda: LATER)
+    assert next_position(planner, lambda: False) is LATER
 
 
 def test_a_writer_that_is_to_end_asks_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -172,6 +190,9 @@ def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch
     requested, released, stopping = threading.Event(), threading.Event(), threading.Event()
 
     class Silent:
+        def position_without_poll(self) -> None:
+            """The brokers must be polled."""
+
         def next_position(self) -> Position:
             requested.set()
             assert released.wait(60)

@@ -114,7 +114,7 @@ def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> 
 
     others_turn, thread = threading.Event(), threading.Thread(target=other)
     with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
-        assert not slots.lend(outage, cancelled=lambda: False, on_wait=on_wait)
+        assert not slots.release_while(outage, cancelled=lambda: False, on_wait=on_wait)
         assert waited
         thread.join(20)
         assert not slots._free, "it is this thread's again"
@@ -124,10 +124,12 @@ def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> 
 def test_who_is_asked_to_end_during_an_outage_does_not_queue_for_its_turn_again() -> None:
     slots = Slots(1)
     with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
-        assert slots.lend(lambda: None, cancelled=lambda: True, on_wait=lambda: None)
+        assert slots.release_while(lambda: None, cancelled=lambda: True, on_wait=lambda: None)
         assert slots._free == 1
     assert slots._free == 1
-    assert not slots.lend(lambda: None, cancelled=lambda: False, on_wait=lambda: None), "without a turn, it only waits"
+    assert not slots.release_while(lambda: None, cancelled=lambda: False, on_wait=lambda: None), (
+        "without a turn, it only waits"
+    )
     assert slots._free == 1
 
 

@@ -129,6 +129,27 @@ def test_what_waits_at_the_start_is_planned_at_once(world: World):
     assert world.after(1).offsets == {TP0: 5, TP1: 7}
 
 
+def test_a_position_is_known_at_once_until_the_next_poll_is_due(world: World):
+    assert world.planner.position_without_poll() is None
+    world.after(1)
+    world.kafka.end = {TP0: 5, TP1: 0}
+    world.after(1)
+    world.now += 0.5
+    assert world.planner.position_without_poll() == world.planner.position
+    with world.planner.poll_lock:
+        assert world.planner.position_without_poll() is None, "another thread polls, perhaps for long"
+    world.now += 0.5
+    assert world.planner.position_without_poll() is None
+
+
+def test_an_error_of_a_poll_during_a_batch_is_raised_by_the_next_question(world: World):
+    world.after(1)
+    world.planner.poll_error = KafkaUnavailable("gone")
+    assert world.planner.position_without_poll() is None
+    with pytest.raises(KafkaUnavailable):
+        world.planner.next_position()
+
+
 def test_later_records_wait_for_the_interval(world: World):
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 0}
@@ -718,7 +739,7 @@ class StandInWhole:
 def of_one_partition(world: World, whole: StandInWhole) -> World:
     del world.kafka.end[TP1], world.kafka.begin[TP1]
     world.planner.position = Position({TP0: 0})
-    world.planner.whole = whole  # type: ignore[assignment]
+    world.planner.whole_transactions = whole  # type: ignore[assignment]
     return world
 
 
@@ -757,7 +778,7 @@ def test_brokers_that_fall_silent_within_a_check_let_no_batch_cut_a_transaction(
 
 
 def test_whole_transactions_of_several_partitions_are_refused(world: World):
-    world.planner.whole = StandInWhole()  # type: ignore[assignment]
+    world.planner.whole_transactions = StandInWhole()  # type: ignore[assignment]
     with pytest.raises(SpecError, match="needs a topic with one partition"):
         world.after(1)
 

@@ -19,7 +19,7 @@ def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_tha
     monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 3)])
     found = preview.preview(spec, limit=3)
     assert [(one.offset, one.fate) for one in found] == [(0, "row"), (1, "dead letter"), (2, "dropped")]
-    assert found[1].error.startswith("Unwritable: SyntaxException: ")
+    assert found[1].error.startswith("TransformFailed: the transform failed: Syntax Error: ")
 
 
 def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
@@ -29,11 +29,14 @@ def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
     spec = without_transform({"id": "long not null", "n": "long"}, source, mode="upsert", key="id")
     other = b'{"op": "m", "message": {}}'
     values = [b'{"op": "c", "after": {"id": 1, "n": 2}}', other, b'{"op": "c", "after": {"n": 2}}']
+    values += [b'{"op": "d", "before": {"id": 1}}', b'{"op": "u", "before": {"id": 1}, "after": {"id": 2, "n": 2}}']
     monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
-    monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 3)])
-    found = preview.preview(spec, limit=3)
+    monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 5)])
+    found = preview.preview(spec, limit=5)
     assert [(one.fate, bool(one.error)) for one in found] == [
         ("row", False),
         ("no change", False),
         ("dead letter", True),
+        ("delete", False),
+        ("row", False),
     ]

@@ -318,11 +318,11 @@ def test_a_notice_stays_in_the_heartbeat_and_is_logged(bench: Bench, caplog: pyt
 
 
 def test_event_times_in_the_future_are_a_notice_that_counts_all_rows(bench: Bench, caplog: pytest.LogCaptureFixture):
-    bench.events.emit(FutureEventTimes(BatchKey(4, 1), 45, ("t", 0), "10m", 32_472_144_000_000))
-    bench.events.emit(FutureEventTimes(BatchKey(4, 2), 1, ("t", 1), "10m", 4_102_444_800_000))
+    bench.events.emit(FutureEventTimes(BatchKey(4, 1), {("t", 0): 45, ("t", 1): 40}, "10m", 32_472_144_000_000))
+    bench.events.emit(FutureEventTimes(BatchKey(4, 2), {("t", 1): 6}, "10m", 4_102_444_800_000))
     (notice,) = bench.after(2).notices
     assert notice == (
-        "46 rows have an event time more than 10m ahead of Kafka's timestamp, most of them in t-0, the newest "
+        "91 rows have an event time more than 10m ahead of Kafka's timestamp, 46 of them in t-1, the newest "
         "2999-01-01 00:00:00Z: such rows land, but do not advance the watermark. Check the producers' clocks"
     )
     assert [text.partition(": ")[0] for text in warnings(caplog)] == ["batch 4-1", "batch 4-2"]

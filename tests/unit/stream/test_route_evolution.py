@@ -20,7 +20,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.ingest import stage_components
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import CHANGE
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask
 from frazil.ingest.headers import pack_headers
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
@@ -46,7 +46,7 @@ class Reader:
 
     notice: str | None = None
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: RecordChunk) -> None:
         self.chunk = chunk
 
     def __call__(self, *_: Any, **__: Any) -> Reader:
@@ -58,7 +58,7 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[RecordChunk]:
         return iter([self.chunk])
 
 
@@ -112,7 +112,7 @@ class Shop:
         texts = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
         headers = BinaryColumn.of([pack_headers([("kind", kind.encode())]) for kind in kinds]) if kinds else None
         index, stamps = np.array(ranges or [0] * count, np.int32), np.zeros(count, np.int64)
-        chunk = Chunk(
+        chunk = RecordChunk(
             BinaryColumn.of(texts), BinaryColumn.nulls(count), index, np.arange(count), stamps, headers=headers
         )
         self.monkeypatch.setattr(stage_components, "create_kafka_reader", Reader(chunk))

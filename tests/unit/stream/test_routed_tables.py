@@ -251,7 +251,7 @@ def test_tables_that_are_alike_are_parsed_once_by_a_task() -> None:
     divided = DividedRows(
         DecodedChunk(rows, np.arange(6)), ("shop.of_a", "main", "shop.of_b"), np.array([0, 2, 0, 2, 0, 1])
     )
-    writers.rehearse(divided)
+    writers.dry_write(divided)
     writers.add(divided)
     files = writers.finish()
     assert sorted((file.target, file.records) for file in files) == [("shop.of_a", 3), ("shop.of_b", 2)]

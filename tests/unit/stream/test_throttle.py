@@ -224,7 +224,7 @@ class Writer:
         self.reporter = Reporter(events, fingerprint="f", folder=self.folder, limits=limits)
         rest: Any = None
         parts = (self.made.tables, self.made.begin(), rest, events.emit, self.folder, rest)
-        self.runner = BatchRunner(self.spec, rest, {}, *parts, route=rest)
+        self.runner = BatchRunner(self.spec, rest, {}, *parts, route=rest, notices=rest)
 
     def land(self, commits: int) -> None:
         for n in range(commits):

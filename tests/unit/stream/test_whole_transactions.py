@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from frazil.errors import SpecError
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats.transactions import MAX_ID_CHARACTERS, EventTransaction, TransactionDecoder, TransactionEnd
 from frazil.spec.formats import JsonFormat
 from frazil.spec.load import validate_stream
@@ -46,8 +46,10 @@ class StandInTopics:
     def events(self, tp, start, end):
         assert tp == TP
         self.scans.append((start, end))
-        chunk = Chunk.of_values([b""] * (end - start))
-        chunk = Chunk(chunk.values, chunk.keys, chunk.range_index, chunk.offsets + start, np.full(len(chunk), 5_000))
+        chunk = RecordChunk.of_values([b""] * (end - start))
+        chunk = RecordChunk(
+            chunk.values, chunk.keys, chunk.range_index, chunk.offsets + start, np.full(len(chunk), 5_000)
+        )
         yield chunk, self.log[start:end]
 
     def ends(self, since_ms):
@@ -261,9 +263,11 @@ def test_a_topic_of_several_tables_is_refused(topics: StandInTopics) -> None:
 def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
     decoder = TransactionDecoder(JsonFormat())
 
-    def chunk(*values: Any) -> Chunk:
+    def chunk(*values: Any) -> RecordChunk:
         in_form = [{"schema": {}, "payload": v} if wrapped and isinstance(v, dict) else v for v in values]
-        return Chunk.of_values([v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in in_form])
+        return RecordChunk.of_values(
+            [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in in_form]
+        )
 
     of = {"id": "571:53195832", "total_order": 9, "data_collection_order": 2}
     postgres = {
@@ -345,8 +349,8 @@ def test_what_has_no_whole_transactions_is_refused(changed: dict[str, Any], said
 
 
 def test_a_long_id_of_a_transaction_or_name_of_a_file_is_bounded() -> None:
-    def chunk(*records: Any) -> Chunk:
-        return Chunk.of_values([json.dumps(record).encode() for record in records])
+    def chunk(*records: Any) -> RecordChunk:
+        return RecordChunk.of_values([json.dumps(record).encode() for record in records])
 
     decoder = TransactionDecoder(JsonFormat())
     source = {"connector": "mysql", "db": "shop", "table": "orders", "pos": 4, "ts_ms": 7}
@@ -379,6 +383,6 @@ def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -
 def test_a_record_that_cannot_be_read_among_the_ends_is_counted_and_hides_no_other() -> None:
     decoder = TransactionDecoder(JsonFormat(type="json"))
     end = {"status": "END", "id": "571", "data_collections": [{"data_collection": "a.b", "event_count": 2}, None]}
-    found = decoder.read_ends(Chunk.of_values([b"{garbage", json.dumps(end).encode(), None]))
+    found = decoder.read_ends(RecordChunk.of_values([b"{garbage", json.dumps(end).encode(), None]))
     assert found == [TransactionEnd("571", {"a.b": 2})]
     assert decoder.unreadable == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -13,16 +14,29 @@ from pyiceberg.catalog.sql import SqlCatalog
 from frazil.commit.committer import Committer
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import KafkaUnavailable, PythonStartTimeout, SpecError, TopicMissing
+from frazil.events import EventDispatcher, NoticeIssued
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
+from frazil.ingest.contract import StageResult
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.kafka.admin import KafkaAdmin, Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream import writer as writer_module
+from frazil.stream.batch import BatchRunner
+from frazil.stream.engine import TaskAnswer
+from frazil.stream.notices import Notices
+from frazil.stream.plan import Position
 from frazil.stream.planner import DESCRIBE_INTERVAL_S
-from frazil.stream.writer import MAX_START_ATTEMPTS, Epoch, Writer
+from frazil.stream.progress import ProgressFolder
+from frazil.stream.reporter import Reporter
+from frazil.stream.stall import StallLimits
+from frazil.stream.writer import MAX_START_ATTEMPTS, Epoch, EpochParts, Writer
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
+from tests.made_batches import MadeStream
 
 
 class Stopping(threading.Event):
@@ -69,7 +83,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
                     self.commits = outcome
                     raise PythonStartTimeout("too busy")
 
-            def stays_unread(self, _: object) -> bool:
+            def is_left_unread(self, _: object) -> bool:
                 return False
 
         def begin(_: Epoch) -> Any:
@@ -217,3 +231,43 @@ def test_a_writer_that_is_asked_to_end_during_a_catalogs_outage_ends_well_and_so
     monkeypatch.setattr(SqlCatalog, "commit_table", away)
     assert writer.run() is None
     assert len(writer.stopping.waits) <= 1  # type: ignore[attr-defined]
+
+
+def test_notices_of_an_epoch_are_withdrawn_and_counted_on_by_the_next(frazil_home: Path, tmp_path: Path):
+    spec = declared(frazil_home)
+    made = MadeStream(spec, 2_000_000_000_000, partitions=1)
+    topics = Topics(made.source, (("t", 0),))
+    kafka = SimpleNamespace(
+        describe=lambda: topics, starts=lambda *_: {("t", 0): 0}, earliest=lambda _: {}, log_ends=lambda _: {}
+    )
+    events = EventDispatcher("s", clock_ms=lambda: made.now_ms)
+    reporter = Reporter(events, fingerprint="f", folder=tmp_path, limits=StallLimits.for_stream(spec))
+    issued: list[NoticeIssued] = []
+    events.add(lambda event: issued.append(event.what) if isinstance(event.what, NoticeIssued) else None)
+    parts = EpochParts(
+        Writer(spec, Anything()),  # type: ignore[arg-type]
+        kafka,  # type: ignore[arg-type]
+        made.tables,
+        ProgressFolder(str(tmp_path / "progress"), {}),
+        tmp_path,
+        events.emit,
+        lambda _: None,
+        ExitStack(),
+        Notices(events.emit, spec.table.identifier),
+    )
+
+    def commit(runner: BatchRunner, *notices: str, drift: SchemaDrift) -> tuple[str, ...]:
+        answer = TaskAnswer(StageResult((), (), drift={"main": drift}, notices=notices), 0.0)
+        runner.run(lambda _: (answer,), Position(runner.marker.offsets), tasks=1)
+        reporter.send_heartbeat()
+        heartbeat = Heartbeat.read(open_exchange(tmp_path))
+        assert heartbeat is not None
+        return heartbeat.notices
+
+    first = Epoch(parts, goal=None, stopping=threading.Event())
+    assert len(commit(first._take_over(), "compiles", "reads slowly", drift=SchemaDrift(unknown=2))) == 3
+    second = Epoch(parts, goal=None, stopping=threading.Event(), after=first.number)
+    slow, unmatched = commit(second._take_over(), "reads slowly", drift=SchemaDrift(unknown=1))
+    assert slow == "reads slowly"
+    assert unmatched.startswith("3 records have no field")
+    assert sum(not one.replaces for one in issued) - sum(not one.sentence for one in issued) == 2

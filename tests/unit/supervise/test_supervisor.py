@@ -20,7 +20,7 @@ from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
 from frazil.supervise.desired import open_desired_store
-from frazil.supervise.supervised import TableReader, WriterProgram
+from frazil.supervise.supervised import Program, SupervisedStream, TableReader
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -48,7 +48,7 @@ class Bench:
         self.lines: list[str] = []
 
     def supervisor(self, **changes: Any) -> Supervisor:
-        return Supervisor(WriterProgram("ticks", self.streams, FAKE_WRITER), **changes)
+        return Supervisor(SupervisedStream(Program("ticks", self.streams, FAKE_WRITER), **changes))
 
     def until(self, supervisor: Supervisor, action: WriterAction, cause: Cause) -> SupervisionStep:
         def check() -> SupervisionStep | None:
@@ -119,7 +119,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
 
     def reported() -> list[str]:
         supervisor.step()
-        return [what.sentence for what in read_history(spec, since_ms=0).happened]
+        return [what.sentence for what in read_history(spec, since_ms=0).events]
 
     assert "the stream is paused by ana: Kafka upgrade" in bench.eventually(reported)
     first, second = [sentence for sentence in reported() if "the writer is started" in sentence]

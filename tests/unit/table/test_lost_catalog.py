@@ -21,6 +21,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.table import Table
 
+from frazil.cli.catalog import read_metadata
 from frazil.cli.main import frazil
 from frazil.errors import AccessDenied, SpecError, TableLost
 from frazil.signals.signal_table import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, SIGNALS_TABLE
@@ -28,7 +29,6 @@ from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.declared import DeclaredTable
 from frazil.table.lost import find_lost_table
-from frazil.table.registering import read_metadata
 from frazil.table.tables import ensure_dead_letters, ensure_declared, ensure_table, load_stream_table, state_location
 
 Stream = Callable[..., StreamSpec]

@@ -7,7 +7,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.errors import SchemaIncompatible
-from frazil.spec.former_columns import PROPERTY, parse_former_columns
+from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY, parse_former_columns
 from frazil.table.renamed import ColumnChanges, find_aliases, find_change_problems, use_current_names
 
 BEFORE = Schema(
@@ -37,8 +37,8 @@ def test_a_name_that_a_column_has_now_is_no_other_ones():
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"a": "b"}', '{"a": true}'])
 def test_a_property_that_was_edited_is_named(text: str):
-    with pytest.raises(SchemaIncompatible, match=PROPERTY):
-        parse_former_columns({PROPERTY: text})
+    with pytest.raises(SchemaIncompatible, match=FORMER_COLUMNS_PROPERTY):
+        parse_former_columns({FORMER_COLUMNS_PROPERTY: text})
 
 
 def test_without_the_property_nothing_was_renamed():

@@ -16,10 +16,8 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from s3fs.errors import translate_boto_error
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError, StorageUnavailable
-from frazil.table.local_storage import LocalStore
 from frazil.table.object_storage import MAX_CACHED_FILE_IOS, MAX_KEYS_PER_REQUEST, FsspecStore, _translate_errors
-from frazil.table.object_store import ObjectStore, file_io_properties
-from frazil.table.storage import open_store
+from frazil.table.storage import LocalStore, ObjectStore, file_io_properties, open_store
 from frazil.table.storage_mistakes import is_storage_failure, translate_staging_failure
 
 

@@ -15,7 +15,7 @@ from pyiceberg.types import BinaryType, IntegerType, StringType, TimeType
 
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.spec import iceberg
-from frazil.spec.former_columns import PROPERTY
+from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.declared import declared_table
@@ -120,7 +120,7 @@ def test_what_a_stream_fills_beside_its_declaration_is_reported_by_the_names_tha
         update.rename_column("delay", "late_by")
     delay = table.schema().find_field("late_by").field_id
     with table.transaction() as transaction:
-        transaction.set_properties({PROPERTY: json.dumps({"delay": delay})})
+        transaction.set_properties({FORMER_COLUMNS_PROPERTY: json.dumps({"delay": delay})})
     assert undeclared_columns(table, stream()) == ("gate: string",)
 
 

@@ -30,8 +30,7 @@ from frazil.events import (
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.telemetry import metrics as m
-from frazil.telemetry.prometheus import format_exposition
-from frazil.telemetry.sink import StreamMetrics
+from frazil.telemetry.telemetry import StreamMetrics, format_exposition
 from tests import metrics_page
 
 OF = ("ticks", "demo.ticks")
@@ -143,7 +142,7 @@ def test_other_events_are_counted() -> None:
     bench.record(
         EpochBegan(4, MARKER, SettleResult()),
         TableEvolved(KEY, ("added column gate string",)),
-        FutureEventTimes(KEY, 7, ("t", 0), "10m"),
+        FutureEventTimes(KEY, {("t", 0): 7}, "10m"),
         RecordsSkipped("t-0: 1..9", MARKER),
         NoticeIssued("compiled"),
         NoticeIssued("slow"),

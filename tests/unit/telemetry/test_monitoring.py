@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from frazil.telemetry import metrics as m
-from frazil.telemetry.prometheus import format_exposition
+from frazil.telemetry.telemetry import format_exposition
 
 MONITORING = Path("deploy/monitoring").absolute()
 NAMES = {metric.prometheus for metric in m.METRICS}

@@ -19,8 +19,7 @@ from frazil.events import BatchCommitted, Event
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import validate_stream
 from frazil.telemetry import metrics as m
-from frazil.telemetry.prometheus import CONTENT_TYPE, format_exposition
-from frazil.telemetry.telemetry import DEFAULT_LISTEN, MetricsSettings, Telemetry
+from frazil.telemetry.telemetry import CONTENT_TYPE, DEFAULT_LISTEN, MetricsSettings, Telemetry, format_exposition
 from tests.otlp_collector import collecting
 
 MARKER = Marker("ticks", BatchKey(4, 1), None, {("t", 0): 10}, SourceIdentity("c", {"t": "id"}))

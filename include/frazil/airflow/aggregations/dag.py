@@ -1,6 +1,10 @@
-"""Builds three DAGs per declared aggregation. The first aggregates a day whose windows are complete. The second
-requests a day again after one of its windows has reopened, because Airflow's roll-up would wait for the day's other
-windows. The third, every ten minutes (FRAZIL_RECONCILE_EVERY), requests complete days that were not aggregated.
+"""Builds three DAGs for each declared aggregation.
+
+- The first aggregates a day once its windows are complete.
+- The second requests a day again if one of its windows reopens. Without it, Airflow's roll-up
+  would wait until all windows of the day had reopened.
+- The third requests complete days that were not aggregated. It runs every ten minutes
+  (FRAZIL_RECONCILE_EVERY).
 """
 
 from __future__ import annotations
@@ -18,11 +22,10 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
-from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval
+from frazil.airflow.dag_ids import again_asset, partition_asset, reopened_asset
+from frazil.airflow.dag_profile import OnFailure, dag_profile, fail_on_user_errors, read_interval, task
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
-from frazil.airflow.task import fail_on_user_errors, task
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain
 from frazil.spark_apps import AGGREGATE_DAILY
@@ -188,8 +191,9 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Return the source's snapshot and the revisions of the run's day. Skips the task if a gate holds one of the day's
-    windows, or if the run is not needed.
+    """Return the source's snapshot, and the revisions of the run's day.
+
+    Skips the task if a gate holds one of the day's windows, or if the run is not needed.
     """
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows
@@ -197,7 +201,9 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
     with fail_on_user_errors():
         day = _load_signalled_day(name, aggregations)
         if waiting := held_windows(day.signals):
-            raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}; {day.day} runs after the release")
+            raise AirflowSkipException(
+                f"a quality gate holds {', '.join(waiting)}; {day.day} is aggregated after the release"
+            )
         _check_needed(day)
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
     # As text: readers that parse JSON numbers as floats would round such a large number.
@@ -206,8 +212,7 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
 
 def _check_needed(day: _SignalledDay) -> None:
     """Raise AirflowSkipException if an event started the run, but the day is incomplete or already aggregated."""
-    from frazil.aggregate.day_input import is_complete
-    from frazil.aggregate.due import is_aggregated
+    from frazil.aggregate.day_input import is_aggregated, is_complete
 
     run = get_current_context()["dag_run"]
     # A user who clears a run wants to repeat it, perhaps because the SQL changed.
@@ -218,13 +223,13 @@ def _check_needed(day: _SignalledDay) -> None:
             f"not every window of {day.day} is signalled: the events that started this run are not from frazil"
         )
     if is_aggregated(day.catalog, day.spec, day.day, day.signals):
-        raise AirflowSkipException(f"{day.spec.target} already has {day.day} at these revisions")
+        raise AirflowSkipException(f"{day.spec.target} already has the current revisions of {day.day}")
 
 
 def again(name: str, aggregations: str) -> None:
-    """Check that the run's day is complete. The task's success sends the event that aggregates the day again.
+    """Check that the run's day is complete. If the task succeeds, its event requests the day again.
 
-    Skips the task if the day is incomplete or held by a gate: its first run is still to come, and will read all rows.
+    Skips the task if the day is not complete yet. The day's first run will read all rows.
     """
     from frazil.aggregate.day_input import is_complete
 
@@ -232,8 +237,8 @@ def again(name: str, aggregations: str) -> None:
         day = _load_signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(
-            f"the first run of {day.day} is still to come and will read all rows: some window of the day is not "
-            "complete, or a gate holds it"
+            f"nothing to repeat: a window of {day.day} is not complete, or a gate holds it. The first run of "
+            "this day will read all rows"
         )
 
 

@@ -1,6 +1,7 @@
-"""Finds complete days that were never aggregated, by comparing DAG runs with the signals table, and requests them.
+"""Finds complete days that were never aggregated, and requests them. Compares DAG runs with the signals table.
 
-Airflow loses events of a paused DAG, and partial roll-ups when a partition mapper changes or a DAG disappears.
+Airflow loses the events of a paused DAG. It also loses partial roll-ups when a partition mapper changes or a DAG
+disappears.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from airflow.sdk import Asset, DagRunState
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
-from frazil.aggregate.due import WaitingDay, find_open_day, find_waiting_days, select_overdue_days
+from frazil.aggregate.day_input import WaitingDay, find_open_day, find_waiting_days, select_overdue_days
 from frazil.aggregate.spec import find_aggregation, parse_day
-from frazil.airflow.assets import AGAIN_PREFIX, again_asset, partition_asset
+from frazil.airflow.dag_ids import AGAIN_PREFIX, again_asset, partition_asset
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_text
 from frazil.errors import SpecError
 from frazil.table.catalogs import open_existing_catalog
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_DAY_KEY = "frazil.first-day"
-"""The store's key of the first day that is reconciled. Earlier days run on request only."""
+"""The store's key for the first day that is reconciled. Earlier days run only on request."""
 REQUESTED = "asked for"
-"""Replaces a run's state in `Runs` if an event of the asset requested the day."""
+"""State in `Runs` of an entry that is a request instead of a run."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""The runs of each day: pairs of state (or REQUESTED) and start time in milliseconds."""
+"""The runs and requests of each day, each with its state (or REQUESTED) and start time (ms)."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 REQUESTED_DAYS_KEY = "frazil.requested-days"
 """The store's key for the time of each day's last request, in ms. Read only if Airflow cannot list events."""
@@ -76,10 +77,13 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """Return the waiting days that neither a run nor a request since `requested_after_ms` covers."""
+    """Return the waiting days for which no run is in progress, has failed, or was requested.
+
+    Ignores requests before `requested_after_ms`, and failures and requests from before the day was complete.
+    """
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
-        """Whether a run or request covers the day. A successful run does not: it read older revisions."""
+        """Whether a run or request covers the day. A successful run read older revisions."""
         if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
             return True
         if state == REQUESTED:
@@ -104,7 +108,7 @@ def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> 
 
 
 def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """Return the DAG's runs that events of these assets started, and earlier requests, by day; None if unknown."""
+    """Return the runs and requests that events of these assets caused, by day; None if unknown."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

@@ -13,11 +13,9 @@ from typing import Any
 from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.assets import GROUP, HEALTH
-from frazil.airflow.dag_ids import AUDITS_DAG
-from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval
+from frazil.airflow.dag_ids import AUDITS_DAG, GROUP, HEALTH
+from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval, task
 from frazil.airflow.declared_streams import declared_streams
-from frazil.airflow.task import task
 from frazil.airflow.untrusted_values import check_xcom
 from frazil.errors import SpecError
 from frazil.spec.units import format_duration
@@ -32,7 +30,7 @@ MAX_ACTIVE_RUNS = 6
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
-"""An alias for all audit assets, because a task knows the streams of its events only at run time."""
+"""An alias for all audit assets, because a task's streams are known only at run time."""
 
 
 def audit_asset(stream: str) -> Asset:

@@ -13,7 +13,7 @@ FINDINGS_KEY = "audits"
 """The store's key for findings; no table has this name."""
 LAST_AUDITS_KEY = "last audits"
 WITH_KAFKA = "source"
-"""The last item of a stored finding whose audit read Kafka."""
+"""Last item of a stored finding if the audit also read Kafka."""
 RETENTION = timedelta(days=7)
 """Time after which a finding is dropped if no audit clears it, for example a finding about rows erased on request."""
 
@@ -64,7 +64,7 @@ def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None
 
 
 def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    """Whether an audit without findings covers the kept finding's hours, and compared at least as much."""
+    """Whether an audit without findings covers all that the stored finding's audit covered."""
     if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])

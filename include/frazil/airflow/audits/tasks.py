@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.declared_streams import find_declared_stream
-from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.findings import Audit, FindingKind
 from frazil.commit.history import Period, complete_hours
 from frazil.commit.own_table_check import explain_lost_table
 from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
+from frazil.table.parallel import read_in_parallel
 from frazil.table.tables import load_stream_table
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,9 @@ AUDIT_TIMEOUT = timedelta(minutes=20)
 AuditJson = dict[str, Any]
 """One audit as JSON.
 
-`from` and `to` are ISO 8601, UTC. `source` says whether the audit read Kafka, `complete` whether it compared
-everything, and `not-compared` what it skipped. `findings` is the number of findings; `sentences` are about the first of
-them.
+`from` and `to` are ISO 8601, UTC. `source` says whether the audit read Kafka, `complete` whether it
+compared everything, and `not-compared` what it skipped. `findings` is the number of findings;
+`sentences` describe the first findings.
 """
 
 
@@ -46,16 +46,20 @@ class AuditResults(NamedTuple):
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditResults:
-    """Audit the streams in parallel. Raises FrazilError if there are several and all fail: a common cause is likely."""
+    """Audit the streams in parallel.
 
-    def audit_begun_stream(stream: str) -> AuditJson | None:
+    Raises FrazilError if there are several streams and all audits fail, because a common cause is
+    likely.
+    """
+
+    def audit_started_stream(stream: str) -> AuditJson | None:
         try:
             return audit_hours(stream, folder, moment, hours=hours, with_source=with_source)
         except AirflowSkipException as not_begun:
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = read_in_parallel(streams, audit_begun_stream, within_s=AUDIT_TIMEOUT.total_seconds())
+    found = read_in_parallel(streams, audit_started_stream, timeout_s=AUDIT_TIMEOUT.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
     for stream, error in failed.items():
         log.error("%s: the audit failed: %r", stream, error)

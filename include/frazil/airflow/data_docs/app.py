@@ -6,7 +6,7 @@ from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
-from frazil.airflow.data_docs.address import PREFIX, docs_folder
+from frazil.airflow.data_docs import PREFIX, docs_folder
 
 VIEW = {
     "name": "Data Docs",

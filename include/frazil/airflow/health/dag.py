@@ -15,12 +15,19 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS
-from frazil.airflow.assets import HEALTH, again_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, read_interval, resolved_notifiers
-from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.dag_ids import HEALTH, again_asset
+from frazil.airflow.dag_profile import (
+    OnFailure,
+    OnLate,
+    dag_profile,
+    deadline,
+    failure_notifiers,
+    read_interval,
+    resolved_notifiers,
+    task,
+)
 from frazil.airflow.notifications import failure_message
 from frazil.airflow.page.address import page_url
-from frazil.airflow.task import task
 from frazil.airflow.untrusted_values import check_xcom
 from frazil.operations.message import Message, build_message
 from frazil.spec.last_valid import find_declared

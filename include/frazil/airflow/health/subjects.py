@@ -7,56 +7,144 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from math import ceil
 from pathlib import Path
+from typing import Any, Self
 
 from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
 
-from frazil.aggregate.due import find_open_day, find_waiting_days, select_overdue_days
+from frazil.aggregate.day_input import find_open_day, find_waiting_days, select_overdue_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.declared_streams import DeclaredStream
-from frazil.airflow.health.routes import RouteFindings, measure_route_share
-from frazil.airflow.parallel_reads import read_in_parallel
-from frazil.maintenance.alerts import Reading, unread_reading
+from frazil.errors import FrazilError
+from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
+from frazil.maintenance.alerts import Reading, evaluate_table_rules, unreadable_reading
+from frazil.maintenance.measure import NotMadeByRoute, find_template_tables, measure
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
     audit_reading,
+    boolean_reading,
     evaluate_stream_rules,
-    fact_reading,
     read_window_rules,
     runs_reading,
 )
 from frazil.maintenance.tables import routes_by_name
-from frazil.quality.gate import find_unused_suites
 from frazil.spec.last_valid import DeclaredFile, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import is_template_view, list_windowed_views, partitions_dag_of
+from frazil.spec.units import format_count
 from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import read_in_parallel, run_in_parallel
+
+RUNS_PER_ROUND = 60
+"""Number of runs that together measure each table once: an hour with a run per minute."""
+MIN_TABLES_PER_RUN = 50
+MAX_LISTED_TABLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFindings:
+    """Findings about a route's tables, kept between runs."""
+
+    beyond: Mapping[str, Sequence[str]]
+    """The rules whose thresholds each table exceeded at its last measurement. Healthy tables have no entry."""
+    after: str = ""
+    """The last measured table, after which the next run continues."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"after": self.after, "beyond": {table: list(rules) for table, rules in self.beyond.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Parse the result of `to_json`. Ignores invalid content, because other users can write the store."""
+        after, beyond = value.get("after"), value.get("beyond")
+        found = beyond.items() if isinstance(beyond, Mapping) else ()
+        valid = {
+            table: [rule for rule in rules if isinstance(rule, str)]
+            for table, rules in found
+            if isinstance(rules, list)
+        }
+        return cls(valid, after if isinstance(after, str) else "")
+
+
+def measure_route_share(
+    spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
+) -> tuple[RouteFindings, list[Reading]]:
+    """Measure the next share of the route's tables.
+
+    Return the findings about all tables of the route, and a reading for each rule.
+    """
+    catalog = open_existing_catalog(spec.table.catalog)
+    tables = find_template_tables(catalog, spec, specs)
+    share = select_share(before.after, [table.name for table in tables])
+    by_name = {table.name: table for table in tables}
+
+    def measure_table(name: str) -> list[Reading] | None:
+        table = by_name[name]
+        try:
+            found = measure(catalog, table, now_ms=now_ms)
+        except NotMadeByRoute:
+            return None
+        except Exception as error:  # anything that a catalog or storage raises: the others are still measured
+            said = f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
+            return [Reading(UNMEASURED, 1, 0, said, f"{name} cannot be measured: {said}")]
+        return None if found is None else [*evaluate_table_rules(found, table.settings, now_ms=now_ms)]
+
+    seen = dict(zip(share, run_in_parallel(measure_table, share), strict=True))
+    for reading in (one for found in seen.values() for one in found or () if one.is_beyond):
+        log.warning("%s", reading.sentence)
+    known = {name: found for name, found in before.beyond.items() if name in by_name and name not in seen}
+    known |= {name: beyond for name, found in seen.items() if (beyond := [r.rule for r in found or () if r.is_beyond])}
+    evaluated = {UNMEASURED, *(one.rule for found in seen.values() for one in found or ())}
+    evaluated |= {rule for found in known.values() for rule in found}
+    after = RouteFindings(known, share[-1] if share else "")
+    return after, [_reading(spec, rule, known) for rule in sorted(evaluated)]
+
+
+def select_share(last: str, names: Sequence[str]) -> list[str]:
+    """Return the next names to measure, in alphabetical order after `last`, and then from the start."""
+    share = max(MIN_TABLES_PER_RUN, ceil(len(names) / RUNS_PER_ROUND))
+    ordered = sorted(names)
+    return [*(name for name in ordered if name > last), *(name for name in ordered if name <= last)][:share]
+
+
+def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -> Reading:
+    names = sorted(name for name, rules in beyond.items() if rule in rules)
+    over = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
+    what = "cannot be measured" if rule == UNMEASURED else over
+    some = ", ".join(names[:MAX_LISTED_TABLES]) + (", and others" if len(names) > MAX_LISTED_TABLES else "")
+    sentence = (
+        f"{format_count(len(names), 'table')} of the route of stream {spec.name} {what}: {some}. Run `frazil health "
+        f"{names[0] if names else 'TABLE'}`. The DAG frazil_maintenance should fix this: check its last runs"
+    )
+    return Reading(rule, len(names), 0, format_count(len(names), "table"), sentence)
+
 
 log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
-"""Counts a DAG's consecutive failed runs from the newest one back, up to the second argument."""
+"""Counts the newest consecutive failed runs of a DAG, up to a limit (the second argument)."""
 IsPaused = Callable[[str], bool]
 SHARED_DAGS = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream; only a pause or consecutive failed runs of them fire an alert."""
+"""DAGs that serve every stream. An alert fires if one is paused or keeps failing."""
 FirstDays = dict[str, date | None]
 """The first watched day of each aggregation; None if not set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """State that outlasts a run. Reading a subject may change `first_days` and `routes`."""
+    """State that outlives a run. Reading a subject may change `first_days` and `routes`."""
 
     first_days: FirstDays
     routes: dict[str, RouteFindings]
     audits: Mapping[str, str]
-    """Uncleared audit findings, as one sentence for each stream."""
+    """A sentence about the uncleared audit findings of each stream."""
     audited: Mapping[str, str]
     """The last audit of each stream, as a sentence."""
 
@@ -77,11 +165,11 @@ def read_subjects(
     failed: FailedRuns,
     is_paused: IsPaused = lambda _: False,
     *,
-    within_s: float,
+    timeout_s: float,
 ) -> dict[str, list[Reading] | str]:
     """Return the readings of each subject, or a message that says why it cannot be read.
 
-    `within_s` is the time limit of `read_in_parallel` for the subjects of one catalog.
+    `timeout_s` is the time limit of `read_in_parallel` for the subjects of one catalog.
     """
     # A task may talk to Airflow from one thread only.
     runs = {
@@ -101,23 +189,23 @@ def read_subjects(
         return [*found, *runs.get(name, [])]
 
     group = {name: subject.catalog for name, subject in subjects.items()}.__getitem__
-    read = read_in_parallel(subjects, lambda name: [*subjects[name].read()], within_s=within_s, group=group)
+    read = read_in_parallel(subjects, lambda name: [*subjects[name].read()], timeout_s=timeout_s, group=group)
     return {name: readings(name, found) for name, found in read.items()}
 
 
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
     """Yield readings that show whether a DAG fails, is paused, or cannot be read.
 
-    A pause is reported only for DAGs that all streams share: a paused DAG of one table causes late windows instead.
+    Only a pause of a shared DAG is reported. If the DAG of one table is paused, the alert about its late windows fires.
     """
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)
     yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
     problem = "Airflow does not respond; the log of frazil_health has the error" if runs is None else None
-    yield unread_reading(dag_id, f"state of the DAG {dag_id}", problem)
+    yield unreadable_reading(dag_id, f"state of the DAG {dag_id}", problem)
 
 
-def subjects_of(
+def build_watched_subjects(
     declared: Iterable[DeclaredStream],
     aggregations: Path | None,
     kept: StoredState,
@@ -168,7 +256,7 @@ def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> W
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
         said = f"the declaration of stream {stream.name} has never been valid: {problem}"
-        return WatchedSubject(Alerts(), lambda: [fact_reading("declaration", True, said)])
+        return WatchedSubject(Alerts(), lambda: [boolean_reading("declaration", True, said)])
     alerts = spec.maintenance.alerts
 
     def read(*, out_of_reach: bool = False) -> Iterator[Reading]:
@@ -192,12 +280,12 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
-    unused = find_unused_suites(folder, tables)
+    unused = sorted(suite for suite in folder.glob("*.json") if suite.stem not in tables)
     sentence = (
         f"suites in {folder} that gate no window: {', '.join(suite.name for suite in unused)}. No stream declares a "
         "table of this name, or the table has no windows. Rename each suite to `<namespace.table>.json`, or remove it"
     )
-    return fact_reading("declaration", bool(unused), sentence)
+    return boolean_reading("declaration", bool(unused), sentence)
 
 
 def _route_reader(
@@ -214,7 +302,7 @@ def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: First
     """Yield the readings of an aggregation, and store its first watched day."""
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"
-    yield fact_reading("declaration", file.problem is not None and not file.missing, sentence)
+    yield boolean_reading("declaration", file.problem is not None and not file.missing, sentence)
     if spec is None or name not in first_days:
         return
     catalog = open_existing_catalog(spec.catalog)

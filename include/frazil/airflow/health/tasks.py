@@ -16,9 +16,14 @@ from frazil.airflow.aggregations.reconcile import FIRST_DAY_KEY, read_first_day
 from frazil.airflow.audits.findings import read_findings, read_last_audits
 from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.gauges import export_health
-from frazil.airflow.health.routes import RouteFindings
-from frazil.airflow.health.subjects import FailedRuns, IsPaused, StoredState, read_subjects, subjects_of
-from frazil.airflow.parallel_reads import read_in_parallel
+from frazil.airflow.health.subjects import (
+    FailedRuns,
+    IsPaused,
+    RouteFindings,
+    StoredState,
+    build_watched_subjects,
+    read_subjects,
+)
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
 from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import FrazilError
@@ -34,13 +39,14 @@ from frazil.maintenance.alerts import (
 )
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.measure import AskKafka, measure
+from frazil.maintenance.measure import LagQuery, measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import format_rounded_bytes
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import read_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +68,12 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 ) -> dict[str, Any]:
     """Measure all declared tables, read every other subject, and update the alerts that `store` keeps.
 
-    `expectations` is the folder of the gates' suites. `again` has the stores of the assets `frazil.again.<name>`, by
-    aggregation; an aggregation without a store is not watched.
+    `expectations` is the folder of the gates' suites. `again` maps each aggregation to the store of
+    its asset `frazil.again.<name>`. Other aggregations are not watched.
 
-    Returns the lists of alerts `fired`, `resolved` and `active`; `due`, the due actions of each table; and `audited`,
-    the last audit of each stream. The alerts of undeclared tables resolve, unless a file that was never valid may
-    declare the table.
+    Returns the lists of alerts `fired`, `resolved` and `active`; `due`, the due actions of each
+    table; and `audited`, the last audit of each stream. If no file declares a table any longer, its
+    alerts resolve. They stay active while an invalid file might declare it.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -79,8 +85,8 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     measured = beside.submit(partial(_measure_tables, tables, now_ms=now_ms))
     with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
         kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
-        subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
-        seen = read_subjects(subjects, failed, is_paused, within_s=READ_TIMEOUT_S)
+        subjects = build_watched_subjects(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
+        seen = read_subjects(subjects, failed, is_paused, timeout_s=READ_TIMEOUT_S)
     found = measured.result()
     beside.close()
     steps: dict[str, AlertStep] = {}
@@ -104,7 +110,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 def _due_actions(
     found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]
 ) -> dict[str, list[str]]:
-    """Return the due actions of each table, for the page. A table that could not be measured has `NOT_MEASURED`."""
+    """Return the due actions of each table; `NOT_MEASURED` if a table could not be measured."""
 
     def actions(name: str, health: TableHealth | str | None) -> list[str]:
         if isinstance(health, str):
@@ -173,7 +179,7 @@ def _measure_tables(tables: Mapping[str, MaintainedTable], *, now_ms: int) -> di
     measured = read_in_parallel(
         tables,
         lambda name: _measure(tables[name], now_ms=now_ms),
-        within_s=READ_TIMEOUT_S,
+        timeout_s=READ_TIMEOUT_S,
         group=lambda name: tables[name].catalog or "default",
     )
     return {name: repr(health) if isinstance(health, Exception) else health for name, health in measured.items()}
@@ -182,7 +188,7 @@ def _measure_tables(tables: Mapping[str, MaintainedTable], *, now_ms: int) -> di
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
     """Return the table's health, None if it does not exist, or why it cannot be measured."""
     try:
-        found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=AskKafka.FOR_ALERTS)
+        found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, lag_query=LagQuery.FOR_ALERTS)
     except Exception as error:  # whatever a catalog, storage or a network raises: the other tables are still measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
     log.info("%s: %s", table.name, _describe_measurement(found) if found else "the table does not exist yet")

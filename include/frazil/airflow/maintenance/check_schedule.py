@@ -11,7 +11,10 @@ MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 ENDED_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 TaskStates = Mapping[str, Mapping[str, Any]]
-"""Task states by run id and task; None before scheduling. A mapped task has the key `<task>_<map index>`."""
+"""Task states by run id and task id; None for a task that is not scheduled yet.
+
+The key of a mapped task is `<task>_<map index>`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class CheckState:
 
 
 def dag_interval(every: Iterable[timedelta]) -> timedelta:
-    """Return the DAG's interval, short enough to check each table as often as it declares."""
+    """Return the DAG's interval, which is short enough for every table's check interval."""
     return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
 
 
@@ -58,7 +61,7 @@ def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckSt
 def tables_in_progress(
     tables: Mapping[str, CheckState], states: TaskStates, *, tasks: Collection[str]
 ) -> dict[str, str]:
-    """Return the tables that a run is still working on, each with the id of that run."""
+    """Map each table that a run is still working on to the id of that run."""
 
     def is_active(run: Mapping[str, Any], index: int) -> bool:
         # Before Airflow has created a mapped task's instances, one without an index stands for all.

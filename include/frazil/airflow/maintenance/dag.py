@@ -23,14 +23,11 @@ from typing import Any
 from airflow.sdk import DAG, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 
-from frazil.airflow.assets import HEALTH
-from frazil.airflow.dag_ids import MAINTENANCE_DAG
-from frazil.airflow.dag_profile import OnFailure, dag_profile
-from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.dag_ids import HEALTH, MAINTENANCE_DAG
+from frazil.airflow.dag_profile import OnFailure, OnLate, dag_profile, deadline, report, reported_errors, task
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.maintenance.check_schedule import dag_interval
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
-from frazil.airflow.task import report, reported_errors, task
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import group_by_session, maintained_tables, routes_by_name
 from frazil.spark_apps import MAINTAIN_TABLE
@@ -95,8 +92,8 @@ class RewriteOperator(SubmitOperator):
 
     Skipped if no rewrite is due, and in a dry run. Retried if a table cannot be measured.
 
-    :param table: the first of the tables, whose dead-letter tables are rewritten too, or the name of a route. :param
-    streams: folder of the declared streams.
+    :param table: a table, whose dead-letter tables are rewritten too; or the name of a route.
+    :param streams: folder of the declared streams.
     """
 
     template_fields = (*SubmitOperator.template_fields, "table")
@@ -112,7 +109,7 @@ class RewriteOperator(SubmitOperator):
 
         params, folder = context["params"], Path(self.streams)
         with reported_errors():
-            names = table_tasks.find_tables_to_rewrite(
+            names = table_tasks.find_tables_with_due_rewrites(
                 self.table, folder, actions=params["actions"], dry_run=params["dry-run"]
             )
         actions = ",".join(action for action in params["actions"] if action != "orphans")
@@ -176,7 +173,7 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
-    """Delete orphan files, unless already done today. Return the reports by table."""
+    """Delete orphan files, unless that was already done today. Return the reports by table."""
     from frazil.airflow.maintenance import tasks as table_tasks
 
     context = get_current_context()

@@ -12,12 +12,12 @@ from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.maintenance.check_schedule import CheckState, TaskStates, tables_in_progress, tables_to_check
 from frazil.airflow.maintenance.route import RouteTables
 from frazil.airflow.maintenance.tasks import describe_due, due_actions, orphans_due
-from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.tables import MaintainedTable, group_by_session, routes_by_name
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import read_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class MaintenanceRun:
     actions: Collection[str]
     dry_run: bool
     is_manual: bool
-    """Whether a user started the run, which then checks tables regardless of their last check."""
+    """Whether a user started the run. If so, it checks all tables, even if no check is due."""
 
 
 def due_tables(
@@ -50,8 +50,8 @@ def due_tables(
 ) -> list[str]:
     """Return the tables that need a task: an action is due, or the table could not be measured.
 
-    Each name stands for a table and its dead-letter tables, or for a route. Stores which tables this run checked, and
-    for which it starts tasks. A dry run stores nothing, and returns all chosen tables. Raises FrazilError if there are
+    Each name stands for a table and its dead-letter tables, or for a route. Stores the names that this run checks, and
+    those that get a task. A dry run stores nothing, and returns all chosen names. Raises FrazilError if there are
     several tables and none could be measured.
     """
     declared = valid_specs(streams)
@@ -77,7 +77,7 @@ def due_tables(
 
 
 def _find_busy(tables: Mapping[str, CheckState], run: MaintenanceRun, states_of: StatesOf) -> Mapping[str, str]:
-    """Return the tables that an earlier run is still working on, each with the id of that run."""
+    """Map each table that an earlier run is still working on to the id of that run."""
     # This run's own tasks have not started yet.
     earlier = {name: table for name, table in tables.items() if table.run_id not in {None, run.run_id}}
     if not earlier:
@@ -129,7 +129,7 @@ def _find_due_tables(
             needs = needs or (table.name in orphaned and catalog.table_exists(table.identifier))
         return needs
 
-    found = read_in_parallel(chosen, check, within_s=MEASURE_TIMEOUT.total_seconds())
+    found = read_in_parallel(chosen, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
     failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
     for name, error in failed.items():
         log.error("cannot measure %s: %r", name, error)

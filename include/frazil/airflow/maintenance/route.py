@@ -11,7 +11,6 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil import clock
-from frazil.airflow.parallel_reads import read_in_parallel
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
@@ -21,6 +20,7 @@ from frazil.maintenance.tables import routes_by_name
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import read_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class RouteTables:
         def check(name: str) -> DueTable | None:
             return measure_due_table(catalog, tables[name], actions=actions, now_ms=now_ms)
 
-        found = read_in_parallel(tables, check, within_s=MEASURE_TIMEOUT.total_seconds())
+        found = read_in_parallel(tables, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
         errors = {name: error for name, error in found.items() if isinstance(error, Exception)}
         broken = self._log_broken(errors, len(tables))
         due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
@@ -69,9 +69,9 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES_PER_RUN]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why tables were not measured. Return the tables that failed, except tables that the route did not create.
+        """Log why tables were not measured, and return those whose measurement failed.
 
-        Raises FrazilError if there are several tables and all failed.
+        Leaves out tables that the route did not create. Raises FrazilError if there are several tables and all failed.
         """
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
@@ -88,11 +88,12 @@ class RouteTables:
         return list(broken)
 
     def orphans_due(self, store: AssetStore) -> bool:
-        """Whether a pass over all tables is unfinished, or the last pass began a day ago or earlier."""
+        """Whether a clean-up of all tables is unfinished, or none has begun for a day."""
         return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None
 
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
-        """Return the start (ms) of the current pass and its last cleaned table; None if no pass is due.
+        """Return the start (ms) of the current pass over all tables, and its last cleaned table; None if no pass is
+        due.
 
         In a new pass, the name of the last cleaned table is an empty string.
         """

@@ -26,8 +26,8 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger(__name__)
 
 
-def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return a table with its dead-letter tables if an action is due, or a route's due tables.
+def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
+    """Return the tables to rewrite: the due tables of a route, or a table with its dead-letter tables.
 
     Raises AirflowSkipException if no action is due, and in a dry run, with what would be done.
     """
@@ -35,7 +35,7 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
         names = route.due(actions)
         due = [f"{format_count(len(names), 'table', 'needs|need')} a rewrite"] if names else []
     else:
-        names = find_maintained_with(name, streams)
+        names = list_maintenance_group(name, streams)
         due = due_messages(names, streams, actions=actions, dry_run=dry_run)
     if dry_run or not due:
         raise AirflowSkipException("; ".join([*(["dry run"] if dry_run else []), *(due or ["no rewrite is due"])]))
@@ -43,16 +43,17 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Delete the orphan files of a table and its dead letters, or of a route. Returns reports, or a route's numbers.
+    """Delete the orphan files of a table and its dead-letter tables, or of the tables of a route.
 
-    Raises the errors of `clean_tables`.
+    Returns the report of each table; for a route, only numbers. Raises the errors of
+    `clean_tables`.
     """
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
-    return clean_tables(find_maintained_with(name, streams), streams, store, dry_run=dry_run)
+    return clean_tables(list_maintenance_group(name, streams), streams, store, dry_run=dry_run)
 
 
-def find_maintained_with(name: str, streams: Path) -> list[str]:
+def list_maintenance_group(name: str, streams: Path) -> list[str]:
     """Return this table, followed by the tables that are maintained together with it."""
     return [table.name for table in group_by_session(valid_specs(streams)).get(name, ())] or [name]
 
@@ -130,7 +131,8 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
     """Yield each table with its catalog.
 
-    Raises AirflowFailException at the end if a table is missing, but may be declared in a file that was never valid.
+    Raises AirflowFailException at the end if no valid declaration names a table, but a file that
+    was never valid may declare it.
     """
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]

@@ -15,9 +15,9 @@ from airflow.utils.types import DagRunTriggeredByType
 from sqlalchemy.exc import IntegrityError
 
 from frazil import clock
-from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
+from frazil.airflow.backfills import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG
-from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
+from frazil.airflow.dead_letters import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.airflow_database import (
     find_unfinished_run,
     next_run_id,
@@ -76,7 +76,7 @@ T = TypeVar("T")
 class ActionResult:
     """The result of an action. `run` is the id of the DAG run that it started, and `log` its path in Airflow's UI."""
 
-    said: str
+    message: str
     run: str | None = None
     log: str | None = None
 
@@ -89,15 +89,15 @@ class ActionSubject:
     method: str
     """The HTTP method that the user needs permission for: POST starts a run, PUT changes a stream or table."""
     route_name: str | None = None
-    """The maintenance DAG's name for all tables of a route; None if the action is not for all of them."""
+    """Name that stands for all tables of a route in the maintenance DAG; otherwise None."""
 
 
-def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
+def find_action_subject(action: PageAction, name: str, select_visible: SelectVisible) -> ActionSubject | None:
     """Return the subject of an action; None if no file declares it or the user may not see it."""
     if action not in STREAM_ACTIONS:
-        return _table_subject(action, name, sees)
+        return _table_subject(action, name, select_visible)
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
-    if one is None or one.spec is None or not sees({name: writer_dag_of(one)}):
+    if one is None or one.spec is None or not select_visible({name: writer_dag_of(one)}):
         return None
     dag, method = {
         PageAction.BACKFILL: (BACKFILL_DAG, "POST"),
@@ -107,11 +107,11 @@ def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> A
     return ActionSubject(name, one.spec, dag, method)
 
 
-def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
+def _table_subject(action: PageAction, name: str, select_visible: SelectVisible) -> ActionSubject | None:
     table = find_table(name)
     if (
         table is None
-        or not find_visible_streams(table, sees)
+        or not find_visible_streams(table, select_visible)
         or (action is PageAction.MAINTAIN and table.kind is TableKind.DEAD_LETTERS)
     ):
         return None
@@ -156,15 +156,15 @@ def _plan_and_prepare(
         prepared = run_with_timeout(lambda: plan_reset(spec, parse_reset_target(form), by=by))
     else:
         prepared = run_with_timeout(lambda: plan_abandon(spec, by=by))
-    says, version_token = (*plan.says, *prepared.says), f"{plan.version_token}/{prepared.version_token}"
-    return replace(plan, says=says, version_token=version_token, refused=prepared.refused), prepared
+    effects, version_token = (*plan.effects, *prepared.effects), f"{plan.version_token}/{prepared.version_token}"
+    return replace(plan, effects=effects, version_token=version_token, refused=prepared.refused), prepared
 
 
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
     """Return the state that the action depends on. Raises InvalidForm if Airflow's database does not respond."""
     spec = subject.spec
     read = partial(read_pauses, [subject.dag])
-    paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, within_s=2)
+    paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, timeout_s=2)
     runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
     if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
@@ -210,7 +210,10 @@ def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec)
 def carry_out(
     action: PageAction, subject: ActionSubject, form: Form, *, user: str, may_unpause: bool = False
 ) -> ActionResult:
-    """Carry out an action if its plan is still the confirmed one. Raises InvalidForm, OutcomeUnknown, FrazilError."""
+    """Carry out an action if the user confirmed exactly the current plan.
+
+    Raises InvalidForm, OutcomeUnknown and FrazilError.
+    """
     try:
         done = _check_and_carry_out(action, subject, form, user=user, may_unpause=may_unpause)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
@@ -218,7 +221,7 @@ def carry_out(
             f"It is unknown whether the action was carried out: {error}. Check the state before you repeat it"
         ) from error
     else:
-        return replace(done, said=" ".join((done.said, *component_warnings(action, find_missing_components()))))
+        return replace(done, message=" ".join((done.message, *component_warnings(action, find_missing_components()))))
     finally:
         answer_cache().forget_all(subject.spec.fingerprint())
 

@@ -16,9 +16,9 @@ from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
 from sqlalchemy import func, select, update
 
-from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.dag_ids import partition_asset, reopened_asset
+from frazil.airflow.dag_profile import RESULT_KEY
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
-from frazil.airflow.task import RESULT_KEY
 from frazil.maintenance.alerts import runbook_link
 from frazil.operations.overview import ActiveAlert
 from frazil.operations.page_actions import UnfinishedRun
@@ -134,9 +134,10 @@ def _subjects_of(conf: Any) -> list[Any]:
 
 
 def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowRun]]:
-    """Return the runs that events of a table's windows have started, by the event's partition key, oldest first.
+    """Return the runs that the events of a table's windows started, by partition key, oldest first.
 
-    `signals` is the name under which the windows are signalled. A roll-up's run belongs to each of its windows.
+    `signals` is the name of the windows' asset. If events of several windows started a run, each
+    window lists the run.
     """
     started = (
         select(AssetEvent.partition_key, DagRun.dag_id, DagRun.run_id, DagRun.state)

@@ -77,9 +77,9 @@ def operations_page() -> FastAPI:
     ) -> Response:
         from frazil.airflow.page import one_stream
 
-        wish = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
+        view_options = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
         found = one_stream.build_stream_view(
-            name, wish, partial(visible_streams, user), partial(is_permitted, user, "PUT")
+            name, view_options, partial(visible_streams, user), partial(is_permitted, user, "PUT")
         )
         if found is None:
             raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
@@ -133,7 +133,7 @@ def operations_page() -> FastAPI:
         except HTTPException as error:
             log_outcome(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
-        log_outcome(entry, f"done: {done.said}")
+        log_outcome(entry, f"done: {done.message}")
         return json_response(done)
 
     @app.get("/runbook.html")
@@ -229,7 +229,7 @@ def _log_refusal(request: Request, user: Any, action: Any, name: str, error: HTT
 
 
 def _with_http_errors(work: Callable[[], Any]) -> Any:
-    """Return the result of `work`. Converts its errors to HTTPExceptions with the response's status and text."""
+    """Return the result of `work`. Converts errors to HTTPExceptions with status and message."""
     from frazil.airflow.page import forms
 
     try:
@@ -290,7 +290,7 @@ def _view_response(view: Any) -> Response:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return a value as JSON, in which all strings are safe to show."""
+    """Return a response with the value as JSON, in which all strings are safe to show."""
     shown = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
     return Response(shown, status, media_type="application/json", headers=HEADERS)
 

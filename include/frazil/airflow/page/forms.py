@@ -53,7 +53,10 @@ def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int)
 
 
 def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
-    """Return why the window in the form cannot be released; None if a gate holds it. `cursor` is that of its table."""
+    """Return why the window in the form cannot be released; None if a gate holds it.
+
+    `cursor` is the cursor of the window's table.
+    """
     window, label = _parse_window(form, "partition"), LABELS["partition"]
     if cursor is None:
         return f"{label}: no gate has evaluated a window of this table yet, so no window is held"

@@ -15,7 +15,7 @@ DATABASE_TIMEOUT_S = 0.2
 def find_missing_components() -> tuple[MissingComponent, ...]:
     """Return the components without a recent heartbeat; empty if Airflow's database does not respond."""
     found = answer_cache().fetch_one(
-        "Airflow", "components", _fetch_heartbeats, keep_s=CACHE_S, within_s=DATABASE_TIMEOUT_S
+        "Airflow", "components", _fetch_heartbeats, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S
     )
     if found.value is None or found.at_ms is None:
         return ()
@@ -28,7 +28,7 @@ def describe_missing_components() -> tuple[str, ...]:
         return ()
     alerts = (
         answer_cache()
-        .fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, within_s=DATABASE_TIMEOUT_S)
+        .fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S)
         .value
     )
     return tuple(one.sentence(alerts.at_ms if alerts else None) for one in found)

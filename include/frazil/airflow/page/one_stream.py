@@ -70,7 +70,7 @@ COSTS_CACHE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """The user's choices: a period or span of time, and a search for tables of the route."""
+    """The user's choices: the last hours or a period, and a search for routed tables."""
 
     hours: int = 6
     tables: str = ""
@@ -79,20 +79,20 @@ class ViewOptions:
 
 
 def build_stream_view(
-    name: str, wish: ViewOptions, sees: SelectVisible, may_act: Callable[[str], bool]
+    name: str, view_options: ViewOptions, select_visible: SelectVisible, may_act: Callable[[str], bool]
 ) -> StreamView | None:
     """Return the view of a stream; None if no file declares it or the user may not see it.
 
-    `may_act` takes the id of the DAG of the stream's writer.
+    `may_act` returns whether the user may act on the stream, from the id of the writer's DAG.
     """
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
-    if one is None or not sees({name: views.writer_dag_of(one)}):
+    if one is None or not select_visible({name: views.writer_dag_of(one)}):
         return None
     if one.spec is None:
         now_ms = clock.now_ms()
         line = build_line(name, None, build_reading(one, None), RelatedState(), now_ms=now_ms)
         return StreamView(now_ms, line, {})
-    return _build_view(one, one.spec, wish, may_act=may_act(views.writer_dag_of(one)))
+    return _build_view(one, one.spec, view_options, may_act=may_act(views.writer_dag_of(one)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +107,28 @@ class PendingReads:
     costs: PendingAnswer[tuple[DayCost, ...]]
 
     @classmethod
-    def begin(cls, spec: StreamSpec, wish: ViewOptions, shown: Period) -> Self:
-        ask, group, key, name = answer_cache().ask, group_of(spec), status_key(spec), spec.name
+    def begin(cls, spec: StreamSpec, view_options: ViewOptions, shown: Period) -> Self:
+        request, group, key, name = answer_cache().request, group_of(spec), status_key(spec), spec.name
         past = partial(fetch_history, spec, past_ms=clock.now_ms() - shown.begin_ms)
         specs = [one.spec for one in cached_declarations().value or () if one.spec]
         tables = partial(fetch_routed_names, spec, specs)
         return cls(
-            status=views.ask_status(spec, first=True),
-            history=ask(group, ("history", shown.hours, wish.begin_ms, *key), past, keep_s=CACHE_S, first=True),
-            ends=ask(f"Kafka of {name}", ("topics", *key), partial(fetch_end_offsets, spec), keep_s=CACHE_S),
-            writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
-            dags=ask("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
-            run=ask("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
-            routed=ask(group, ("routed", *key), tables, keep_s=15.0) if spec.sinks.can_follow else None,
-            costs=ask(group, ("costs", *key), partial(fetch_daily_costs, spec), keep_s=COSTS_CACHE_S),
+            status=views.request_status(spec, first=True),
+            history=request(
+                group, ("history", shown.hours, view_options.begin_ms, *key), past, keep_s=CACHE_S, first=True
+            ),
+            ends=request(f"Kafka of {name}", ("topics", *key), partial(fetch_end_offsets, spec), keep_s=CACHE_S),
+            writers=request("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
+            dags=request("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
+            run=request("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
+            routed=request(group, ("routed", *key), tables, keep_s=15.0) if spec.sinks.has_routed_tables else None,
+            costs=request(group, ("costs", *key), partial(fetch_daily_costs, spec), keep_s=COSTS_CACHE_S),
         )
 
 
-def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: bool) -> StreamView:
-    shown = Period.of(wish.hours, wish.begin_ms, wish.end_ms, now_ms=clock.now_ms())
-    requests = PendingReads.begin(spec, wish, shown)
+def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions, *, may_act: bool) -> StreamView:
+    shown = Period.of(view_options.hours, view_options.begin_ms, view_options.end_ms, now_ms=clock.now_ms())
+    requests = PendingReads.begin(spec, view_options, shown)
     answer = _gather(requests.status, RESPONSE_TIMEOUT_S)
     history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
     costs = _gather(requests.costs)
@@ -144,7 +146,7 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
     line = build_line(spec.name, spec, build_reading(one, answer), around, now_ms=clock.now_ms())
     if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
-    happened = [one for one in found.past.happened if shown.contains(one.at_ms)]
+    events = [one for one in found.past.events if shown.contains(one.at_ms)]
     is_read = history.at_ms is not None and not history.problem
     return StreamView(
         at_ms=clock.now_ms(),
@@ -162,9 +164,9 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
         audited=_last_audit(name=spec.name),
         log=_log_path(spec, _gather(requests.run).value),
         topics=list_topics(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
-        routes=spec.sinks.can_follow or (answer.value is not None and answer.value.routed),
+        routes=spec.sinks.has_routed_tables or (answer.value is not None and answer.value.routed),
         routed=(
-            _routed_tables(spec, _gather(requests.routed).value, answer.value, wish.tables, line.level)
+            _routed_tables(spec, _gather(requests.routed).value, answer.value, view_options.tables, line.level)
             if requests.routed
             else None
         ),
@@ -177,27 +179,27 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
         rates=add_arrivals(mean_rates(points, recorded), points),
         trend=compute_trend(recorded, line.lag, now_ms=clock.now_ms()),
         days=costs.value or (),
-        happened=tuple(reversed(happened[-MAX_STREAM_EVENTS:])),
+        events=tuple(reversed(events[-MAX_STREAM_EVENTS:])),
     )
 
 
 def _routed_tables(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the route's tables that match `search`; None if there are no tables.
+    """Return the routed tables that match `search`; None if the stream has none.
 
-    The tables are those in `found`, and those with a problem in `status`.
+    Searches the tables in `found`, and those with a problem in `status`.
     """
     names, specs = found or {}, [one.spec for one in cached_declarations().value or () if one.spec]
-    amiss = {
+    problems = {
         names.get(table) or template_table(spec, table, specs).name: said
-        for table, said in (status.amiss if status else {}).items()
+        for table, said in (status.table_problems if status else {}).items()
     }
-    return search_routed(tuple(names.values()), search, amiss=amiss, level=level)
+    return search_routed(tuple(names.values()), search, problems=problems, level=level)
 
 
-def _gather(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
-    return answer_cache().gather([pending], within_s=within_s)[0]
+def _gather(pending: PendingAnswer[T], timeout_s: float = 0.1) -> Answer[T]:
+    return answer_cache().gather([pending], timeout_s=timeout_s)[0]
 
 
 def _dag_ids(spec: StreamSpec) -> tuple[str, ...]:
@@ -213,7 +215,7 @@ def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
 
 
 def _last_measurement() -> Measurement | None:
-    return answer_cache().fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, within_s=0.2).value
+    return answer_cache().fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, timeout_s=0.2).value
 
 
 def _last_audit(name: str) -> str | None:
@@ -224,9 +226,9 @@ def _last_audit(name: str) -> str | None:
 
 def _related_state(one: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
     everything = cached_declarations().value or []
-    health_of_stream = views.arrange_health(_last_measurement(), everything)
+    health_of_stream = views.group_health_by_stream(_last_measurement(), everything)
     specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
         return health_of_stream(one, None, dags)
-    (windows,) = answer_cache().gather([views.ask_windows(specs, CACHE_S)], within_s=0.3)
+    (windows,) = answer_cache().gather([views.request_windows(specs, CACHE_S)], timeout_s=0.3)
     return health_of_stream(one, windows, dags)

@@ -15,9 +15,9 @@ from frazil.airflow.page.views import (
     WINDOWS_CACHE_S,
     SelectVisible,
     answer_cache,
-    ask_status,
     cached_declarations,
     group_of,
+    request_status,
     unreadable_parts,
     writer_dag_of,
 )
@@ -51,42 +51,48 @@ def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
     return tuple(view for one in table.streams if (view := view_from_table(one, table.identifier)) is not None)
 
 
-def find_visible_streams(table: MaintainedTable, sees: SelectVisible) -> set[str]:
+def find_visible_streams(table: MaintainedTable, select_visible: SelectVisible) -> set[str]:
     names = {spec.name for spec in table.streams}
-    return set(sees({one.name: writer_dag_of(one) for one in cached_declarations().value or () if one.name in names}))
+    return set(
+        select_visible({one.name: writer_dag_of(one) for one in cached_declarations().value or () if one.name in names})
+    )
 
 
-def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
+def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
     """Return the view of one table; None if it is unknown, or if the user may see no stream that writes to it."""
     found = find_table(name)
     if found is None:
         return None
-    shown = find_visible_streams(found, sees)
+    shown = find_visible_streams(found, select_visible)
     if not shown:
         return None
-    kept, group, specs = answer_cache(), group_of(found.streams[0]), specs_for_table(found)
+    answers, group, specs = answer_cache(), group_of(found.streams[0]), specs_for_table(found)
     key = tuple(one.fingerprint() for one in found.streams)
-    shape = kept.ask(group, ("shape", name, key), partial(fetch_shape, found), keep_s=WINDOWS_CACHE_S, first=True)
+    shape = answers.request(
+        group, ("shape", name, key), partial(fetch_shape, found), keep_s=WINDOWS_CACHE_S, first=True
+    )
     calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
-    windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=WINDOWS_CACHE_S) if calendar else None
-    routes = [ask_status(spec) for spec in found.streams if spec.sinks.can_follow]
-    measured = kept.ask("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
+    windows = answers.request(group, ("calendar", name, key), calendar, keep_s=WINDOWS_CACHE_S) if calendar else None
+    routes = [request_status(spec) for spec in found.streams if spec.sinks.has_routed_tables]
+    measured = answers.request("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(found.identifier)
     known = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))
-    dags = kept.ask("Airflow", ("dags", name), known, keep_s=CACHE_S)
+    dags = answers.request("Airflow", ("dags", name), known, keep_s=CACHE_S)
     started_by = partial(_fetch_runs, specs[0]) if calendar else None
-    runs = kept.ask("Airflow", ("runs", name, key), started_by, keep_s=CACHE_S) if started_by else None
-    (answer,) = kept.gather([shape], within_s=RESPONSE_TIMEOUT_S)
-    complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
-    (alerts,) = kept.gather([measured], within_s=0.2)
-    (paused,) = kept.gather([dags], within_s=0.2)
-    started = kept.gather([runs], within_s=0.2)[0].value if runs else None
+    runs = answers.request("Airflow", ("runs", name, key), started_by, keep_s=CACHE_S) if started_by else None
+    (answer,) = answers.gather([shape], timeout_s=RESPONSE_TIMEOUT_S)
+    complete: Answer[Calendar | None] = answers.gather([windows], timeout_s=0.3)[0] if windows else Answer()
+    (alerts,) = answers.gather([measured], timeout_s=0.2)
+    (paused,) = answers.gather([dags], timeout_s=0.2)
+    started = answers.gather([runs], timeout_s=0.2)[0].value if runs else None
     standing = _alerts_about(found, alerts.value.alerts if alerts.value else ())
-    amiss = route_problems(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
+    differences = route_problems(
+        found.identifier, (one.value for one in answers.gather(routes, timeout_s=0.2) if one.value)
+    )
     files, partitions = answer.value or (None, None)
     shown_windows = merge_calendars(complete.value, partitions)
     unknown = [complete.problem] if complete.problem and not complete.outdated else []
-    state = table_health(None if answer.problem else files, shown_windows, standing, [*amiss, *unknown])
+    state = table_health(None if answer.problem else files, shown_windows, standing, [*differences, *unknown])
     return TableView(
         at_ms=clock.now_ms(),
         table=name,
@@ -98,9 +104,9 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
         shape=files,
         calendar=shown_windows,
         alerts=standing,
-        amiss=amiss,
+        route_problems=differences,
         dags=paused.value,
-        runs=None if started is None else _visible_runs(started, sees),
+        runs=None if started is None else _visible_runs(started, select_visible),
         pending=answer.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE_DAG),
         problems=tuple(dict.fromkeys(unreadable_parts({"The table": answer, "Its windows": complete}).values())),
@@ -108,7 +114,7 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
 
 
 def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
-    """Read the runs that windows of a table have started since the calendar begins, by the window's key."""
+    """Read the runs that a table's windows started in the calendar's period, by window key."""
     signals, since = spec.signal_name, datetime.now(UTC) - SHOWN_PERIODS[Grain(spec.window or "")]
     found = read_window_runs(signals, since=since)
     if signals == spec.table.identifier:
@@ -117,14 +123,17 @@ def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
     return {key.removesuffix(suffix): runs for key, runs in found.items() if key.endswith(suffix)}
 
 
-def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], sees: SelectVisible) -> dict[str, list[WindowRun]]:
+def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], select_visible: SelectVisible) -> dict[str, list[WindowRun]]:
     """Return the runs by window, without those whose DAGs the user may not read."""
-    may = set(sees({run.dag: run.dag for some in runs.values() for run in some}))
+    may = set(select_visible({run.dag: run.dag for some in runs.values() for run in some}))
     return {key: [run for run in some if run.dag in may] for key, some in runs.items()}
 
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:
-    """Return the alerts about a table and its windows. For a stream's own table, this includes its dead letters."""
+    """Return the alerts about a table and its windows.
+
+    Alerts about a stream's own table include those about its dead-letter table.
+    """
     subjects = {table.name, f"care of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}

@@ -41,12 +41,12 @@ RESPONSE_TIMEOUT_S = 1.3
 FIRST_OVERVIEW_TIMEOUT_S, OVERVIEW_TIMEOUT_S = 0.4, 0.2
 SAVE_INTERVAL_S, FOREVER_S = 60.0, 1e9
 CACHE_S, DECLARED_CACHE_S, WINDOWS_CACHE_S = 8.0, 8.0, 30.0
-"""Seconds for which answers are cached: most answers, declarations, and windows."""
+"""Seconds for which answers are cached: most answers; declarations; windows."""
 MAX_FINGERPRINTS = 5_000
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
 """Maximum age of the last health measurement: while it is older, no alert can fire."""
 SHARED_DAGS = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
-"""DAGs that serve all streams, each with what is not done while it is paused."""
+"""DAGs that serve all streams, each with the consequence of a pause."""
 
 SelectVisible = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
@@ -60,32 +60,32 @@ def answer_cache() -> AnswerCache:
 def cached_declarations() -> Answer[list[DeclaredStream]]:
     fetch = partial(declared_streams, streams_folder())
     return answer_cache().fetch_one(
-        "declarations", "declarations", fetch, keep_s=DECLARED_CACHE_S, within_s=RESPONSE_TIMEOUT_S
+        "declarations", "declarations", fetch, keep_s=DECLARED_CACHE_S, timeout_s=RESPONSE_TIMEOUT_S
     )
 
 
-def build_overview(sees: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
+def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
     """Return the overview of the streams that the user may see. `airflow` has a message for each silent component."""
     found = cached_declarations()
     everything = found.value or []
-    may = set(sees({one.name: writer_dag_of(one) for one in everything}))
+    may = set(select_visible({one.name: writer_dag_of(one) for one in everything}))
     shown = [one for one in everything if one.name in may]
-    kept, keep_s = answer_cache(), max(CACHE_S, len(shown) / 5)  # refreshes at most 5 streams per second
-    measured = kept.ask("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
+    answers, keep_s = answer_cache(), max(CACHE_S, len(shown) / 5)  # refreshes at most 5 streams per second
+    measured = answers.request("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     writers = sorted({writer_dag_of(one) for one in everything})
     known_by = [*writers, *SHARED_DAGS]
-    dags = kept.ask("Airflow", ("dags of all", *known_by), partial(read_pauses, known_by), keep_s=CACHE_S)
+    dags = answers.request("Airflow", ("dags of all", *known_by), partial(read_pauses, known_by), keep_s=CACHE_S)
     _load_saved_overview(everything)
-    statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
+    statuses = {one.name: request_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
     feeds = streams_by_table(everything)
-    windows = {table: ask_windows(specs, keep_s) for table, specs in feeds.items() if specs[0].window}
-    known_now = any(answer.at_ms for answer in kept.gather(statuses.values(), within_s=0))
-    within_s = OVERVIEW_TIMEOUT_S if known_now else FIRST_OVERVIEW_TIMEOUT_S
-    answered = dict(zip(statuses, kept.gather(statuses.values(), within_s=within_s), strict=True))
+    windows = {table: request_windows(specs, keep_s) for table, specs in feeds.items() if specs[0].window}
+    known_now = any(answer.at_ms for answer in answers.gather(statuses.values(), timeout_s=0))
+    timeout_s = OVERVIEW_TIMEOUT_S if known_now else FIRST_OVERVIEW_TIMEOUT_S
+    answered = dict(zip(statuses, answers.gather(statuses.values(), timeout_s=timeout_s), strict=True))
     _save_overview(shown, answered)
-    known = dict(zip(windows, kept.gather(windows.values(), within_s=0), strict=True))
-    (alerts,), (paused,) = kept.gather([measured], within_s=0.2), kept.gather([dags], within_s=0.1)
-    health_of_stream = arrange_health(alerts.value, everything)
+    known = dict(zip(windows, answers.gather(windows.values(), timeout_s=0), strict=True))
+    (alerts,), (paused,) = answers.gather([measured], timeout_s=0.2), answers.gather([dags], timeout_s=0.1)
+    health_of_stream = group_health_by_stream(alerts.value, everything)
     now_ms = clock.now_ms()
     lines = []
     for one in shown:
@@ -103,15 +103,15 @@ def build_overview(sees: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Ove
 
 
 def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
-    kept, file = answer_cache(), _overview_file()
+    answers, file = answer_cache(), _overview_file()
     fetch = partial(load_statuses, file, now_ms=clock.now_ms())
-    found = kept.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=OVERVIEW_TIMEOUT_S)
+    found = answers.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, timeout_s=OVERVIEW_TIMEOUT_S)
     if not found.value:
         return
     specs = {(one.spec.name, fingerprint_of(one.spec)): one.spec for one in streams if one.spec}
     for one in found.value:
         if spec := specs.get((one.stream, one.fingerprint)):
-            kept.remember(group_of(spec), status_key(spec), one.status, at_ms=one.at_ms)
+            answers.remember(group_of(spec), status_key(spec), one.status, at_ms=one.at_ms)
 
 
 def _save_overview(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamState]]) -> None:
@@ -124,7 +124,7 @@ def _save_overview(streams: Iterable[DeclaredStream], answered: Mapping[str, Ans
     if known:
         file = _overview_file()
         save = partial(save_statuses, file, known, now_ms=clock.now_ms())
-        answer_cache().ask("this host", ("saved", file), save, keep_s=SAVE_INTERVAL_S)
+        answer_cache().request("this host", ("saved", file), save, keep_s=SAVE_INTERVAL_S)
 
 
 def _overview_file() -> Path:
@@ -138,16 +138,16 @@ def writer_dag_of(one: DeclaredStream) -> str:
 @dataclass(frozen=True, slots=True)
 class HealthByStream:
     active_alerts: Mapping[str, Sequence[ActiveAlert]]
-    """Active alerts by stream. The empty name has alerts that do not belong to one stream."""
+    """Active alerts by stream. Alerts that do not belong to one stream are under the empty name."""
     tables: Mapping[str, Collection[str]]
     due: Mapping[str, Sequence[str]] | None
     names: Mapping[str, Mapping[str, str]]
-    """The maintenance DAG's names of tables, by stream and table identifier."""
+    """Names of tables in the maintenance DAG, by stream and table identifier."""
 
     def __call__(
         self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
     ) -> RelatedState:
-        """Return the related state of a stream. `dags` maps DAGs to whether they are paused."""
+        """Return a stream's windows, alerts and health. `dags` says whether each DAG is paused."""
         windows = windows or Answer()
         problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
@@ -157,8 +157,8 @@ class HealthByStream:
         return RelatedState(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
 
 
-def arrange_health(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
-    """Arrange the last measurement by the streams that write to each table."""
+def group_health_by_stream(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
+    """Arrange the results of the last measurement by stream."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
     names: dict[str, dict[str, str]] = {}
@@ -186,9 +186,9 @@ def _unreadable_text(name: str, answer: Answer[Any]) -> str | None:
     return f"{name} cannot be read: {answer.problem}"
 
 
-def ask_status(spec: StreamSpec, *, keep_s: float = CACHE_S, first: bool = False) -> PendingAnswer[StreamState]:
+def request_status(spec: StreamSpec, *, keep_s: float = CACHE_S, first: bool = False) -> PendingAnswer[StreamState]:
     fetch = partial(fetch_stream, spec)
-    return answer_cache().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
+    return answer_cache().request(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
@@ -221,14 +221,14 @@ def streams_by_table(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None
     return found
 
 
-def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
+def request_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
     key = ("windows", *map(fingerprint_of, specs))
     fetch = partial(fetch_windows, specs)
-    return answer_cache().ask(group_of(specs[0]), key, fetch, keep_s=max(WINDOWS_CACHE_S, keep_s))
+    return answer_cache().request(group_of(specs[0]), key, fetch, keep_s=max(WINDOWS_CACHE_S, keep_s))
 
 
 def group_of(spec: StreamSpec) -> str:
-    """Return the name of the group whose threads read the stream's catalog."""
+    """Return the group of cached reads that share the threads of the stream's catalog."""
     return f"catalog {spec.table.catalog or 'default'}"
 
 
@@ -256,7 +256,7 @@ def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dag
 
 
 def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tuple[OpenProblem, ...]:
-    """Return a problem if nothing has measured the streams recently; empty if the last measurement is unknown."""
+    """Return a problem if the last measurement is too old. Empty if its time is unknown."""
     if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
         return ()
     why = (

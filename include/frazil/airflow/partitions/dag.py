@@ -15,11 +15,10 @@ from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
-from frazil.airflow.assets import partition_asset, reopened_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile
+from frazil.airflow.dag_ids import partition_asset, reopened_asset
+from frazil.airflow.dag_profile import OnFailure, dag_profile, report, task
 from frazil.airflow.declared_streams import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
-from frazil.airflow.task import report, task
 from frazil.quality.gate import find_suite
 from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec
@@ -73,7 +72,7 @@ def _partition_dag(
     every: timedelta | None,
     on_failure: OnFailure | None,
 ) -> DAG:
-    """Return the DAG of a table. `every` is None if no stream feeds it: no new run starts."""
+    """Return the DAG of a table. Without `every`, no run starts: no stream feeds the table."""
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(

@@ -2,21 +2,99 @@
 `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")`.
 
 The table's partition DAG decides completeness, and must run. A day of hourly windows is complete when its 24 hours are.
-A window before the first signalled window fails the task immediately.
+A window before the first signalled window fails the task immediately. Also has the base of all triggers that poll.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
-from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
+from frazil.airflow.writers.log_lines import mask_numbers
+from frazil.errors import FrazilError
 from frazil.home import streams_folder
+
+THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
+"""A pool of its own, so that an unresponsive catalog does not block the triggerer's other work."""
+
+MIN_LOG_INTERVAL_S = 3_600.0
+"""Minimum time between two log lines that differ only in their numbers: Airflow never rotates a deferred task's log."""
+MAX_SHAPES = 30
+"""Maximum number of lines per MIN_LOG_INTERVAL_S. Lines that differ only in numbers count once."""
+
+FAILED_PREFIX = "the check failed and will be retried"
+
+Payload = dict[str, Any]
+"""The event's payload for the task. `problem` is set if polling again would not help; `removed` skips the task."""
+
+
+class PollingTrigger(BaseTrigger):
+    """Calls `poll` in a thread every `poll_seconds`, and fires once.
+
+    Logs the reason for waiting when it changes. If only its numbers change, logs it once an hour.
+    """
+
+    def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.poll_seconds, self.arguments = poll_seconds, arguments
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        return name, {**self.arguments, "poll_seconds": self.poll_seconds}
+
+    @abstractmethod
+    def poll(self) -> tuple[Payload | None, str]:
+        """Return the event to fire, or None and a sentence that says why the task waits."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        shown = ShownState(self.log.info)
+        logged, wait_s = "", max(self.poll_seconds, MIN_DEFERRAL_S)
+        logged_s: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = self.poll_seconds
+            event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self.attempt)
+            if event is not None and event.get("removed"):
+                # The DAG is about to be removed with its declaration; then no worker could end the task.
+                self.log.info("%s", event["removed"])
+                yield TaskSkippedEvent()
+                return
+            if event is not None:
+                yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+                return
+            fails = sentence.startswith(FAILED_PREFIX)
+            shown.show(self.task_instance, "unreadable" if fails else "waiting", sentence)
+            is_news = (fails or logged.startswith(FAILED_PREFIX)) and mask_numbers(sentence) != mask_numbers(logged)
+            now_s = time.monotonic()
+            logged_s = {kind: at_s for kind, at_s in logged_s.items() if now_s - at_s < MIN_LOG_INTERVAL_S}
+            if is_news or (
+                sentence != logged and mask_numbers(sentence) not in logged_s and len(logged_s) < MAX_SHAPES
+            ):
+                self.log.info("%s", sentence)
+                logged, logged_s[mask_numbers(sentence)] = sentence, now_s
+
+    def attempt(self) -> tuple[Payload | None, str]:
+        """Return the result of `poll`. A permanent error becomes an event, any other error a sentence."""
+        try:
+            return self.poll()
+        except FrazilError as error:
+            if not error.restartable:
+                return {"problem": f"{type(error).__name__}: {error}"}, ""
+            return None, f"{FAILED_PREFIX}: {error}"
+        except Exception as error:  # anything that a catalog, storage or a network raises
+            return None, f"{FAILED_PREFIX}: {error!r}"
+
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -1,4 +1,4 @@
-"""Finds which signals Airflow's assets have received, from its list of an asset's events.
+"""Finds the signals whose events Airflow has, in Airflow's list of an asset's events.
 
 Airflow 3.3 cannot list events if one of them started a run that is still queued. Then frazil uses the records of the
 sending tasks instead. A task writes its record before it succeeds, and Airflow publishes its events only afterwards.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset, TaskInstanceState
 from airflow.sdk.exceptions import AirflowException
 
-from frazil.airflow.assets import reopened_asset
+from frazil.airflow.dag_ids import reopened_asset
 from frazil.airflow.untrusted_values import (
     AssetStore,
     SentSignals,
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 SENT_TO_KEY = "frazil.sent-to"
 """The store's key for a signal's number: Airflow has the events of all signals up to this number."""
 SENDING_KEY = "frazil.sending"
-"""The store's key for the signals that the last sending task sends if it succeeds, and the signals sent before."""
+"""The store's key for the record of the last task that sent events: see `record_sending`."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 
 
@@ -43,7 +43,7 @@ MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 class UnsentSignals:
     missing: Mapping[str, Signal] = field(default_factory=dict)
     sent: SentSignals = frozenset()
-    """Signals after SENT_TO_KEY's number that the asset has received."""
+    """Signals after SENT_TO_KEY's number whose events the asset has."""
 
 
 def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) -> None:
@@ -57,7 +57,7 @@ def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) 
 
 
 def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
-    """Return the signals that an asset has not received, and store where the next check begins.
+    """Return the signals whose events an asset does not have. Store where the next check begins.
 
     Raises AirflowException while it is unknown which events were sent.
     """
@@ -75,7 +75,10 @@ def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -
 
 
 def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
-    """Record the signals that this task sends if it succeeds, and the signals that were sent before."""
+    """Record the signals that this task is about to send, and those that were already sent.
+
+    The signals count as sent only if the task succeeds.
+    """
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
@@ -90,8 +93,8 @@ def signals_to_send(
 ) -> dict[str, Signal]:
     """Return the newest signal of each partition key, sorted by number, except signals in `sent`.
 
-    With `reopened`, only signals of reopened windows count. Otherwise, only the remaining signals count. These include
-    signals that an operator requested again, because the first asset's consumers missed them.
+    With `reopened`, considers only reopened windows. Otherwise considers all other signals, including those that an
+    operator requested again.
     """
     newest = {
         key: s

@@ -17,8 +17,8 @@ from airflow.sdk.exceptions import AirflowNotFoundException, AirflowSkipExceptio
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.airflow.assets import partition_asset, reopened_asset
-from frazil.airflow.data_docs.address import docs_folder, docs_url
+from frazil.airflow.dag_ids import partition_asset, reopened_asset
+from frazil.airflow.data_docs import docs_folder, docs_url
 from frazil.airflow.declared_streams import streams_feeding
 from frazil.airflow.gauges import export_windows
 from frazil.airflow.partitions.sent_events import find_unsent_signals, mark_current_as_sent, record_sending
@@ -44,23 +44,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HELD_REPORTED_TO_KEY = "frazil.published-to"
-"""The store's key for the number of the last signal whose held windows have been reported."""
+"""The store's key for a signal's number. Held windows were reported up to this signal."""
 MAX_GATED_WINDOWS = 12
 """Maximum number of windows that one run gates, one after the other."""
 MAX_EVENTS = 100
-"""Maximum number of events per task. Each contains the facts of all: 100 events take 2 MB in Airflow's database."""
+"""Maximum number of events per task.
+
+Each event contains the facts about all windows of the task: 100 events take 2 MB in Airflow's database.
+"""
 MAX_GROUP_WINDOWS = 2_000
 """Maximum number of windows of a template's tables that one run signals."""
 GATED_KEY = "gated"
-"""The store's key for whether the table's suite last had expectations."""
+"""The store's key for whether the table's suite had expectations when it was last read."""
 GATE_TIMEOUT_S = 300.0
 """Timeout for the gate of one window; a window of 1 M rows takes less than a minute."""
 
 
 def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """Return the last signal's number, and the tasks with work.
+    """Return the number of the last signal, and the downstream tasks that have something to do.
 
-    For a new Airflow installation, all signals count as sent.
+    A new Airflow installation counts all existing signals as sent.
     """
     signals = _load_signals(table, streams)
     for asset in _assets_of(table).values():
@@ -99,7 +102,10 @@ def _assess(
 def signal_complete_windows(
     table: str, streams: Path, context: Context, *, expectations: Path | None = None
 ) -> list[str]:
-    """Signal complete windows; return the tasks with work. Raises errors of `find_gate`, `assess`, `signal_windows`."""
+    """Signal complete windows, and return the downstream tasks that have something to do.
+
+    Raises the errors of `find_gate`, `assess` and `signal_windows`.
+    """
     specs = streams_feeding(streams, table)
     catalog = open_stream_catalog(specs[0])
     gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])

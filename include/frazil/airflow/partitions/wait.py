@@ -14,7 +14,7 @@ from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from frazil.airflow.declared_streams import has_no_stream
-from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
+from frazil.airflow.partitions.sensor import Payload, PollingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -73,10 +73,13 @@ def _removal_message(table: str) -> str:
 
 
 class CompletionTrigger(PollingTrigger):
-    """Fires when windows can be signalled, or when another process has added a signal with a number above `number`."""
+    """Fires when windows can be signalled, or when another process has added a later signal.
+
+    Later signals have a number above `number`.
+    """
 
     _searched_s: float | None = None
-    """Monotonic time of the last search for late rows; None before the first poll: the task has just searched."""
+    """Time (monotonic) of the last search for late rows; None before the first poll."""
 
     def poll(self) -> tuple[Payload | None, str]:
         from frazil.airflow.partitions import tasks as windows  # loads PyIceberg

@@ -32,10 +32,10 @@ def writer_dags(
     on_failure: OnFailure | None = None,
     queue: str | Mapping[str, str] | None = None,
 ) -> dict[str, DAG]:
-    """Return the writers' DAGs by DAG id: one for each shared application, and for each stream that shares none.
+    """Return the writers' DAGs by DAG id: one per shared application, and one per other stream.
 
-    If a file becomes unreadable, its DAG stays as it was, and shows the error. A removed stream's DAG stays until its
-    run can end with the writer.
+    If a file becomes unreadable, its DAG does not change, and shows the error. The DAG of a removed stream stays for a
+    while, so that its run can stop the writer.
 
     :param streams: folder of the declared streams. :param application: the writer's Python file, by default the
     package's own. :param shared_application: the Python file of shared applications, by default the package's own.

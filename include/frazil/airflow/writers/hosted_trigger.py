@@ -16,8 +16,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import mask_numbers
-from frazil.airflow.writers.task_actions import CHANGED_BY, TaskAction
-from frazil.airflow.writers.trigger import UserActionTrigger, run_in_thread
+from frazil.airflow.writers.trigger import CHANGED_BY, TaskAction, UserActionTrigger, run_in_thread
 from frazil.errors import DesiredMoved
 from frazil.supervise.liveness import describe_progress
 
@@ -77,7 +76,7 @@ class HostedStreamTrigger(UserActionTrigger):
                         return
                     if observation.given_up is not None:
                         await run_in_thread(partial(self._announce, observation.given_up))
-                        await task.conclude(self.task_instance, state, sentence)
+                        await task.write_final_state(self.task_instance, state, sentence)
                         yield TriggerEvent({"reason": observation.given_up.reason})  # type: ignore[no-untyped-call]
                         return
             except Exception as error:  # an unresponsive catalog or a full disk must not end the task

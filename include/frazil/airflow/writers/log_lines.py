@@ -1,7 +1,8 @@
 """Selects the lines of a writer's log that are copied to its task's log, which Airflow never rotates.
 
-Lines that differ only in their numbers have the same shape. The first lines of a shape are copied, then the newest once
-an hour, with a count. Warnings beyond the limit are counted.
+Lines that differ only in their numbers have the same shape. The first lines of each shape are copied. Then only the
+newest line of the shape is copied, once an hour, with the number of omitted lines. The number of lines per hour is also
+limited.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30
 MAX_ALIKE_WARNINGS, MAX_ALIKE_OTHERS = 10, 1
-"""Maximum number of warnings, and of other lines, of one shape that are copied. Hourly lines count the further ones."""
+"""Maximum number of warnings, and of other lines, of one shape that are copied one by one."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 

@@ -26,8 +26,8 @@ class WriterOperator(BaseOperator):
     STREAM`, or until a user clears the next run, which waits without a writer. *Clear* replaces the writer with a new
     writer after the current batch. Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
 
-    The task fails only when the supervisor gives up: after an exit code that a restart would repeat, or after
-    repeated crashes without a commit. The next run waits without a writer, and shows the fix.
+    The task fails only when the supervisor gives up: after an error that a restart cannot fix, or after repeated
+    crashes without a commit. The next run waits without a writer, and shows the fix.
 
     What it does *not* do: start a writer on a host other than the triggerer's, or move a writer that runs elsewhere.
 

@@ -8,21 +8,94 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow.sdk import Connection
-from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk import Connection, TaskInstanceState
+from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import ErrorResponse, GetTaskStates, TaskStatesResult
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import LineSelector, mask_numbers
-from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, find_task_action
 from frazil.errors import SpecError
+from frazil.host.supervising_run import read_supervising_run
 from frazil.supervise.decision import WriterAction
 from frazil.timetext import format_utc
+
+if TYPE_CHECKING:
+    from frazil.supervise.supervisor import SupervisionStep, Supervisor
+
+
+CHANGED_BY = "Airflow"
+"""The author of changes of the desired state that users make in Airflow."""
+
+
+class TaskAction(StrEnum):
+    """What a user did to a task, or why else Airflow killed the task's trigger."""
+
+    MARKED = "marked"
+    """A user marked the task as failed or as success: the writer stops, and stays stopped."""
+    CLEARED = "cleared"
+    """A user cleared the task: a new writer replaces the running writer."""
+    DELETED = "deleted with its run"
+    """A user deleted the run: the writer stops, and the stream's desired state does not change."""
+    TAKEN_OVER = "taken over by another triggerer"
+    """No user acted: Airflow moved the trigger to another triggerer."""
+    UNKNOWN = "changed in an unknown way"
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredTask:
+    try_number: int
+    state_now: str | None
+    exists_now: bool
+    try_number_now: int | None
+    """The try that supervises the writer now; None if no try of this run does."""
+
+
+def find_task_action(task: DeferredTask) -> TaskAction:
+    if not task.exists_now:
+        return TaskAction.DELETED
+    if task.state_now in {"failed", "success", "skipped", "upstream_failed", "removed"}:
+        return TaskAction.MARKED
+    if task.state_now != TaskInstanceState.DEFERRED:
+        return TaskAction.CLEARED
+    # Already deferred again as another try, so a user cleared it.
+    return TaskAction.CLEARED if (task.try_number_now or 0) > task.try_number else TaskAction.TAKEN_OVER
+
+
+async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
+    """Read the task's state from Airflow, and the try that supervises now from the run folder.
+
+    Raises the errors of the task SDK.
+    """
+    request = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
+    # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
+    answer = await task_runner.SUPERVISOR_COMMS.asend(request)
+    if not isinstance(answer, TaskStatesResult):
+        raise AirflowRuntimeError(answer) if isinstance(answer, ErrorResponse) else TypeError(f"{answer!r}")
+    tasks = answer.task_states.get(run_id, {})
+    run = read_supervising_run(stream)
+    number = run.try_number if run is not None and run.run_id == run_id else None
+    return DeferredTask(try_number, tasks.get(task_id), task_id in tasks, number)
+
+
+def apply_action(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> SupervisionStep:
+    """Apply a user's action on the task to the writer. Return the supervisor's step."""
+    if action is TaskAction.MARKED:
+        return supervisor.pause_for_user(by=CHANGED_BY, reason=f"the run {run_id} was marked failed or success")
+    if action is TaskAction.CLEARED:
+        return supervisor.clear_for_user(by=CHANGED_BY, reason=f"the run {run_id} was cleared")
+    if action is not TaskAction.TAKEN_OVER:
+        supervisor.stop(f"{CHANGED_BY}: the run {run_id} was {action}")
+    return supervisor.preview()
+
 
 if TYPE_CHECKING:
     from frazil.host.heartbeat import Stall
@@ -94,7 +167,7 @@ class UserActionTrigger(BaseTrigger):
 
 
 class WriterTrigger(UserActionTrigger):
-    """Runs a step of a writer's supervisor every few seconds. Has no state: the run folder leads to the writer."""
+    """Runs a step of a writer's supervisor every few seconds. All state is in the run folder."""
 
     def __init__(  # noqa: PLR0913 - what it is made again from
         self,
@@ -142,7 +215,7 @@ class WriterTrigger(UserActionTrigger):
             if step.decision.action == "give up":
                 await run_in_thread(partial(self._announce, step))
                 now = self._stream_state(step)
-                await self._shown.conclude(self.task_instance, now.state, now.sentence)
+                await self._shown.write_final_state(self.task_instance, now.state, now.sentence)
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
                 decision = step.decision
                 yield TriggerEvent(
@@ -221,18 +294,21 @@ class WriterTrigger(UserActionTrigger):
 
     def _build_supervisor(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
         import frazil.status.derive  # noqa: F401 - so that the event loop never waits for this import
-        from frazil.supervise.supervised import ApplicationProgram, WriterProgram  # loads PyIceberg
+        from frazil.supervise.supervised import Program, SupervisedApplication, SupervisedStream  # loads PyIceberg
         from frazil.supervise.supervisor import Supervisor  # loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
             return asyncio.run_coroutine_threadsafe(_read_connections(ids), loop).result(30.0)
 
-        kind = ApplicationProgram if self.shared else WriterProgram
-        program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
-        return Supervisor(program, connections=connections)
+        program = Program(self.stream, Path(self.streams), Path(self.application), self.parent)
+        supervised = SupervisedApplication(program) if self.shared else SupervisedStream(program)
+        return Supervisor(supervised, connections=connections)
 
     def _log_step(self, step: SupervisionStep) -> None:
-        """Log the writer's selected lines, a changed stall, and the decision; an unchanged decision once an hour."""
+        """Log the selected lines of the writer's log, a change of its stall, and the decision.
+
+        An unchanged decision is logged once an hour.
+        """
         from frazil.host.writer_log import parse_levels
 
         for level, line in self._lines.lines_to_copy(parse_levels(step.writer_log), now_s=time.monotonic()):

@@ -117,7 +117,7 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "avro": lambda schema: json_types.check_supported(schema, "avro"),
     "protobuf": lambda schema: json_types.check_supported(schema, "protobuf"),
 }
-"""Raise SpecError for a column type that the format does not support."""
+"""Functions by format. Each raises SpecError for a column type that the format does not support."""
 
 Quoter = Callable[[bytes, Sequence[str | int]], str | None]
 """Returns the text of a decoded record's value at a path, as sent; None if it cannot be quoted."""
@@ -154,9 +154,9 @@ def create_decoder(
         )
     made = _add_header_ids(declared, made)
     if hidden and isinstance(made, RestDecoder):
-        made.withhold(hidden)
+        made.hide_from_rest(hidden)
     if evolution != "off" and isinstance(made, DriftDecoder):
-        made.report_drift(widening=evolution == "full")
+        made.enable_drift_reporting(widening=evolution == "full")
     return made
 
 

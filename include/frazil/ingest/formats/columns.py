@@ -31,21 +31,21 @@ class ColumnMemory:
         self._schema, self._units = schema, units
         self.nodes, self.lists, self.names = tree.build_nodes(schema, units)
         self._width = tree.WORDS[self.nodes[:, tree.KIND]]
-        self.domains = np.zeros((2 + int((self.nodes[:, tree.KIND] >= tree.LIST).sum()), 3), np.int64)
-        self.domains[1:, ROOM] = MIN_RECORDS
+        self.entry_counts = np.zeros((2 + int((self.nodes[:, tree.KIND] >= tree.LIST).sum()), 3), np.int64)
+        self.entry_counts[1:, ROOM] = MIN_RECORDS
         self._casts: Mapping[str, Path] = {}
         self._allocate()
 
     @property
     def memory(self) -> Memory:
         """The current arrays; `begin` and `grow` may replace them."""
-        return Memory(self.nodes, self.words, self.valid, self.domains)
+        return Memory(self.nodes, self.words, self.valid, self.entry_counts)
 
     @property
     def field_names(self) -> frozenset[str]:
         return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit these lower-case paths from `rest` columns. Undoes `watch`."""
         self.nodes, self.lists, self.names = tree.build_nodes(self._schema, self._units, hidden)
         self.cast(self._casts)
@@ -58,10 +58,10 @@ class ColumnMemory:
             self.nodes[k, tree.CAST] = self.nodes[k, tree.KIND] in tree.CASTABLE
 
     def take_casts(self) -> Counter[str]:
-        """Return how many values of each column were cast, and mark them as usual values."""
+        """Return how many values of each column were cast. Clears the marks of these values."""
         found: Counter[str] = Counter()
         for name, path in self._casts.items():
-            flags = self.valid[self.nodes[self._node(path), tree.FLAG] :][: self.domains[0, USED]]
+            flags = self.valid[self.nodes[self._node(path), tree.FLAG] :][: self.entry_counts[0, USED]]
             found[name] = int(np.count_nonzero(flags == 2))
             np.minimum(flags, 1, out=flags)
         return found
@@ -86,37 +86,37 @@ class ColumnMemory:
         return bytes(self.names[first : first + self.nodes[k, tree.LENGTH]]).decode()
 
     def parts(self, count: int) -> Iterator[slice]:
-        of_row = int(self._width[self.nodes[:, tree.DOMAIN] == 0].sum()) + 1
+        of_row = int(self._width[self.nodes[:, tree.ENTRY_SET] == 0].sum()) + 1
         step = max(MIN_RECORDS, TARGET_WORDS // of_row)
         return (slice(start, start + step) for start in range(0, count, step))
 
     def begin(self, rows: int, text: bytes = b"") -> None:
         """Remove all values, and make room for `rows` rows. The memory for strings then begins with `text`."""
-        if rows > self.domains[0, ROOM] or len(text) > self.domains[-1, ROOM]:
-            self.domains[0, ROOM] = max(rows, self.domains[0, ROOM])
-            self.domains[-1, ROOM] = max(len(text), self.domains[-1, ROOM])
+        if rows > self.entry_counts[0, ROOM] or len(text) > self.entry_counts[-1, ROOM]:
+            self.entry_counts[0, ROOM] = max(rows, self.entry_counts[0, ROOM])
+            self.entry_counts[-1, ROOM] = max(len(text), self.entry_counts[-1, ROOM])
             self._allocate()
-        self.domains[:, USED] = 0
-        self.domains[-1, USED] = len(text)
+        self.entry_counts[:, USED] = 0
+        self.entry_counts[-1, USED] = len(text)
         self.text[: len(text)] = np.frombuffer(text, np.uint8)
 
     def _allocate(self) -> None:
-        entries = self.domains[self.nodes[:, tree.DOMAIN], ROOM]
+        entries = self.entry_counts[self.nodes[:, tree.ENTRY_SET], ROOM]
         words = self._width * entries
         self.nodes[:, tree.BASE] = np.cumsum(words) - words
         self.nodes[:, tree.FLAG] = np.cumsum(entries) - entries
         self.words = np.zeros(max(1, words.sum()), np.int64)
         self.valid = np.zeros(max(1, entries.sum()), np.uint8)
-        self.text = np.zeros(self.domains[-1, ROOM], np.uint8)
+        self.text = np.zeros(self.entry_counts[-1, ROOM], np.uint8)
 
-    def grow(self, domain: int) -> None:
-        """Double the room of one domain (a set of entries; see `json.nodes`). All values are kept."""
+    def grow(self, entry_set: int) -> None:
+        """Double the room of one entry set (see `json.nodes`). All values are kept."""
         table, words, valid, text = self.nodes.copy(), self.words, self.valid, self.text
-        self.domains[domain, ROOM] *= 2
+        self.entry_counts[entry_set, ROOM] *= 2
         self._allocate()
         self.text[: len(text)] = text
         for old, new, width in zip(table, self.nodes, self._width, strict=True):
-            count = self.domains[old[tree.DOMAIN], USED]
+            count = self.entry_counts[old[tree.ENTRY_SET], USED]
             self.words[new[tree.BASE] :][: width * count] = words[old[tree.BASE] :][: width * count]
             self.valid[new[tree.FLAG] :][:count] = valid[old[tree.FLAG] :][:count]
 
@@ -134,7 +134,7 @@ class ColumnMemory:
 
     def _to_array(self, k: int, target: pa.DataType, data: NDArray[np.uint8]) -> pa.Array:
         node = self.nodes[k]
-        kind, count = int(node[tree.KIND]), int(self.domains[node[tree.DOMAIN], USED])
+        kind, count = int(node[tree.KIND]), int(self.entry_counts[node[tree.ENTRY_SET], USED])
         valid = self.valid[node[tree.FLAG] :][:count].view(np.bool_)
         mask = None if valid.all() else ~valid
         words = self.words[node[tree.BASE] :][: self._width[k] * count]

@@ -22,8 +22,8 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, EventDecoder, Rejection, RestDecoder
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
 from frazil.ingest.formats.placeholders import PlaceholderFinder, is_null_ambiguous
@@ -91,17 +91,17 @@ class EnvelopeDecoder:
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Report new fields of `after`, the row after the change. `within` must be WHOLE_RECORD."""
         assert within == WHOLE_RECORD
         self._widening = widening
         if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=_DRIFT_SCOPE)
+            self._decode.enable_drift_reporting(widening=widening, within=_DRIFT_SCOPE)
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
         if isinstance(self._decode, RestDecoder):
-            self._decode.withhold(hidden)
+            self._decode.hide_from_rest(hidden)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
@@ -110,9 +110,9 @@ class EnvelopeDecoder:
         if renamed:  # key columns, for which `before` still has the old names
             self._key += renamed
             self._decode = self._make_decoder()
-            self.withhold(self._hidden)
+            self.hide_from_rest(self._hidden)
             if self._widening is not None:
-                self.report_drift(widening=self._widening)
+                self.enable_drift_reporting(widening=self._widening)
 
     @property
     def _key_names(self) -> set[str]:
@@ -153,7 +153,7 @@ class EnvelopeDecoder:
             else kind
         )
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
         absent = chunk.values.lengths == NULL
         rejections = [r for r in decoded.rejections if not absent[r.index]]
@@ -164,7 +164,7 @@ class EnvelopeDecoder:
         skipped = to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))
         assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
         for row in np.flatnonzero(to_mask(op.is_null())).tolist():
-            if self._decode.changes_no_row(chunk.values[int(decoded.kept[row])] or b""):
+            if self._decode.changes_no_row(chunk.values[int(decoded.record_indexes[row])] or b""):
                 skipped[row] = True
                 del wrong[row]
         columns = self._column_values(parts, deletes)
@@ -188,33 +188,33 @@ class EnvelopeDecoder:
                 unavailable[name] = mask
             unplaced += int(np.count_nonzero(to_mask(columns[name].is_null()) & (states | deletes) & ~snapshot))
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
-        kept = self._unchanged_lists(unavailable, len(op))
+        omitted = self._unchanged_lists(unavailable, len(op))
         good = ~skipped
         good[list(wrong)] = False
-        rows, records = self._build_rows(columns, deletes, kept).filter(pa.array(good)), decoded.kept[good]
+        rows, records = self._build_rows(columns, deletes, omitted).filter(pa.array(good)), decoded.record_indexes[good]
         if (moved := moved & good).any():
             rows = pa.concat_tables([rows, self._delete_old_keys(parts, moved)])
-            records = np.concatenate([records, decoded.kept[moved]])
-        added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
+            records = np.concatenate([records, decoded.record_indexes[moved]])
+        added = [Rejection(int(decoded.record_indexes[row]), *wrong[row]) for row in sorted(wrong)]
         drift = self._unavailable.without_placeholder(decoded.drift)
         # A record without known fields is a rejection already, or an event that changes no row, such as a heartbeat.
         drift = dataclasses.replace(drift, unknown=0, names=(), unplaced=unplaced)
         return DecodedChunk(rows, records, [self._explain(r, chunk) for r in (*rejections, *added)], drift)
 
     @staticmethod
-    def _explain(rejection: Rejection, chunk: Chunk) -> Rejection:
+    def _explain(rejection: Rejection, chunk: RecordChunk) -> Rejection:
         """Return the rejection, with MONGODB_REMEDY as its text if a document of MongoDB's connector caused it."""
         layer = _ROW_ERROR_START.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
             return rejection
         return rejection._replace(error=f"{layer[0]}{MONGODB_REMEDY}")
 
-    def _build_rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
+    def _build_rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], omitted: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
         schema = pa.schema([field.with_nullable(True) for field in self._schema])
         rows = pa.Table.from_arrays(arrays, schema=schema).append_column(CHANGE, change)
-        return rows.append_column(KEPT_COLUMNS, kept)
+        return rows.append_column(OMITTED_COLUMNS, omitted)
 
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
         """Return a mask of the updates that change the key.
@@ -274,7 +274,7 @@ class EnvelopeDecoder:
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Return a mask of the placeholders in each column that has any, and the columns with nulls in their place.
+        """Return a mask for each column with placeholders, and all columns, with placeholders replaced by null.
 
         Snapshot events and keys have all values, so a placeholder in them counts as an ordinary value.
         """
@@ -312,7 +312,9 @@ class EnvelopeDecoder:
                 for name in [name for name in names if name in after_names(row)][:1]:
                     yield row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_NULL}")
 
-    def _after_names(self, chunk: Chunk, decoded: DecodedChunk, parts: _Events) -> Callable[[int], Collection[str]]:
+    def _after_names(
+        self, chunk: RecordChunk, decoded: DecodedChunk, parts: _Events
+    ) -> Callable[[int], Collection[str]]:
         decode = self._decode
         assert isinstance(decode, EventDecoder)
         names = decode.field_names
@@ -320,7 +322,7 @@ class EnvelopeDecoder:
         @cache
         def after_names(row: int) -> Collection[str]:
             layers = ("payload", "after") if parts.wrapped[row] else ("after",)
-            return names(chunk.values[int(decoded.kept[row])] or b"", layers)
+            return names(chunk.values[int(decoded.record_indexes[row])] or b"", layers)
 
         return after_names
 

@@ -25,7 +25,7 @@ from frazil.errors import SpecError
 from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import add_change_columns
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder, join_results
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
@@ -112,7 +112,7 @@ class RecordShape:
     lists: bool = True
     times: bool = False
     """Whether numbers may stand for dates and times, as in Debezium's events."""
-    may_lack_object: bool = False
+    is_object_optional: bool = False
     """Whether records without the object at `within` have nulls, not an error."""
 
 
@@ -123,7 +123,7 @@ def create_fields_decoder(
     if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
         casting = FieldsDecoder(make, schema, units, records)
         strict = {field_id: drop_casts(unit) for field_id, unit in units.items()}
-        if strict == units or not casting.has_loop:
+        if strict == units or not casting.has_compiled_loop:
             return casting
         lenient = [f.name for f in schema.fields if ColumnSource.of(units.get(f.field_id)).is_lenient]
         return CastingDecoder(casting, FieldsDecoder(make, schema, strict, records), lenient)
@@ -149,7 +149,7 @@ class FieldsDecoder:
         inner = {name for decode in self._inside.values() for name in decode.columns}
         fields = [field for field in schema.fields if field.name not in inner]
         self._own = [field.name for field in fields]
-        shape = _FieldTree(lists=lists, required=() if records.may_lack_object else within)
+        shape = _FieldTree(lists=lists, required=() if records.is_object_optional else within)
         forms: dict[FieldPath, set[tuple[IcebergType, ColumnSource]]] = {}
         for field in fields:
             form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN_SOURCE), path=None))
@@ -199,7 +199,7 @@ class FieldsDecoder:
                 JsonDecoder,
                 Schema(*fields),
                 {f.field_id: with_path(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
-                RecordShape((".".join(map(str, path)),), lists=False, may_lack_object=True),
+                RecordShape((".".join(map(str, path)),), lists=False, is_object_optional=True),
             )
             for path, fields in inside.items()
         }
@@ -208,7 +208,7 @@ class FieldsDecoder:
     def columns(self) -> list[str]:
         return [*self._arrow_schema.names]
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit these fields from the `rest` column.
 
         `hidden` has lower-case column paths; the same fields are also omitted at their paths in records.
@@ -216,14 +216,14 @@ class FieldsDecoder:
         if isinstance(self._decode, RestDecoder):
             columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
             moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
-            self._decode.withhold([*hidden, *moved])
+            self._decode.hide_from_rest([*hidden, *moved])
 
     @property
-    def has_loop(self) -> bool:
+    def has_compiled_loop(self) -> bool:
         return hasattr(self._decode, "cast")
 
     @property
-    def leaves_out_rows(self) -> bool:
+    def may_omit_rows(self) -> bool:
         """Whether a row may be left out after the compiled loop has read its record."""
         return bool(self._texts or self._inside or self._optional)
 
@@ -238,20 +238,20 @@ class FieldsDecoder:
         for inside in self._inside.values():
             inside.cast([name for name in names if name not in self._own])
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         if isinstance(self._decode, DriftDecoder):
             inside = tuple(part._replace(path=self._within + part.path) for part in within)
-            self._decode.report_drift(widening=widening, within=inside)
+            self._decode.enable_drift_reporting(widening=widening, within=inside)
         if self._texts and widening:
-            self._texts.decode.report_drift(widening=True)
+            self._texts.decode.enable_drift_reporting(widening=True)
         for decode in self._inside.values() if widening else ():
-            decode.report_drift(widening=True)
+            decode.enable_drift_reporting(widening=True)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         if isinstance(self._decode, RenamingDecoder):
             self._decode.rename(aliases, required)
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
         rows = [_column_at(decoded.rows, (*self._within, *self._paths[name])) for name in self._own]
         moved = add_change_columns(pa.Table.from_arrays(rows, names=self._own), decoded.rows)
@@ -272,7 +272,7 @@ class FieldsDecoder:
         texts = pc.fill_null(combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
         around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")
-        found = self(Chunk.of_column(_as_lines(pc.binary_join_element_wise(*around))))
+        found = self(RecordChunk.of_column(_as_lines(pc.binary_join_element_wise(*around))))
         drift = dataclasses.replace(found.drift, new={}, records=0, unknown=0, names=())
         return _merge_columns(decoded, dataclasses.replace(found, drift=drift), self.columns)
 
@@ -309,45 +309,49 @@ class FieldsDecoder:
 
 
 class CastingDecoder:
-    """Casts values in the compiled loop. Records with other values are decoded again, by the JSON texts of values."""
+    """Casts values in the compiled loop. Records that the loop cannot decode are decoded again, with casts of their
+    values' JSON texts.
+    """
 
     def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:
         self._casting, self._strict = casting, strict
         self._reports_drift = False
         strict.cast(lenient)
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         for decode in (self._casting, self._strict):
-            decode.withhold(hidden)
+            decode.hide_from_rest(hidden)
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         self._reports_drift = True
         for decode in (self._casting, self._strict):
-            decode.report_drift(widening=widening, within=within)
+            decode.enable_drift_reporting(widening=widening, within=within)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for decode in (self._casting, self._strict):
             decode.rename(aliases, required)
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         def decode_some(decode: FieldsDecoder, mask: NDArray[np.bool_]) -> DecodedChunk:
             places = np.flatnonzero(mask)
             return decode(chunk.select(places, chunk.target)).with_indexes(places)
 
-        if self._reports_drift and self._strict.leaves_out_rows:
+        if self._reports_drift and self._strict.may_omit_rows:
             return self._casting(chunk)  # `_strict` would decode rows twice, and samples a new field only once
         found = self._strict(chunk)
-        if len(found.kept) == len(chunk):
+        if len(found.record_indexes) == len(chunk):
             return found
         is_left = np.ones(len(chunk), np.bool_)
-        is_left[found.kept] = False
-        if self._strict.leaves_out_rows:  # it has counted the casts and new fields of these
+        is_left[found.record_indexes] = False
+        if self._strict.may_omit_rows:  # it has counted the casts and new fields of these
             found = decode_some(self._strict, ~is_left)
         return join_results([found, decode_some(self._casting, is_left)])
 
 
 class _TextColumns:
-    """Reads columns whose values arrived as JSON texts. Casts the texts, then decodes them as strictly as records."""
+    """Reads columns whose values arrived as JSON texts. Casts the texts, then decodes them by the same strict rules as
+    records.
+    """
 
     def __init__(
         self,
@@ -392,25 +396,25 @@ class _TextColumns:
                 pc.fill_null(values, "null"),
             ]
         records = pc.binary_join_element_wise(*parts, _text_scalar("}\n"), _text_scalar(""))
-        found = self.decode(Chunk.of_column(_as_lines(records)))
-        counts = {name: pc.sum(mask.take(pa.array(found.kept))).as_py() or 0 for name, mask in cast.items()}
+        found = self.decode(RecordChunk.of_column(_as_lines(records)))
+        counts = {name: pc.sum(mask.take(pa.array(found.record_indexes))).as_py() or 0 for name, mask in cast.items()}
         drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
         return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self.columns])
 
 
 def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
-    """Return `decoded` with the named columns, and the rejections, of `found`. Its record i is row i of `decoded`."""
-    order = np.argsort(found.kept, kind="stable")
-    places = found.kept[order]
+    """Add the named columns and the rejections of `found` to `decoded`. Record i of `found` is row i of `decoded`."""
+    order = np.argsort(found.record_indexes, kind="stable")
+    places = found.record_indexes[order]
     rows = decoded.rows.take(pa.array(places))
     for name in names:
         column, at = found.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
         rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
-    rejections = [r._replace(index=int(decoded.kept[r.index])) for r in found.rejections]
+    rejections = [r._replace(index=int(decoded.record_indexes[r.index])) for r in found.rejections]
     return dataclasses.replace(
         decoded,
         rows=rows,
-        kept=decoded.kept[places],
+        record_indexes=decoded.record_indexes[places],
         rejections=[*decoded.rejections, *rejections],
         drift=join_drift([decoded.drift, found.drift]),
     )
@@ -428,7 +432,9 @@ def _as_lines(texts: pa.Array) -> BinaryColumn:
 
 
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
-    """Return a column's default, or else the table's, as an array of one value. Raises SpecError if it is invalid."""
+    """Return a column's declared default, or else its default in the table, as an array of one value. Raises SpecError
+    if the default is invalid.
+    """
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
     reading = ColumnSource.of(unit)
@@ -439,8 +445,16 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
         units = {}
     if default is None:
         return None
+    text = default if units.get(field.field_id) == AS_JSON else json.dumps(default)
+    try:
+        json.loads(text)
+    except ValueError:
+        raise SpecError(
+            f"schema.{field.name}.default: {default!r} is not JSON; with as: json, write JSON, such as '{{}}' or "
+            f"'{json.dumps(default)}'"
+        ) from None
     decode = JsonDecoder(Schema(field), units)
-    decoded = decode(Chunk.of_values([json.dumps({field.name: default}).encode()]))
+    decoded = decode(RecordChunk.of_values([f"{{{json.dumps(field.name)}: {text}}}".encode()]))
     for rejection in decoded.rejections:
         raise SpecError(f"schema.{field.name}.default: {rejection.error}")
     return decoded.rows.column(0)
@@ -486,7 +500,7 @@ class _FieldTree:
         return self._fields(self._tree, self._required)
 
     def _fields(self, tree: Mapping[str | int, Any], around: Path = ()) -> list[NestedField]:
-        """`around` leads to the object that contains all columns."""
+        """`around` is the rest of the path to the object that contains all columns."""
         found = []
         for step, inside in tree.items():
             if isinstance(inside, NestedField):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder, WrappingDecoder
 from frazil.ingest.headers import header_column
 
@@ -30,7 +30,7 @@ class HeaderIdDecoder(WrappingDecoder):
         if isinstance(self._decode, RenamingDecoder):
             self._decode.rename(aliases, required)
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if chunk.headers is None:
             return self._decode(chunk)
         headers = header_column(chunk.headers, VALUE_SCHEMA_ID, len(chunk))

@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import ListType, LongType, NestedField, StringType, StructType
 
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import FORMATS
 from frazil.ingest.source_log import encode_positions
@@ -62,7 +62,7 @@ class TransactionDecoder:
         self.unreadable = 0
         """Number of records that `read_ends` could not read. Each may have been the end of a transaction."""
 
-    def read_transactions(self, chunk: Chunk) -> list[EventTransaction]:
+    def read_transactions(self, chunk: RecordChunk) -> list[EventTransaction]:
         transactions = [EventTransaction(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._decode_forms(chunk):
             of = [_nested_column(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
@@ -83,7 +83,7 @@ class TransactionDecoder:
                     )
         return transactions
 
-    def read_ends(self, chunk: Chunk) -> list[TransactionEnd]:
+    def read_ends(self, chunk: RecordChunk) -> list[TransactionEnd]:
         """Return the ends of transactions among the records. Adds the number of unreadable records to `unreadable`."""
         forms = [rows for _, rows in self._decode_forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
@@ -96,7 +96,7 @@ class TransactionDecoder:
             if row["status"] == "END" and row["id"] is not None and (counts := row["data_collections"])
         ]
 
-    def _decode_forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
+    def _decode_forms(self, chunk: RecordChunk) -> Iterator[tuple[list[int], pa.Table]]:
         """Yield the indexes and rows of plain records, then of records that are wrapped in `payload`."""
         decoded = self._decode(chunk)
         wrapped = decoded.rows["payload"].is_valid().combine_chunks()
@@ -106,7 +106,7 @@ class TransactionDecoder:
             (wrapped, pa.table({field.name: pc.struct_field(payload, field.name) for field in payload.type})),
         ):
             if pc.any(form).as_py():
-                yield pa.array(decoded.kept).filter(form).to_pylist(), rows.filter(form)
+                yield pa.array(decoded.record_indexes).filter(form).to_pylist(), rows.filter(form)
 
 
 def _nested_column(rows: pa.Table, struct: str, name: str) -> pa.Array:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from frazil.ingest.binary_arrays import to_arrow_binary
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection, WrappingDecoder, join_results
 from frazil.ingest.formats.fields import WHOLE_KEY
 from frazil.registry.client import SchemaSource, SchemaText
@@ -26,7 +26,7 @@ _JSON_SCALAR = r'^[ \t\r\n]*("([^"\\]|\\.)*"|[-+.0-9A-Za-z]+)[ \t\r\n]*$'
 class WholeKeyDecoder(WrappingDecoder):
     """Decodes JSON strings, numbers and booleans. Objects and lists are rejected."""
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         texts = to_arrow_binary(chunk.values, pa.large_binary())
         scalar = pc.match_substring_regex(texts, _JSON_SCALAR).fill_null(False).to_numpy(zero_copy_only=False)
         places = np.flatnonzero(scalar)
@@ -36,7 +36,7 @@ class WholeKeyDecoder(WrappingDecoder):
         _, offsets, data = records.buffers()
         ends = np.frombuffer(offsets, np.int64)[: len(records) + 1]
         values = BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
-        decoded = self._decode(Chunk.of_column(values)).with_indexes(places)
+        decoded = self._decode(RecordChunk.of_column(values)).with_indexes(places)
         text = "the key is not one JSON string, number or boolean"
         others = [Rejection(place, "TypeMismatch", text) for place in np.flatnonzero(~scalar).tolist()]
         return join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), others)])
@@ -58,8 +58,8 @@ def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | Sche
 class _RecordSchemas:
     inner: SchemaSource
 
-    def ask(self, schema_ids: Sequence[int]) -> None:
-        self.inner.ask(schema_ids)
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
+        self.inner.prefetch(schema_ids)
 
     def get(self, schema_id: int) -> SchemaText:
         return _as_record(self.inner.get(schema_id))

@@ -9,7 +9,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection
 
 
@@ -24,7 +24,7 @@ class WholeValueDecoder:
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._missing = [f.name for f in schema.fields if f.required and f.name != column]
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if self._missing:
             text = f"{self._missing[0]}: required, and nothing fills it"
             rejections = [Rejection(i, "MissingRequired", text) for i in range(len(chunk))]

@@ -120,7 +120,7 @@ function open(name, subject, page, given) {
       return;
     }
     draw();
-    document.getElementById("spoken").textContent = answer.said;
+    document.getElementById("spoken").textContent = answer.message;
     dialog.querySelector("button")?.focus();
     page.load();
     if (answer.run) follow(answer.run);
@@ -130,10 +130,10 @@ function open(name, subject, page, given) {
   const follow = async (run) => {
     const { answer = null } = await fetched(`run/${at}?run=${encodeURIComponent(run)}`);
     if (!dialog.isConnected) return;
-    if (answer && answer.said !== state.run?.said) {
+    if (answer && answer.message !== state.run?.message) {
       state.run = answer;
       draw();
-      if (answer.finished) document.getElementById("spoken").textContent = answer.said;
+      if (answer.finished) document.getElementById("spoken").textContent = answer.message;
     }
     if (answer?.finished) page.load();
     else soon = setTimeout(() => follow(run), RUN_INTERVAL_MS);
@@ -158,7 +158,7 @@ function open(name, subject, page, given) {
     const close = h("button", { type: "button", class: "plain", "data-key": "close", onclick: () => dialog.close() }, state.done ? "Close" : "Cancel");
     const title = h("h2", { id: "dialog-title" }, `${action.title || action.verb} ${subject}`);
     if (state.done) {
-      replace(place, title, h("p", { role: "status" }, words(state.done.said)), state.done.run && result(), h("footer", {}, close));
+      replace(place, title, h("p", { role: "status" }, words(state.done.message)), state.done.run && result(), h("footer", {}, close));
       return;
     }
     const go = h("button", { type: "submit", class: "go", "data-key": "go", disabled: !ready() }, state.busy ? "Working …" : action.verb);
@@ -172,7 +172,7 @@ function open(name, subject, page, given) {
         state.plan?.unpause && input({ name: "unpause", label: `Unpause the DAG ${state.plan.unpause}`, kind: "toggle" }, form, change),
         h("h3", {}, "What will happen"),
         state.plan
-          ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
+          ? h("ul", { class: "says" }, state.plan.effects.map((said) => h("li", {}, words(said))))
           : !state.problem && h("p", { class: "soft" }, "Loading …"),
         (state.plan?.refused || state.plan?.missing) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.missing)),
         // A refusal has the same text as the new plan.
@@ -187,7 +187,7 @@ function open(name, subject, page, given) {
   const result = () => {
     const { run } = state;
     return [
-      run && h("p", { class: "result" }, badge(RUN_LEVELS[run.state] ?? 2, run.state), " ", words(run.said)),
+      run && h("p", { class: "result" }, badge(RUN_LEVELS[run.state] ?? 2, run.state), " ", words(run.message)),
       h("p", {}, h("a", { ...linkTo(run?.log || state.done.log), "data-key": "run" }, run?.log.includes("/tasks/") ? "Its log in Airflow" : "The run in Airflow")),
     ];
   };

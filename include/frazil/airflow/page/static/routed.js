@@ -23,9 +23,9 @@ export function routed(view, state, page) {
       "div",
       { class: "with-choice" },
       h("h2", {}, "Routed tables"),
-      found.in_all > found.tables.length || state.tables
-        ? h("input", { type: "search", placeholder: `Search ${counted(found.in_all, "table")}`, "aria-label": "Search the tables of the route", "data-key": "search-tables", value: state.tables || "", oninput: search })
-        : h("span", { class: "soft" }, counted(found.in_all, "table")),
+      found.total > found.tables.length || state.tables
+        ? h("input", { type: "search", placeholder: `Search ${counted(found.total, "table")}`, "aria-label": "Search the tables of the route", "data-key": "search-tables", value: state.tables || "", oninput: search })
+        : h("span", { class: "soft" }, counted(found.total, "table")),
     ),
     found.tables.length
       ? h("ul", { class: "tables" }, found.tables.map(item))
@@ -34,6 +34,6 @@ export function routed(view, state, page) {
   );
 }
 
-function item({ name, amiss, level }) {
-  return h("li", {}, h("a", { href: `#/table/${encodeURIComponent(name)}`, "data-key": `routed-${name}` }, name), amiss && [" ", badge(level, amiss)]);
+function item({ name, problem, level }) {
+  return h("li", {}, h("a", { href: `#/table/${encodeURIComponent(name)}`, "data-key": `routed-${name}` }, name), problem && [" ", badge(level, problem)]);
 }

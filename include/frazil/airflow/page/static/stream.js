@@ -68,9 +68,9 @@ function catchesUp({ line, trend }) {
 function deadLetterNote(view) {
   const { rejected_last_day: rejected, rejected_since_ms: since } = view.line;
   const when = since === null ? "in the last day" : `since ${moment(since, view.at_ms)}: ${view.line.rejected_since_reset ? "it was reset then" : "older snapshots expired"}`;
-  const there = view.rejected.reduce((sum, one) => sum + one.there, 0);
+  const remaining = view.rejected.reduce((sum, one) => sum + one.remaining, 0);
   const all = view.rejected.reduce((sum, one) => sum + one.count, 0);
-  return there < all && all === rejected ? `${when}, ${count(there)} are left` : when;
+  return remaining < all && all === rejected ? `${when}, ${count(remaining)} are left` : when;
 }
 
 function number(name, value, beside) {
@@ -78,12 +78,12 @@ function number(name, value, beside) {
 }
 
 function events(view) {
-  if (!view.happened.length) return null;
+  if (!view.events.length) return null;
   return h(
     "section",
     { class: "card" },
     h("h2", {}, "Events"),
-    h("ol", { class: "runs" }, view.happened.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(one.sentence), h("small", {}, one.kind))))),
+    h("ol", { class: "runs" }, view.events.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(one.sentence), h("small", {}, one.kind))))),
   );
 }
 
@@ -131,8 +131,8 @@ function runs(view) {
       ? h("ol", { class: "runs" }, view.runs.map((run) => h(
           "li",
           {},
-          shape(run.ended_at_ms === null ? 4 : run.well ? 3 : 0),
-          h("div", {}, h("b", {}, moment(run.started_at_ms, view.at_ms)), ` ${run.how}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
+          shape(run.ended_at_ms === null ? 4 : run.is_ok ? 3 : 0),
+          h("div", {}, h("b", {}, moment(run.started_at_ms, view.at_ms)), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
         )))
       : h("p", { class: "soft" }, "No writer has run on this host. A writer on another host is visible through its commits."),
   );
@@ -148,7 +148,7 @@ function rejected(view) {
       ? h(
           "ul",
           { class: "runs letters" },
-          view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.there !== one.count && `, ${one.there ? counted(one.there, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.there > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
+          view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.remaining !== one.count && `, ${one.remaining ? counted(one.remaining, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.remaining > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
       : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's snapshots do not record the reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot has rejected records."),
     view.rejected.length > 0 && h("p", { class: "soft" }, "Their content is not shown here, because fields may be sensitive. The command shows it to users who may read the table."),

@@ -18,7 +18,7 @@ export function draw(view, state, page) {
     breadcrumb(view.table),
     h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
     actions(offeredActions(view), view.table, view.may_act, page, { partition: times((state.release ?? held(view)[0])?.key ?? "") }),
-    needsList([...view.amiss, ...view.alerts, ...view.problems], view.level),
+    needsList([...view.route_problems, ...view.alerts, ...view.problems], view.level),
     view.shape ? [numbers(view.shape), heldWindows(view, state, page), windows(view, page), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : noTable(view),
   ];
 }
@@ -54,7 +54,7 @@ function offeredActions(view) {
 }
 
 function noTable(view) {
-  if (view.problems.length || view.amiss.length) return null;
+  if (view.problems.length || view.route_problems.length) return null;
   if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Loading the table …"));
   return h("section", { class: "empty" }, h("h2", {}, "The table does not exist yet"), h("p", {}, "A stream's first batch creates it."));
 }
@@ -282,7 +282,7 @@ export function snapshots(view) {
         s("text", { x: 0, y: i * row + 16 }, left && name.length > 26 ? `${name.slice(0, 25)}…` : name),
         s("line", { class: "grid", x1: left, x2: width, y1: i * row + line, y2: i * row + line }),
       ]),
-      marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * row + line - 8, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${mark.label}, ${mark.said}`))),
+      marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * row + line - 8, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${mark.label}, ${mark.message}`))),
       [from, (from + to) / 2, to].map((at, i) => s("text", { class: "axis", x: x(at), y: height - 4, "text-anchor": ["start", "middle", "end"][i] }, moment(at, view.at_ms))),
     ),
   );

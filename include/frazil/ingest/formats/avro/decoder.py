@@ -18,7 +18,7 @@ from pyiceberg.types import StructType
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
 from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.drift import find_drift
@@ -27,7 +27,7 @@ from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_r
 from frazil.ingest.formats.avro.program import AvroProgram, Fault
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, field_names_at, parse_schema
 from frazil.ingest.formats.columns import ColumnMemory
-from frazil.ingest.formats.json.nodes import BASE, DOMAIN, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
+from frazil.ingest.formats.json.nodes import BASE, ENTRY_SET, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
 from frazil.ingest.formats.json.rest import rest_of
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.json.words import USED
@@ -78,10 +78,10 @@ class AvroDecoder:
     def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return AvroProgram(struct, self._columns, units)
 
-    def withhold(self, hidden: Collection[Path]) -> None:
-        self._program.withhold(hidden)
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
+        self._program.hide_from_rest(hidden)
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         self._widening, self._within = widening, within
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
@@ -99,7 +99,7 @@ class AvroDecoder:
             DECLARED_ID if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
         )
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the values in order. Raises the errors of the registry's client."""
         values = chunk.values
         self._drift = []
@@ -131,9 +131,9 @@ class AvroDecoder:
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
     ) -> pa.Table:
-        """Return the rows of records with a root (not -1).
+        """Return the rows of the records whose first operation is in `roots`; -1 skips a record.
 
-        Fills `wrong` and `where`; only records that are VALID have a row.
+        Fills `wrong` and `where` with errors. Only records with the code VALID have a row.
         """
         columns, program = self._columns, self._program
         columns.begin(len(values), program.text)
@@ -155,7 +155,7 @@ class AvroDecoder:
             if read == len(values):
                 with self._json_texts_in_columns(data):
                     return columns.table(data)
-            if missing == len(columns.domains):
+            if missing == len(columns.entry_counts):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
             else:
                 columns.grow(missing)
@@ -167,11 +167,11 @@ class AvroDecoder:
         if not spans:
             yield
             return
-        kept, at = columns.text, int(columns.domains[-1, USED])
+        kept, at = columns.text, int(columns.entry_counts[-1, USED])
         texts: list[bytes] = []
         for k in np.flatnonzero(np.isin(columns.nodes[:, KIND], (JSON, JSON_TEXT, REST))):
             node = columns.nodes[k]
-            count = int(columns.domains[node[DOMAIN], USED])
+            count = int(columns.entry_counts[node[ENTRY_SET], USED])
             words = columns.words[node[BASE] :][: 2 * count].reshape(-1, 2)
             for i in np.flatnonzero(columns.valid[node[FLAG] :][:count]).tolist():
                 start, length = words[i].tolist()
@@ -184,7 +184,9 @@ class AvroDecoder:
                 texts.append(text)
                 words[i] = -1 - at, len(text)
                 at += len(text)
-        columns.text = np.concatenate([kept[: columns.domains[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)])
+        columns.text = np.concatenate(
+            [kept[: columns.entry_counts[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)]
+        )
         yield
         columns.text = kept
 
@@ -248,7 +250,7 @@ class AvroDecoder:
 
     def _request(self, schema_ids: list[int]) -> None:
         assert not isinstance(self._schemas, SchemaText)
-        self._schemas.ask(schema_ids)
+        self._schemas.prefetch(schema_ids)
 
     def _assign(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
         """Set the first operation of these records, or reject them if their schema cannot be read."""

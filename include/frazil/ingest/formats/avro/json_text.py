@@ -18,7 +18,7 @@ import numpy as np
 from frazil.ingest.formats.avro.schema import AvroType
 
 MAX_EMPTY_ELEMENTS = 64
-"""Maximum number of elements of a value, in addition to one per byte: elements such as nulls take no bytes."""
+"""Maximum number of elements in a value, beyond one per byte. Elements such as nulls take no bytes."""
 _MICROSECONDS = {"millis": 1000, "micros": 1}
 _EPOCH = date(1970, 1, 1).toordinal()
 _ERA_DAYS = 146_097

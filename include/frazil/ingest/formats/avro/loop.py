@@ -22,8 +22,8 @@ from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 
 NO_ROOM = 64
-"""Result NO_ROOM + d: domain d needs more room, and the record must be read again. If d is the number of domains, the
-hash table of map keys needs more room.
+"""Result NO_ROOM + d: entry set d needs more room, and the record must be read again. If d is the number of entry sets,
+the hash table of map keys needs more room.
 """
 NOT_READ = 255
 QUOTE, LETTER_Z = 34, 90
@@ -213,7 +213,7 @@ def has_duplicate_key(b: Octets, base: int, first: int, end: int, words: Numbers
 def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory: Memory, slots: Numbers) -> int:
     """Read a scalar into entry e of its node. Returns the position after it, or a negative error code."""
     ops, places = plan
-    nodes, words, valid, domains = memory
+    nodes, words, valid, entry_counts = memory
     kind, node = ops[op, code.OPERATION], ops[op, code.NODE]
     if kind <= code.BLOB:
         if kind == code.BLOB:
@@ -225,7 +225,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         length = ops[op, code.SIZE] if kind == code.FIXED_BYTES else 0
         return p + length if length <= end - p else -code.ENDS_EARLY
     if kind == code.NULL:
-        set_null(node, e, nodes, words, valid, domains)
+        set_null(node, e, nodes, words, valid, entry_counts)
         return p
     valid[nodes[node, tree.FLAG] + e] = 1
     at = nodes[node, tree.BASE] + e
@@ -324,14 +324,14 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
 def read_record(
     b: Octets, p: int, end: int, root: int, plan: Plan, memory: Memory, scratch: Scratch
 ) -> tuple[int, int, int]:
-    """Read one record. Returns VALID, an error code, or NO_ROOM + d if domain d is full.
+    """Read one record. Returns VALID, an error code, or NO_ROOM + d if entry set d is full.
 
     Also returns the operation and position of the error.
     """
     ops, places = plan
-    nodes, words, valid, domains = memory
+    nodes, words, valid, entry_counts = memory
     frames, slots, seed = scratch
-    op, depth, e, empty = root, -1, domains[0, USED], MAX_EMPTY_ELEMENTS
+    op, depth, e, empty = root, -1, entry_counts[0, USED], MAX_EMPTY_ELEMENTS
     while True:
         kind, node = ops[op, code.OPERATION], ops[op, code.NODE]
         if kind < code.REFUSED:
@@ -364,7 +364,7 @@ def read_record(
                 continue
             if kind == code.RECORD:
                 for k in range(ops[op, code.FIRST_UNFILLED], ops[op, code.FIRST_UNFILLED] + ops[op, code.UNFILLED]):
-                    set_null(places[k], e, nodes, words, valid, domains)
+                    set_null(places[k], e, nodes, words, valid, entry_counts)
         # Advance to the next value.
         while True:
             if depth < 0:
@@ -404,12 +404,12 @@ def read_record(
                 if count == 0:
                     if node >= 0:
                         inner = nodes[node, tree.INNER]
-                        used = domains[inner, USED]
+                        used = entry_counts[inner, USED]
                         to = nodes[node, tree.BASE] + e
                         if is_map:
                             first = words[to - 1] if e else 0
                             if 4 * (used - first) > len(slots):
-                                return NO_ROOM + len(domains), outer, p
+                                return NO_ROOM + len(entry_counts), outer, p
                             if has_duplicate_key(b, nodes[node + 1, tree.BASE], first, used, words, slots, seed):
                                 return code.REPEATED_KEY, outer, p
                         words[to] = used
@@ -422,10 +422,10 @@ def read_record(
             frames[depth, 1] -= 1
             if node >= 0:
                 inner = nodes[node, tree.INNER]
-                e = domains[inner, USED]
-                if e >= domains[inner, ROOM]:
+                e = entry_counts[inner, USED]
+                if e >= entry_counts[inner, ROOM]:
                     return NO_ROOM + inner, outer, p
-                domains[inner, USED] += 1
+                entry_counts[inner, USED] += 1
             if is_map:
                 after, length = read_span(b, p, end)
                 if after < 0:
@@ -457,27 +457,27 @@ def read_records(
 ) -> tuple[int, int]:
     """Read records, from index `first` on, until a record needs more room.
 
-    Returns the index of that record, and the domain (the rows, or the elements of one list or map column) that needs
+    Returns the index of that record, and the entry set (the rows, or the elements of one list or map column) that needs
     more room. If all records were read, returns their number and 0.
 
     `roots` has the first operation of each record, or -1 to skip it. `wrong` receives each record's error code, and
     `where` the operation and position of the error.
     """
-    domains = memory.domains
+    entry_counts = memory.entry_counts
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
         if roots[i] < 0:
             continue
-        for d in range(len(domains)):
-            domains[d, BEFORE] = domains[d, USED]
+        for d in range(len(entry_counts)):
+            entry_counts[d, BEFORE] = entry_counts[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
         found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
         if found == code.VALID:
             wrong[i] = code.VALID
-            domains[0, USED] += 1
+            entry_counts[0, USED] += 1
             continue
-        for d in range(len(domains)):
-            domains[d, USED] = domains[d, BEFORE]
+        for d in range(len(entry_counts)):
+            entry_counts[d, USED] = entry_counts[d, BEFORE]
         if found >= NO_ROOM:
             return i, found - NO_ROOM
         wrong[i] = found

@@ -113,11 +113,13 @@ class AvroProgram(LoopProgram):
         self.rests: dict[int, Part | None] = {}
         """Map a SPAN operation to the fields that fill other columns. The remaining fields become JSON text."""
         self.numbers: set[int] = set()
-        """SPAN operations for numbers whose infinities become numbers in the text, not strings."""
+        """SPAN operations whose values are numbers. In their JSON text, infinities are written as numbers, not as
+        strings.
+        """
         self.spans: dict[int, AvroType] = {}
         """Map a SPAN operation to the Avro type of the values that become JSON text."""
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
 
     def add(self, written: AvroType) -> int:

@@ -11,7 +11,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.binary_arrays import as_loop_arguments, locate_invalid_utf8
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection, join_results
 from frazil.ingest.formats.csv import loop
 from frazil.ingest.formats.csv.lines import VALID, LineReader
@@ -44,7 +44,7 @@ class CsvDecoder:
         )
         self._room = np.empty(JSON_BUFFER_BYTES, np.uint8)
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the values in parts that fit the JSON buffer. In a part, rows of records read one by one come last."""
         values = chunk.values
         parts, done = [], 0
@@ -74,7 +74,7 @@ class CsvDecoder:
         at = locate_invalid_utf8(values.take(valid))
         good = valid[at < 0]
         objects = BinaryColumn(self._room, places[0, good], places[1, good])
-        decoded = self._decode(Chunk.of_column(objects)).with_indexes(good)
+        decoded = self._decode(RecordChunk.of_column(objects)).with_indexes(good)
         rejections = [
             Rejection(i, *self._line.explain_rejection(values[i], int(outcomes[i])))
             for i in (first + np.flatnonzero(outcomes[first:until] != VALID)).tolist()

@@ -20,7 +20,7 @@ _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
 
 class LineFormat(NamedTuple):
     names: Octets
-    """The text before each field's value in JSON; all concatenated."""
+    """The concatenated JSON texts that precede the fields' values. `name_ends` has their ends."""
     name_ends: Numbers
     kinds: Numbers
     null: Octets

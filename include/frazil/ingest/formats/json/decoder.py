@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection, join_results
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json import new_keys, pieces
@@ -64,13 +64,13 @@ class JsonDecoder:
         self._casts = True
         self._columns.cast(columns)
 
-    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         self._beyond = DriftFinder(self._struct, self._units, widening=widening, within=within)
         self._columns.find_new_keys([part.path for part in within])
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._record = RecordReader(self._struct, self._units, hidden)
-        self._columns.withhold(hidden)
+        self._columns.hide_from_rest(hidden)
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return field_names_at(record, path)
@@ -78,19 +78,19 @@ class JsonDecoder:
     def changes_no_row(self, record: bytes) -> bool:
         return changes_no_row(record)
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the values. Rows of records that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
         sure = DecodedChunk(rows, np.flatnonzero(~unsure), drift=self._find_drift(chunk))
         if self._casts:
             cast = {name: count for name, count in self._columns.casts.items() if count}
             return dataclasses.replace(sure, drift=dataclasses.replace(sure.drift, cast=cast))
-        if len(sure.kept) == len(chunk):
+        if len(sure.record_indexes) == len(chunk):
             return sure
         places = np.flatnonzero(unsure)
         return join_results([sure, self._read_one_by_one([*chunk.values.take(places)], places.tolist())])
 
-    def _find_drift(self, chunk: Chunk) -> SchemaDrift:
+    def _find_drift(self, chunk: RecordChunk) -> SchemaDrift:
         """Return the drift in the records that the loop read: new fields, and records without a known field."""
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
@@ -166,20 +166,22 @@ class ChunkReader:
         self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
         self._new_keys = new_keys.allocate_memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
-        """`new`: of the records that the loop read in the last call, the number of those with keys outside the schema.
+        """`new`: number of records with keys outside the schema, among the records that the loop read in the last call.
 
-        `samples` has the positions of a sample of them.
+        `samples`: positions of some of these records.
         """
         self.unknown = np.zeros(0, np.int64)
-        """Positions of the records that the loop read in the last call and that have no key of the schema."""
+        """Positions of the records without any key of the schema, among the records that the loop read in the last
+        call.
+        """
         self.casts: Counter[str] = Counter()
         """How many values of each column were cast in the last call."""
 
     def cast(self, columns: Mapping[str, Path]) -> None:
         self._columns.cast(columns)
 
-    def withhold(self, hidden: Collection[Path]) -> None:
-        self._columns.withhold(hidden)
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
+        self._columns.hide_from_rest(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
         """Start to search for new keys, and forget the keys found so far.
@@ -219,7 +221,7 @@ class ChunkReader:
                 columns.words,
                 columns.valid,
                 columns.text,
-                columns.domains,
+                columns.entry_counts,
                 self._frames,
                 self._scratch,
                 self._slots,

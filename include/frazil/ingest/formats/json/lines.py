@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import (
     DecodedChunk,
     EventDecoder,
@@ -31,7 +31,7 @@ _IS_WHITE[[*b" \t\r"]] = True
 class LinesDecoder(WrappingDecoder):
     """Decodes records with one JSON object per line. If a line is rejected, the whole record becomes one rejection."""
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         values = chunk.values
         filled = np.flatnonzero(values.lengths > 0)
         breaks = np.zeros(len(values), np.int64)
@@ -39,12 +39,12 @@ class LinesDecoder(WrappingDecoder):
             breaks[filled] = _count_true(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
         too_many = np.flatnonzero(breaks >= MAX_LINES)
         parts = [self._decode_group(values.take(places)).with_indexes(places) for places in _group_records(breaks)]
-        nothing = self._decode(Chunk.of_values([]))
+        nothing = self._decode(RecordChunk.of_values([]))
         rejections = [
             Rejection(place, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
             for place in too_many.tolist()
         ]
-        return join_results([DecodedChunk(nothing.rows, nothing.kept, rejections), *parts])
+        return join_results([DecodedChunk(nothing.rows, nothing.record_indexes, rejections), *parts])
 
     def _decode_group(self, values: BinaryColumn) -> DecodedChunk:
         lines, record = _split_lines(values)
@@ -56,7 +56,7 @@ class LinesDecoder(WrappingDecoder):
         number = np.arange(len(record)) - run_starts(record)
         others = values.take(blank)
         decoded = self._decode(
-            Chunk.of_column(
+            RecordChunk.of_column(
                 BinaryColumn(
                     lines.data,
                     np.concatenate([lines.starts, others.starts]),
@@ -64,8 +64,8 @@ class LinesDecoder(WrappingDecoder):
                 )
             )
         )
-        order = np.argsort(decoded.kept, kind="stable")
-        kept, rows = decoded.kept[order], decoded.rows
+        order = np.argsort(decoded.record_indexes, kind="stable")
+        record_indexes, rows = decoded.record_indexes[order], decoded.rows
         if not (order == np.arange(len(order))).all():
             rows = rows.take(order)
         several = np.bincount(record, minlength=len(values)) > 1
@@ -74,7 +74,7 @@ class LinesDecoder(WrappingDecoder):
             place = int(record[rejection.index])
             where = f"line {number[rejection.index] + 1}: " if several[place] else ""
             first.setdefault(place, Rejection(place, rejection.error_class, f"{where}{rejection.error}"))
-        return drop_incomplete_records(DecodedChunk(rows, record[kept], [*first.values()], decoded.drift))
+        return drop_incomplete_records(DecodedChunk(rows, record[record_indexes], [*first.values()], decoded.drift))
 
 
 def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -137,7 +137,7 @@ class FramedDecoder(WrappingDecoder):
         assert isinstance(self._decode, EventDecoder)
         return self._decode.changes_no_row(strip_frame(record))
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         values = chunk.values
         has_value = values.lengths >= 0
         framed = values.lengths >= FRAME_BYTES
@@ -149,9 +149,9 @@ class FramedDecoder(WrappingDecoder):
         )
         bare = np.flatnonzero(has_value & ~framed)
         if not len(bare):
-            return self._decode(Chunk.of_column(inside))
+            return self._decode(RecordChunk.of_column(inside))
         rest = np.flatnonzero(~has_value | framed)
-        decoded = self._decode(Chunk.of_column(inside.take(rest))).with_indexes(rest)
+        decoded = self._decode(RecordChunk.of_column(inside.take(rest))).with_indexes(rest)
         rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
         return join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 

@@ -53,9 +53,9 @@ Numbers = NDArray[np.int64]
 
 
 # Columns of the table of nodes.
-(KIND, REQUIRED, PRECISION, SCALE, AFTER, DOMAIN, INNER, FIELDS, CHILDREN, NAME, LENGTH, PLAIN) = range(12)
+(KIND, REQUIRED, PRECISION, SCALE, AFTER, ENTRY_SET, INNER, FIELDS, CHILDREN, NAME, LENGTH, PLAIN) = range(12)
 """PRECISION is the number of a decimal's digits, or a fixed's length. AFTER is the first node that is not inside this
-one. INNER is the domain of the entries of a list or map. FIELDS is the number of a struct's fields, whose nodes begin
+one. INNER is the entry set of a list's or map's entries. FIELDS is the number of a struct's fields, whose nodes begin
 at CHILDREN in `lists`. NAME is the name's start in `names`. PLAIN is 1 if JSON writes the name without escapes.
 """
 (SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY, WATCHED) = range(12, 22)
@@ -65,19 +65,20 @@ name. KEY is where the name begins in `lists`, with a closing quotation mark, as
 a struct that is not searched for new keys. For LISTED, the nodes of elements (or -1) begin at SLOTS, and MASK is the
 last index.
 
-LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. `lists` has
-HIDING names that must not go there, as start in `names` and length, from HIDDEN on. CAST is 1 if numbers and booleans
-may be in strings, 0 and 1 booleans, and numbers and booleans strings.
+LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a
+REST. HIDDEN is where the names that must not go there begin in `lists`, each as its start in
+`names` and its length; HIDING is their number. CAST is 1 if numbers and booleans may be in strings,
+0 and 1 may be booleans, and numbers and booleans may be strings.
 
-These change while records are read. BASE and FLAG are where words and flags begin. OPENING is the last object's first
-field, FOLLOWING its field after this one, and SEEN the number of the last object with this field.
+These columns change while records are read. BASE and FLAG are where words and flags begin. OPENING is the last object's
+first field, FOLLOWING the field that followed this one in it, and SEEN the number of the last object with this field.
 """
 
 
 class Nodes(NamedTuple):
     """The nodes of a schema; node 0 is the record.
 
-    A domain is a set of entries: the rows, or the elements of one list or map.
+    An entry set is: all rows, or the elements of one list or map.
     """
 
     table: Numbers
@@ -91,14 +92,14 @@ def build_nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Pat
     Children are in field order. A list has one child; a map has two, its key and its value.
     """
     made = _NodeBuilder(units, hidden)
-    made.add(schema, -1, required=True, domain=0)
+    made.add(schema, -1, required=True, entry_set=0)
     return made.nodes()
 
 
 class _NodeBuilder:
     def __init__(self, units: Units, hidden: Collection[Path]) -> None:
         self._units, self._hidden = units, hidden
-        self._domains = 1
+        self._entry_sets = 1
         self._rows: list[list[int]] = []
         self._lists: list[int] = []
         self._names = bytearray()
@@ -107,11 +108,11 @@ class _NodeBuilder:
         names = np.frombuffer(bytes(self._names) or b" ", np.uint8)
         return Nodes(np.array(self._rows, np.int64), np.array([*self._lists, -1], np.int64), names)
 
-    def add(self, kind: iceberg.IcebergType, field_id: int, *, required: bool, domain: int, name: str = "") -> int:
+    def add(self, kind: iceberg.IcebergType, field_id: int, *, required: bool, entry_set: int, name: str = "") -> int:
         node, row = len(self._rows), [0] * NODE_WIDTH
         self._rows.append(row)
         utf8 = name.encode()
-        row[KIND], row[REQUIRED], row[DOMAIN] = _KINDS[type(kind)], required, domain
+        row[KIND], row[REQUIRED], row[ENTRY_SET] = _KINDS[type(kind)], required, entry_set
         row[NAME], row[LENGTH] = len(self._names), len(utf8)
         row[PLAIN] = name.isprintable() and '"' not in name and "\\" not in name
         row[OPENING] = row[FOLLOWING] = -1
@@ -131,29 +132,29 @@ class _NodeBuilder:
                 row[PRECISION] = length
             case iceberg.StructType() if self._units.get(field_id) == types.LISTED:
                 row[KIND] = LISTED
-                self._add_elements(node, kind, domain)
+                self._add_elements(node, kind, entry_set)
             case iceberg.StructType():
-                self._add_fields(node, kind, domain)
+                self._add_fields(node, kind, entry_set)
             case iceberg.ListType():
-                row[INNER] = self._new_domain()
+                row[INNER] = self._new_entry_set()
                 self._add_field(kind.element_field, row[INNER])
             case iceberg.MapType():
-                row[INNER] = self._new_domain()
+                row[INNER] = self._new_entry_set()
                 self._add_field(kind.key_field, row[INNER])
                 self._add_field(kind.value_field, row[INNER])
         row[AFTER] = len(self._rows)
         return node
 
-    def _add_field(self, field: iceberg.NestedField, domain: int, name: str = "") -> int:
-        return self.add(field.field_type, field.field_id, required=field.required, domain=domain, name=name)
+    def _add_field(self, field: iceberg.NestedField, entry_set: int, name: str = "") -> int:
+        return self.add(field.field_type, field.field_id, required=field.required, entry_set=entry_set, name=name)
 
-    def _new_domain(self) -> int:
-        self._domains += 1
-        return self._domains - 1
+    def _new_entry_set(self) -> int:
+        self._entry_sets += 1
+        return self._entry_sets - 1
 
-    def _add_fields(self, node: int, kind: iceberg.StructType, domain: int) -> None:
+    def _add_fields(self, node: int, kind: iceberg.StructType, entry_set: int) -> None:
         row = self._rows[node]
-        every = [self._add_field(field, domain, field.name) for field in kind.fields]
+        every = [self._add_field(field, entry_set, field.name) for field in kind.fields]
         row[FIELDS], row[CHILDREN] = len(every), len(self._lists)
         self._lists += every
         called = [(k, f.name.encode()) for k, f in zip(every, kind.fields, strict=True) if not is_rest(f, self._units)]
@@ -178,9 +179,9 @@ class _NodeBuilder:
         for before, child in pairwise(found):
             self._rows[before][FOLLOWING] = child
 
-    def _add_elements(self, node: int, kind: iceberg.StructType, domain: int) -> None:
+    def _add_elements(self, node: int, kind: iceberg.StructType, entry_set: int) -> None:
         row = self._rows[node]
-        every = {int(field.name): self._add_field(field, domain) for field in kind.fields}
+        every = {int(field.name): self._add_field(field, entry_set) for field in kind.fields}
         row[FIELDS], row[CHILDREN], row[WATCHED] = len(every), len(self._lists), 0
         self._lists += every.values()
         row[SLOTS], row[MASK] = len(self._lists), max(every)

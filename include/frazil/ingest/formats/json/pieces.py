@@ -14,8 +14,8 @@ from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import MIN_MEMCPY_BYTES, ROOM, USED
 
 COUNT, MEMBERS, FILLED_COLUMNS, FIRST_PIECE = range(4)
-"""Positions in the memory: the number of pieces; that number after the last member was added; the number of columns for
-which the record has a field. The pieces follow: start, length and kind.
+"""Positions in the memory: the number of pieces; their number after the last member was added; the number of columns
+that the record has fields for. The pieces follow: start, length and kind.
 """
 MAX_PIECES = 4096
 """Maximum number of pieces per record. Records with more pieces are read one by one."""
@@ -97,15 +97,15 @@ def write_rest(
     words: Numbers,
     valid: Octets,
     text: Octets,
-    domains: Numbers,
+    entry_counts: Numbers,
     pieces: Numbers,
 ) -> bool:
     """Write the pieces as the JSON text of entry e of the node. Returns False if `text` is full."""
     size = 2
     for i in range(pieces[COUNT]):
         size += 1 + pieces[FIRST_PIECE + 3 * i + 1]
-    used = domains[len(domains) - 1, USED]
-    if used + size > domains[len(domains) - 1, ROOM]:
+    used = entry_counts[len(entry_counts) - 1, USED]
+    if used + size > entry_counts[len(entry_counts) - 1, ROOM]:
         return False
     at = used
     text[at] = 123
@@ -135,5 +135,5 @@ def write_rest(
     words[to] = -1 - used
     words[to + 1] = at - used
     valid[nodes[node, FLAG] + e] = 1
-    domains[len(domains) - 1, USED] = at
+    entry_counts[len(entry_counts) - 1, USED] = at
     return True

@@ -35,9 +35,9 @@ from frazil.ingest.formats.json.words import (
 )
 
 SURE, UNSURE, FULL = 0, 1, 2
-"""Result of a record. FULL + d: domain d needs more room, and the record must be read again."""
+"""Result of a record. FULL + d: entry set d needs more room, and the record must be read again."""
 NEW, SAMPLE, UNKNOWN = 2, 4, 8
-"""Flags of a record that is not undecided: it has keys outside the schema; it is in their sample; it has no key of the
+"""Flags of a record with the result SURE: it has keys outside the schema; it is in their sample; it has no key of the
 schema.
 """
 
@@ -57,7 +57,7 @@ def read_records(
     words: Numbers,
     valid: Octets,
     text: Octets,
-    domains: Numbers,
+    entry_counts: Numbers,
     frames: Numbers,
     scratch: Octets,
     slots: Numbers,
@@ -67,7 +67,7 @@ def read_records(
 ) -> tuple[int, int]:
     """Read records, from index `first` on, until a record needs more room.
 
-    Returns the index of that record, and the domain (the rows, or the elements of one list or map column) that needs
+    Returns the index of that record, and the entry set (the rows, or the elements of one list or map column) that needs
     more room. If all records were read, returns their number and 0. `unsure` receives 1 for each record that must be
     read one by one. For other records, it receives flags: UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
     """
@@ -77,20 +77,34 @@ def read_records(
         # A record that is not followed by a newline is left undecided.
         if lengths[i] < 2 or start < 0 or end >= len(b) or b[end] != 10:
             continue
-        for d in range(len(domains)):
-            domains[d, BEFORE] = domains[d, USED]
+        for d in range(len(entry_counts)):
+            entry_counts[d, BEFORE] = entry_counts[d, USED]
         new_keys[FLAGGED] = new_keys[SAMPLED] = 0
         found = _read_record(
-            b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots, pieces, new_keys
+            b,
+            start,
+            end,
+            nodes,
+            lists,
+            names,
+            words,
+            valid,
+            text,
+            entry_counts,
+            frames,
+            scratch,
+            slots,
+            pieces,
+            new_keys,
         )
         if found == SURE:
             unsure[i] = (
                 NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[parts.FILLED_COLUMNS] else UNKNOWN)
             )
-            domains[0, USED] += 1
+            entry_counts[0, USED] += 1
             continue
-        for d in range(len(domains)):
-            domains[d, USED] = domains[d, BEFORE]
+        for d in range(len(entry_counts)):
+            entry_counts[d, USED] = entry_counts[d, BEFORE]
         if found != UNSURE:
             return i, found - FULL
     return len(starts), 0
@@ -107,14 +121,14 @@ def _read_record(
     words: Numbers,
     valid: Octets,
     text: Octets,
-    domains: Numbers,
+    entry_counts: Numbers,
     frames: Numbers,
     scratch: Octets,
     slots: Numbers,
     pieces: Numbers,
     new_keys: Numbers,
 ) -> int:
-    """Read one record. Returns SURE, UNSURE, or FULL + d if domain d needs more room."""
+    """Read one record. Returns SURE, UNSURE, or FULL + d if entry set d needs more room."""
     p = skip_white_space(b, p, end)
     if b[p] != 123:
         return UNSURE
@@ -122,7 +136,7 @@ def _read_record(
     nodes[0, tree.SEEN] += 1
     stamp = nodes[0, tree.SEEN]
     pieces[parts.COUNT] = pieces[parts.MEMBERS] = 0
-    k, e, last, found, depth = 0, domains[0, USED], -1, 0, 0
+    k, e, last, found, depth = 0, entry_counts[0, USED], -1, 0, 0
     kind, close = tree.STRUCT, 125
     opened = True
     while True:
@@ -152,10 +166,10 @@ def _read_record(
                     found += 1
             else:
                 inner = nodes[k, tree.INNER]
-                at = domains[inner, USED]
-                if at >= domains[inner, ROOM]:
+                at = entry_counts[inner, USED]
+                if at >= entry_counts[inner, ROOM]:
                     return FULL + int(inner)
-                domains[inner, USED] += 1
+                entry_counts[inner, USED] += 1
                 node = k + 1
                 if kind == tree.MAP:
                     if b[p] != 34:
@@ -164,8 +178,10 @@ def _read_record(
                     p, escaped = string_end(b, first)
                     if p < 0:
                         return UNSURE
-                    if not write_string(b, first, p, escaped, nodes[node, tree.BASE] + 2 * at, words, text, domains):
-                        return FULL + len(domains) - 1
+                    if not write_string(
+                        b, first, p, escaped, nodes[node, tree.BASE] + 2 * at, words, text, entry_counts
+                    ):
+                        return FULL + len(entry_counts) - 1
                     valid[nodes[node, tree.FLAG] + at] = 1
                     node = k + 2
             if kind == tree.STRUCT or kind == tree.MAP:
@@ -190,7 +206,7 @@ def _read_record(
                 if b[p + 1] != 117 or b[p + 2] != 108 or b[p + 3] != 108 or nodes[node, tree.REQUIRED]:
                     return UNSURE
                 p += 4
-                set_null(node, at, nodes, words, valid, domains)
+                set_null(node, at, nodes, words, valid, entry_counts)
                 if kind == tree.LIST and nodes[k, tree.KEEPS] and not parts.add_piece(0, 4, parts.NOTHING, pieces):
                     return UNSURE
             else:
@@ -237,8 +253,8 @@ def _read_record(
                     if not escaped:
                         words[to] = first
                         words[to + 1] = p - first
-                    elif not write_string(b, first, p, escaped, to, words, text, domains):
-                        return FULL + len(domains) - 1
+                    elif not write_string(b, first, p, escaped, to, words, text, entry_counts):
+                        return FULL + len(entry_counts) - 1
                     p += 1
                 elif of <= tree.INT:
                     p, value = parse_integer(b, p)
@@ -263,8 +279,8 @@ def _read_record(
                     p, escaped = string_end(b, first)
                     if p < 0:
                         return UNSURE
-                    if not write_decoded_base64(b, first, p, escaped, to + at, words, text, domains):
-                        return FULL + len(domains) - 1
+                    if not write_decoded_base64(b, first, p, escaped, to + at, words, text, entry_counts):
+                        return FULL + len(entry_counts) - 1
                     length = words[to + at + 1]
                     if length < 0 or (of == tree.FIXED and length != nodes[node, tree.PRECISION]):
                         return UNSURE
@@ -276,8 +292,8 @@ def _read_record(
                         p, escaped = string_end(b, first + 1)
                         if p < 0:
                             return UNSURE
-                        if not write_string(b, first + 1, p, escaped, to, words, text, domains):
-                            return FULL + len(domains) - 1
+                        if not write_string(b, first + 1, p, escaped, to, words, text, entry_counts):
+                            return FULL + len(entry_counts) - 1
                         p += 1
                     else:
                         p = value_end(b, p, end, depth + 1, scratch)
@@ -322,18 +338,18 @@ def _read_record(
                 if nodes[k, tree.LEFT]:
                     node = nodes[k, tree.LEFT]
                     if pieces[parts.COUNT] == 0:
-                        set_null(node, e, nodes, words, valid, domains)
-                    elif not parts.write_rest(b, node, e, nodes, words, valid, text, domains, pieces):
-                        return FULL + len(domains) - 1
+                        set_null(node, e, nodes, words, valid, entry_counts)
+                    elif not parts.write_rest(b, node, e, nodes, words, valid, text, entry_counts, pieces):
+                        return FULL + len(entry_counts) - 1
                     pieces[parts.COUNT] = pieces[parts.MEMBERS] = 0
                     nodes[node, tree.SEEN] = stamp
                     found += 1
                 if found < nodes[k, tree.FIELDS] and not _fill_missing(
-                    k, e, stamp, nodes, lists, words, valid, domains
+                    k, e, stamp, nodes, lists, words, valid, entry_counts
                 ):
                     return UNSURE
             else:
-                inner = domains[nodes[k, tree.INNER], USED]
+                inner = entry_counts[nodes[k, tree.INNER], USED]
                 if kind == tree.MAP and has_duplicate_key(
                     b,
                     text,
@@ -414,14 +430,14 @@ def _find_field(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: N
 
 
 @loop
-def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
+def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, entry_counts: Numbers) -> None:
     """Write null to entry e of a node, and to the nodes inside it."""
     k, after = node, nodes[node, tree.AFTER]
     while k < after:
         kind, base = nodes[k, tree.KIND], nodes[k, tree.BASE]
         valid[nodes[k, tree.FLAG] + e] = 0
         if kind == tree.LIST or kind == tree.MAP:
-            words[base + e] = domains[nodes[k, tree.INNER], USED]
+            words[base + e] = entry_counts[nodes[k, tree.INNER], USED]
             k = nodes[k, tree.AFTER]
             continue
         if kind == tree.STRING or kind == tree.DECIMAL or (kind >= tree.UUID and kind <= tree.REST):
@@ -441,7 +457,7 @@ def _fill_missing(
     lists: Numbers,
     words: Numbers,
     valid: Octets,
-    domains: Numbers,
+    entry_counts: Numbers,
 ) -> bool:
     """Write null to the fields that an object does not have. Returns False if one of them is required."""
     first = nodes[k, tree.CHILDREN]
@@ -450,5 +466,5 @@ def _fill_missing(
         if nodes[node, tree.SEEN] != stamp:
             if nodes[node, tree.REQUIRED]:
                 return False
-            set_null(node, e, nodes, words, valid, domains)
+            set_null(node, e, nodes, words, valid, entry_counts)
     return True

@@ -1,12 +1,12 @@
 """Writes values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers, in compiled code.
 
 The value of node k at entry e is at `words[base[k] + width * e]`; `valid[flag[k] + e]` is 0 for a null. The entries
-are numbered within the node's domain: all rows, or all elements of one list or map column (see `nodes`).
+are numbered within the node's entry set: all rows, or all elements of one list or map column (see `nodes`).
 
 - a number, date, time or boolean: one word; a double is stored as its bits
 - a string or bytes: start and length; a start of -1 - x means position x in `text` instead of the records
 - a decimal or UUID: two words in Arrow's order
-- a list or map: the index after its last element, in the domain of the elements
+- a list or map: the index after its last element, in the entry set of the elements
 """
 
 # ruff: noqa: PLR0911, PLR0913, PLR0917, PLR1714 - compiled code follows the grammar, and each call and container costs
@@ -33,9 +33,9 @@ MIN_MEMCPY_BYTES = 32
 _MAX_PAIRED_KEYS = 16
 """Maximum number of a map's keys that are compared in pairs, to find duplicates. Larger maps use a hash table."""
 
-# Columns of the table of domains. The last row is not a domain: it counts the bytes in `text`.
+# Columns of the table of entry sets. The last row is not an entry set: it counts the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
-"""Columns of `domains`: entries in use, entries for which memory exists, and entries before the current record."""
+"""Columns of `entry_counts`: entries in use, entries for which memory exists, and entries before the current record."""
 
 
 class Memory(NamedTuple):
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
     nodes: Numbers
     words: Numbers
     valid: Octets
-    domains: Numbers
+    entry_counts: Numbers
 
 
 @loop
@@ -131,7 +131,7 @@ def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
 
 @loop
 def write_string(
-    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
+    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
 ) -> bool:
     """Write the start and length of a string to `words`. Returns False if `text` is full.
 
@@ -141,28 +141,28 @@ def write_string(
         words[at] = p
         words[at + 1] = end - p
         return True
-    last = len(domains) - 1
-    used = domains[last, USED]
-    if used + end - p > domains[last, ROOM]:
+    last = len(entry_counts) - 1
+    used = entry_counts[last, USED]
+    if used + end - p > entry_counts[last, ROOM]:
         return False
     after = unescape(b, p, end, text, used)
     words[at] = -1 - used
     words[at + 1] = after - used
-    domains[last, USED] = after
+    entry_counts[last, USED] = after
     return True
 
 
 @loop
 def write_decoded_base64(
-    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
+    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
 ) -> bool:
     """Decode base64 into `text`, and write start and length (-1 if invalid). Returns False if `text` is full.
 
     Base64 can contain escapes, because some libraries escape slash or plus.
     """
-    last = len(domains) - 1
-    used = domains[last, USED]
-    if used + end - p > domains[last, ROOM]:
+    last = len(entry_counts) - 1
+    used = entry_counts[last, USED]
+    if used + end - p > entry_counts[last, ROOM]:
         return False
     if escaped:
         length = _decode_base64(text, used, unescape(b, p, end, text, used), text, used)
@@ -170,7 +170,7 @@ def write_decoded_base64(
         length = _decode_base64(b, p, end, text, used)
     words[at] = -1 - used
     words[at + 1] = length
-    domains[last, USED] = used + max(length, 0)
+    entry_counts[last, USED] = used + max(length, 0)
     return True
 
 

@@ -14,7 +14,7 @@ from pyiceberg.types import StructType
 
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import Chunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.avro.decoder import (
     DECLARED_ID,
@@ -69,7 +69,7 @@ class ProtobufDecoder(AvroDecoder):
         self._message = message
         self._framed = framed or not isinstance(schemas, SchemaText)
 
-    def withhold(self, hidden: Collection[Path]) -> None:
+    def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._texts_of_json = JsonTexts(self._struct, self._units, hidden)
 
     def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
@@ -107,13 +107,13 @@ class ProtobufDecoder(AvroDecoder):
         lengths[places] -= FRAME_BYTES + sizes
         return roots, BinaryColumn(values.data, starts, lengths)
 
-    def __call__(self, chunk: Chunk) -> DecodedChunk:
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = super().__call__(chunk)
-        if not self._texts_of_json or not len(decoded.kept):
+        if not self._texts_of_json or not len(decoded.record_indexes):
             return decoded
         roots, content = self._split_frames(chunk.values, {})
-        records = [content[i] or b"" for i in decoded.kept.tolist()]
-        kinds = [self._messages[root] for root in roots[decoded.kept].tolist()]
+        records = [content[i] or b"" for i in decoded.record_indexes.tolist()]
+        kinds = [self._messages[root] for root in roots[decoded.record_indexes].tolist()]
         rows = self._texts_of_json(decoded.rows, records, kinds)
         missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
         wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}

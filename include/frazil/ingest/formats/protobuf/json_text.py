@@ -5,7 +5,7 @@ compiled loop leaves them null or empty, and Protobuf's own library parses all m
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -71,7 +71,7 @@ class JsonTexts:
         """Return the JSON text of the fields that do not fill columns; None if there are none, or on an error."""
         assert self._taken is not None
         try:
-            text = _to_json(MessageToDict(message, preserving_proto_field_name=True))
+            text = _to_json(_to_dict(message))
             return rest_of(text.encode(), self._taken)
         except (Error, TypeError, ValueError) as error:
             self.faults.setdefault(row, f"{self._rest}: a field has no JSON text: {error}")
@@ -176,7 +176,7 @@ def _number_text(at: _FieldValue) -> str | None:
 def _json_text(at: _FieldValue) -> str:
     value = at.value if at.value is not None or at.field.is_repeated else _field_value(at)
     if isinstance(value, Message):
-        found = MessageToDict(value, preserving_proto_field_name=True)
+        found = _to_dict(value)
     elif at.value is not None:
         return json.dumps(value, ensure_ascii=False)  # a string
     else:
@@ -184,12 +184,18 @@ def _json_text(at: _FieldValue) -> str:
         if at.field.is_repeated:
             getattr(one, at.field.name).MergeFrom(_field_value(at))
             of_empty: Callable[[], Any] = dict if is_map(at.field) else list
-            found = MessageToDict(one, preserving_proto_field_name=True).get(at.field.name, of_empty())
+            found = _to_dict(one).get(at.field.name, of_empty())
         else:
             setattr(one, at.field.name, value)
-            options: Mapping[str, bool] = {"always_print_fields_with_no_presence": True}
-            found = MessageToDict(one, preserving_proto_field_name=True, **options)[at.field.name]
+            found = _to_dict(one, always_print_fields_with_no_presence=True)[at.field.name]
     return _to_json(found)
+
+
+def _to_dict(message: Message, **options: bool) -> dict[str, Any]:
+    """Return the message as JSON. The pool has the messages of the schema, which an `Any` may contain."""
+    pool = message.DESCRIPTOR.file.pool
+    found: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=pool, **options)
+    return found
 
 
 def _to_json(found: Any) -> str:

@@ -121,30 +121,34 @@ def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 
 @loop
-def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
+def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, entry_counts: Numbers) -> None:
     """Write null to entry e, the last one of a node, and remove the elements of lists and maps inside it."""
     for k in range(node, nodes[node, tree.AFTER]):
         if nodes[k, tree.KIND] == tree.LIST or nodes[k, tree.KIND] == tree.MAP:
-            at = e if nodes[k, tree.DOMAIN] == nodes[node, tree.DOMAIN] else domains[nodes[k, tree.DOMAIN], USED]
-            domains[nodes[k, tree.INNER], USED] = words[nodes[k, tree.BASE] + at - 1] if at else 0
-    set_null(node, e, nodes, words, valid, domains)
+            at = (
+                e
+                if nodes[k, tree.ENTRY_SET] == nodes[node, tree.ENTRY_SET]
+                else entry_counts[nodes[k, tree.ENTRY_SET], USED]
+            )
+            entry_counts[nodes[k, tree.INNER], USED] = words[nodes[k, tree.BASE] + at - 1] if at else 0
+    set_null(node, e, nodes, words, valid, entry_counts)
 
 
 @loop
 def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
     """Write the values of an empty message to entry e, before the message's fields are read."""
     ops, places = plan
-    nodes, words, valid, domains = memory
+    nodes, words, valid, entry_counts = memory
     at = ops[op, code.BEGIN]
     for _ in range(ops[op, code.BEGUN]):
         node = places[at]
         if places[at + 1] == 0:
-            set_null(node, e, nodes, words, valid, domains)
+            set_null(node, e, nodes, words, valid, entry_counts)
         else:
             kind, base = nodes[node, tree.KIND], nodes[node, tree.BASE]
             valid[nodes[node, tree.FLAG] + e] = 1
             if kind == tree.LIST or kind == tree.MAP:
-                words[base + e] = domains[nodes[node, tree.INNER], USED]
+                words[base + e] = entry_counts[nodes[node, tree.INNER], USED]
             elif kind == tree.STRING or kind == tree.DECIMAL or (kind >= tree.UUID and kind < tree.STRUCT):
                 words[base + 2 * e] = places[at + 2]
                 words[base + 2 * e + 1] = places[at + 3]
@@ -318,7 +322,7 @@ def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: avro.Plan) -> 
 def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch) -> int:
     """Check a message after its last field. Returns VALID, an error code, or NO_ROOM + d for a full hash table."""
     ops, places = plan
-    nodes, words, valid, domains = memory
+    nodes, words, valid, entry_counts = memory
     _, slots, seed = scratch
     for k in range(ops[op, code.NEEDS], ops[op, code.NEEDS] + ops[op, code.NEEDED]):
         if not valid[nodes[places[k], tree.FLAG] + e]:
@@ -329,7 +333,7 @@ def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, s
         first = words[to - 1] if e else 0
         if words[to] - first > 1:
             if 4 * (words[to] - first) > len(slots):
-                return avro.NO_ROOM + len(domains)
+                return avro.NO_ROOM + len(entry_counts)
             if avro.has_duplicate_key(b, nodes[node + 1, tree.BASE], first, words[to], words, slots, seed):
                 return code.REPEATED_KEY
     return code.VALID
@@ -339,14 +343,14 @@ def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, s
 def read_record(
     b: Octets, p: int, end: int, root: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch
 ) -> tuple[int, int, int]:
-    """Read one record. Returns VALID, an error code, or NO_ROOM + d if domain d is full.
+    """Read one record. Returns VALID, an error code, or NO_ROOM + d if entry set d is full.
 
     Also returns the operation and position of the error.
     """
     ops, places = plan
-    nodes, words, valid, domains = memory
+    nodes, words, valid, entry_counts = memory
     frames = scratch.frames
-    message, depth, e, next_ = root, 0, domains[0, USED], 0
+    message, depth, e, next_ = root, 0, entry_counts[0, USED], 0
     cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
     valid[nodes[0, tree.FLAG] + e] = 1
     begin_message(root, e, plan, memory)
@@ -389,7 +393,7 @@ def read_record(
         if ops[op, code.OTHER]:
             for k in range(ops[op, code.OTHERS], ops[op, code.OTHERS] + ops[op, code.OTHER]):
                 if valid[nodes[places[k], tree.FLAG] + e]:
-                    clear_entry(places[k], e, nodes, words, valid, domains)
+                    clear_entry(places[k], e, nodes, words, valid, entry_counts)
         if kind == code.SKIP:
             p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:
@@ -412,10 +416,10 @@ def read_record(
                     p, _ = read_varint(b, p, stop)
                     continue
                 inner = nodes[outer, tree.INNER]
-                entry = domains[inner, USED]
-                if entry >= domains[inner, ROOM]:
+                entry = entry_counts[inner, USED]
+                if entry >= entry_counts[inner, ROOM]:
                     return avro.NO_ROOM + inner, op, start
-                domains[inner, USED] = entry + 1
+                entry_counts[inner, USED] = entry + 1
                 words[nodes[outer, tree.BASE] + e] = entry + 1
                 valid[nodes[node, tree.FLAG] + entry] = 0
             if kind == code.MESSAGE:
@@ -458,21 +462,21 @@ def read_records(
     where: Numbers,
 ) -> tuple[int, int]:
     """Read records. Arguments and results are those of Avro's `read_records`."""
-    domains = memory.domains
+    entry_counts = memory.entry_counts
     for i in range(first, len(starts)):
         wrong[i] = avro.NOT_READ
         if roots[i] < 0:
             continue
-        for d in range(len(domains)):
-            domains[d, BEFORE] = domains[d, USED]
+        for d in range(len(entry_counts)):
+            entry_counts[d, BEFORE] = entry_counts[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
         found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
         if found == code.VALID:
             wrong[i] = code.VALID
-            domains[0, USED] += 1
+            entry_counts[0, USED] += 1
             continue
-        for d in range(len(domains)):
-            domains[d, USED] = domains[d, BEFORE]
+        for d in range(len(entry_counts)):
+            entry_counts[d, USED] = entry_counts[d, BEFORE]
         if found >= avro.NO_ROOM:
             return i, found - avro.NO_ROOM
         wrong[i] = found

@@ -46,7 +46,7 @@ ERRORS: dict[int, tuple[str, str]] = {
     NO_WIRE_TYPE: (MALFORMED, "the wire type is invalid"),
     NO_GROUP: (MALFORMED, "a group's start and end do not match"),
     TOO_DEEP: ("TooDeep", "messages are nested too deep"),
-    TOO_MANY: ("TooLarge", "the record's elements would make too many column values for its bytes"),
+    TOO_MANY: ("TooLarge", "the record's elements would fill too many column values for its size"),
     INVALID_UTF8: (UTF8, "a string is not UTF-8"),
     NOT_HELD: (RANGE, "the column cannot hold this number"),
     NO_UUID: (MISMATCH, "the string is not a UUID"),

@@ -1,6 +1,6 @@
-"""Finds a consistent cut: one snapshot for each table of one or more streams. Within a stream, the cut ends before the
-first batch that is missing from a routed table, and never splits batches that one snapshot added. With several streams,
-the cut ends at the newest watermark that all of them had reached.
+"""Finds a consistent set of snapshots (a cut): one for each table of one or more streams. Within a stream, the cut ends
+before the first batch that is missing from a routed table, and never splits batches that one snapshot added. With
+several streams, the cut ends at the newest watermark that all of them had reached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class CutStream:
+class StreamTableNames:
     stream: str
     main: str
     dead_letters: str
@@ -41,7 +41,7 @@ class CutStream:
 
 
 @dataclass(frozen=True, slots=True)
-class CutTable:
+class TableSnapshot:
     table: str
     holds: Literal["rows", "dead letters"]
     streams: tuple[str, ...]
@@ -55,10 +55,10 @@ class CutTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SnapshotSet:
     watermark_ms: int | None
     """The watermark at which the cut of several streams ends; None for one stream."""
-    tables: tuple[CutTable, ...]
+    tables: tuple[TableSnapshot, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,13 @@ class _MainHistory:
         )
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot, from `begin` on, without an excluded commit in its history."""
+        """Return the index of the newest snapshot, from `begin` on, whose history has no commit that `excluded`
+        selects.
+        """
         return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def require_unexpired(self, index: int) -> int:
-        """Return `index` unless its snapshot has expired (FrazilError). `len(snapshots)` stands for the empty table."""
+        """Return `index`. Raises FrazilError if its snapshot has expired. `len(snapshots)` means the empty table."""
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
         oldest = self.snapshots[-1]
@@ -101,7 +103,9 @@ class _MainHistory:
         )
 
 
-def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
+def find_snapshot_set(
+    streams: Sequence[StreamTableNames], tables: Mapping[str, Table], *, at_ms: int | None = None
+) -> SnapshotSet:
     """Return the newest cut, up to `at_ms`. Raises FrazilError for an unknown cut, RolledBack for lost commits."""
     for stream in streams:
         _check_not_rolled_back(stream, tables)
@@ -121,13 +125,15 @@ def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms
     dead_letters = {stream.dead_letters for stream in streams}
     rows = indexes | {name: index for name, index in others.items() if name not in dead_letters}
     found = [
-        _cut_table(streams, histories[name], index, "dead letters" if name in dead_letters else "rows", tables[name])
+        _table_snapshot(
+            streams, histories[name], index, "dead letters" if name in dead_letters else "rows", tables[name]
+        )
         for name, index in (rows | others).items()
     ]
-    return Cut(watermark_ms, tuple(found))
+    return SnapshotSet(watermark_ms, tuple(found))
 
 
-def _check_not_rolled_back(stream: CutStream, tables: Mapping[str, Table]) -> None:
+def _check_not_rolled_back(stream: StreamTableNames, tables: Mapping[str, Table]) -> None:
     for name in (stream.main, stream.dead_letters, *stream.routed):
         metadata = tables[name].metadata
         if marker := read_marker(metadata.properties, stream.stream):
@@ -135,7 +141,9 @@ def _check_not_rolled_back(stream: CutStream, tables: Mapping[str, Table]) -> No
             check(metadata, marker, table=name)
 
 
-def _first_excluded_batch(stream: CutStream, histories: Mapping[str, _MainHistory], main: int) -> BatchKey | None:
+def _first_excluded_batch(
+    stream: StreamTableNames, histories: Mapping[str, _MainHistory], main: int
+) -> BatchKey | None:
     """Return the first batch that the cut leaves out; None if the stream has never committed a batch."""
     history = histories[stream.main]
     later = [key for _, s in history.commits(stream.stream, 0, main) if (key := _batch_of(s))]
@@ -157,9 +165,11 @@ def _first_excluded_batch(stream: CutStream, histories: Mapping[str, _MainHistor
 
 
 def _choose_snapshots(
-    stream: CutStream, histories: Mapping[str, _MainHistory], main: int
+    stream: StreamTableNames, histories: Mapping[str, _MainHistory], main: int
 ) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Return the index of the default table's snapshot, and a predicate for other tables' snapshots to leave out."""
+    """Return the index of the default table's snapshot. Also return a predicate that selects other tables' snapshots to
+    leave out.
+    """
     # If another table received a batch only after a later publication, the cut ends before that batch.
     history, end = histories[stream.main], _first_excluded_batch(stream, histories, main)
     while True:
@@ -206,16 +216,16 @@ def _follower_index(history: _MainHistory, is_left_out: Callable[[Snapshot], boo
     return index
 
 
-def _cut_table(
-    streams: Sequence[CutStream],
+def _table_snapshot(
+    streams: Sequence[StreamTableNames],
     history: _MainHistory,
     index: int,
     holds: Literal["rows", "dead letters"],
     table: Table,
-) -> CutTable:
+) -> TableSnapshot:
     names = tuple(s.stream for s in streams if history.table in (s.main, s.dead_letters, *s.routed))
     snapshot = history.snapshots[index] if index < len(history.snapshots) else None
-    return CutTable(
+    return TableSnapshot(
         table=history.table,
         holds=holds,
         streams=names,

@@ -19,9 +19,8 @@ from typing import Any
 from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.dag_profile import OnFailure, dag_profile
+from frazil.airflow.dag_profile import OnFailure, dag_profile, report, run_name, task
 from frazil.airflow.declared_streams import declared_streams
-from frazil.airflow.task import report, run_name, task
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,17 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.dag_profile import OnFailure, dag_profile
+from frazil.airflow.dag_profile import (
+    OnFailure,
+    dag_profile,
+    fail_on_user_errors,
+    report,
+    run_name,
+    short_circuit_task,
+    task,
+)
 from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
-from frazil.airflow.task import fail_on_user_errors, report, run_name, short_circuit_task, task
-from frazil.backfill.request import can_backfill
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
@@ -60,7 +66,7 @@ def backfill_dag(
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
-        params=_form([one.name for one in declared_streams(folder) if one.spec is not None and can_backfill(one.spec)]),
+        params=_form([one.name for one in declared_streams(folder) if one.spec is not None and one.spec.coordinates]),
         **dag_profile(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
@@ -162,7 +168,10 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Log what the backfill would write. Return the request as JSON; None in a dry run or without missing records."""
+    """Log what the backfill would write. Return the request as JSON.
+
+    Returns None in a dry run, or if no records are missing.
+    """
     from frazil.backfill.estimate import estimate, estimate_messages  # not when a DAG file is parsed
 
     context = get_current_context()
@@ -181,7 +190,7 @@ def plan(streams: str) -> dict[str, Any] | None:
 
 
 def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Audit and publish the backfill. Return its last state; None if nothing is missing."""
+    """Audit and publish the backfill. Return its last state; None if no records were missing."""
     with _open_backfill(streams, request) as backfill:
         last = backfill.publish()
         if last is None:

@@ -1,0 +1,82 @@
+"""The notices that a writer shows to operators. Its epochs share them: each withdraws what earlier ones published."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from frazil.events import NoticeIssued, StreamEvent
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, join_drift
+from frazil.stream.engine import TaskAnswer
+from frazil.stream.evolve import (
+    MAX_NAMED,
+    casts_notice,
+    ignored_fields_notice,
+    unmatched_records_notice,
+    unplaced_changes_notice,
+)
+from frazil.table.growth import RefusedField
+
+log = logging.getLogger(__name__)
+
+MAX_IGNORED_FIELDS = 100
+"""Number of ignored fields after which a writer stops reporting them: records may have any number."""
+
+
+@dataclass(slots=True)
+class Notices:
+    """The published notices of one writer, and the counts in them."""
+
+    emit: Callable[[StreamEvent], None]
+    table: str
+    """The default table's identifier."""
+    of_tasks: frozenset[str] = frozenset()
+    """Notices of the last batch's tasks."""
+    committed: SchemaDrift = NO_DRIFT
+    """Counts over committed batches: records whose fields match no column, cast values, changes without a position."""
+    counted: SchemaDrift = NO_DRIFT
+    """The counts with the batch that was staged last."""
+    reported: SchemaDrift = NO_DRIFT
+    """The part of `counted` that published notices have reported."""
+    ignored: frozenset[tuple[str, ...]] = frozenset()
+    """Reported ignored fields: the table's name, followed by the field's path."""
+
+    def publish_drift(self, answers: Sequence[TaskAnswer]) -> None:
+        """Publish the counts with a staged batch. Known casts and unplaced changes are published again if doubled."""
+        found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
+        self.counted = now = join_drift([self.committed, *found])
+        before = self.reported
+        if now.unknown > before.unknown:
+            self.reported = replace(self.reported, unknown=now.unknown, names=now.names)
+        if now.unplaced > 2 * before.unplaced:
+            self.reported = replace(self.reported, unplaced=now.unplaced)
+        was, total = sum(before.cast.values()), sum(now.cast.values())
+        if now.cast.keys() > before.cast.keys() or total > 2 * was:
+            self.reported = replace(self.reported, cast=now.cast)
+        for notice in (unmatched_records_notice, casts_notice, unplaced_changes_notice):
+            earlier, text = notice(before, table=self.table), notice(self.reported, table=self.table)
+            if text != earlier:
+                self.emit(NoticeIssued(text, replaces=earlier))
+
+    def publish_committed(self, answers: Sequence[TaskAnswer]) -> None:
+        """Publish the notices of a committed batch's tasks, and withdraw those that only earlier batches had."""
+        self.committed = self.counted
+        if not answers:
+            return
+        notices = frozenset(notice for answer in answers for notice in answer.result.notices)
+        for notice in sorted(notices - self.of_tasks):
+            self.emit(NoticeIssued(notice))
+        for notice in sorted(self.of_tasks - notices):
+            self.emit(NoticeIssued("", replaces=notice))
+        self.of_tasks = notices
+
+    def publish_ignored(self, refused: Sequence[RefusedField], *, table: str) -> None:
+        """Publish fields that cannot become columns of the table, each once."""
+        new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
+        if not new or len(self.ignored) >= MAX_IGNORED_FIELDS:
+            return
+        self.emit(NoticeIssued(ignored_fields_notice(new, table=table)))
+        for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
+            log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
+        self.ignored |= {(table, *refusal.path) for refusal in new}
