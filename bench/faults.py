@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -28,7 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
+
+from frazil.operations.overview import ActiveAlert
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EVERY_S, READ_S, RECORDS_PER_S, START_WITHIN_S = 60, 2, 20, 120
@@ -66,6 +69,8 @@ class Fault:
     seen: dict[str, float] = field(default_factory=dict)
     """Seconds by what was seen first: `page`, `alert`, `notified`, `green`, `over`."""
     said: str = ""
+    last: str = ""
+    """The last words of page and alerts before the fix."""
 
 
 def moment() -> bytes:
@@ -111,7 +116,7 @@ class World:
         killing, locked = threading.Event(), threading.Event()
         yield Fault("broker", "Kafka at", broker=self.other, begin=self.other.stop, end=self.other.start)
         begin = partial(self.thread, self._lock_catalog, locked)
-        yield Fault("catalog", "the catalog 'locked'", catalog="locked", begin=begin, end=locked.set)
+        yield Fault("catalog", "locked", catalog="locked", begin=begin, end=locked.set)
         yield Fault(
             "storage",
             "storage",
@@ -134,8 +139,8 @@ class World:
         yield Fault("flood", "dead letters", begin=partial(self._flood, yes=True), end=self._accept_flood)
         command = partial(self.command, "pause", "paused", "--reason", "a test")
         yield Fault("paused", "a test", alerts=False, begin=command, end=partial(self.command, "resume", "paused"))
-        yield Fault("topic", "topic", begin=self._delete_topic, end=self._make_topic_again)
-        alerts = "maintenance: {alerts: {lag: 2000}}\ncommit: {interval: 5s, max-records: 100}\n"
+        yield Fault("topic", "no topic", begin=self._delete_topic, end=self._make_topic_again)
+        alerts = "maintenance: {alerts: {lag: 2000, hold: 1m}}\ncommit: {interval: 5s, max-records: 100}\n"
         yield Fault("slow", "records wait", yaml=alerts, begin=partial(self._rate, 1_000), end=partial(self._rate, 1))
 
     def start(self, names: list[str]) -> None:
@@ -181,7 +186,7 @@ class World:
         while not self.ended.wait(0.2):
             for _ in range(max(fault.per_s // 5, 1)):
                 number += 1
-                with suppress(BufferError):
+                with suppress(BufferError, KafkaException):  # the topic may be gone
                     producer.produce(fault.name, fault.value(number))
             producer.poll(0)
 
@@ -267,29 +272,29 @@ class Watch:
         self.store: dict[str, Any] = {}
         self.last: dict[str, str] = {}
         """The last words of each line."""
+        self.alerts: dict[str, list[ActiveAlert]] = {}
+        """The active alerts of each stream, which its line shows until the fix."""
 
     def green(self, name: str) -> bool:
         from frazil import clock
         from frazil.airflow.declared_streams import declared_streams
-        from frazil.airflow.page.views import build_reading
-        from frazil.operations.answers import Answer
+        from frazil.airflow.page.views import RESPONSE_TIMEOUT_S, answer_cache, request_status, build_reading
         from frazil.operations.overview import RelatedState, build_line
         from frazil.status.state import Level
-        from frazil.status.stream import read_stream_state
 
         one = next((one for one in declared_streams(self.world.streams) if one.name == name), None)
         if one is None or one.spec is None:
             return False
-        now_ms = clock.now_ms()
-        state = read_stream_state(one.spec, now_ms=now_ms, problem=one.problem)
-        line = build_line(name, one.spec, build_reading(one, Answer(state, now_ms)), RelatedState(), now_ms=now_ms)
+        (answer,) = answer_cache().gather([request_status(one.spec)], timeout_s=RESPONSE_TIMEOUT_S)
+        around = RelatedState(alerts=() if self.fixed_s else self.alerts.get(name, ()))
+        line = build_line(name, one.spec, build_reading(one, answer), around, now_ms=clock.now_ms())
         fault = self.world.faults[name]
         said = " ".join([line.word, *(need.sentence for need in line.needs), *line.notes])
         self.last[name] = said
         if self.begun_s and not self.fixed_s and fault.word in said and line.level != Level.WELL:
             self.note(fault, "page", self.begun_s)
             fault.said = fault.said or f"{line.word}: {said.removeprefix(line.word).strip()}"
-        return line.level == Level.WELL
+        return line.level == Level.WELL and answer.value is not None and answer.value.last_commit_at_ms is not None
 
     def note(self, fault: Fault, what: str, since_s: float) -> None:
         fault.seen.setdefault(what, time.monotonic() - since_s)
@@ -310,13 +315,14 @@ class Watch:
         found = measure_all(self.world.streams, Store)  # type: ignore[arg-type]
         message = build_message(found["fired"], is_over=False, active=found["active"], overview="")
         for name, fault in self.world.faults.items():
-            of = [
-                a["sentence"] for a in found["active"] if name in f"{a['table']} {a['rule']}".replace(".", " ").split()
-            ]
-            of += [a["sentence"] for a in found["active"] if a["rule"].endswith(f":{name}")]
+            active = [a for a in found["active"] if name in re.split(r"[ .:]", f"{a['table']} {a['rule']}")]
+            of = [a["sentence"] for a in active]
+            self.alerts[name] = [ActiveAlert(a["table"], a["rule"], a["since_ms"], a["sentence"]) for a in active]
+            if not self.fixed_s:
+                fault.last = " | ".join([f"page: {self.last.get(name)}", *(f"alert: {sentence}" for sentence in of)])
             if self.begun_s and not self.fixed_s and any(fault.word in sentence for sentence in of):
                 self.note(fault, "alert", self.begun_s)
-                if message and any(fault.word in one.sentence and name in one.about for one in message.troubles):
+                if message and any(fault.word in one.sentence and name in one.about for one in message.problems):
                     self.note(fault, "notified", self.begun_s)
             if self.fixed_s and not of:
                 self.note(fault, "over", self.fixed_s)
@@ -326,8 +332,9 @@ class Watch:
         self.measure()
         begin()
         deadline = time.monotonic() + within_s
+        due = time.monotonic()
         while not done() and time.monotonic() < deadline:
-            due = time.monotonic() + EVERY_S
+            due = max(due + EVERY_S, time.monotonic())
             while time.monotonic() < due and not done():
                 time.sleep(0.5)
             self.measure()
@@ -340,6 +347,8 @@ def show(faults: Iterable[Fault], load: float) -> None:
     for fault in faults:
         times = "".join(f"{fault.seen[n]:>10.0f}" if n in fault.seen else f"{'-':>10}" for n in columns)
         print(f"{fault.name:<12}{times}  {fault.said[:110]}")
+        if not {"page", "green"} <= fault.seen.keys() or (fault.alerts and "alert" not in fault.seen):
+            print(f"{'':<12}before the fix: {fault.last[:600]}")
 
 
 def main(names: list[str]) -> None:
@@ -349,13 +358,15 @@ def main(names: list[str]) -> None:
         exits.callback(shutil.rmtree, folder, ignore_errors=True)
         os.environ |= {"FRAZIL_HOME": str(folder / "home"), "PYICEBERG_HOME": str(folder)}
         os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "FRAZIL_STREAMS": str(folder / "streams")}
+        # Before any thread uses SQLAlchemy: its lock and the import of Airflow's models wait for each other.
+        import frazil.airflow.health.tasks  # it also sets up Airflow's log, which does not belong here
+        import frazil.airflow.page.views  # noqa: F401
+
+        logging.disable(logging.CRITICAL)
         world = World(folder, exits)
         exits.callback(world.end)
         world.start(names)
         watch, faults = Watch(world), world.faults.values()
-        import frazil.airflow.health.tasks  # noqa: F401 - Airflow sets up its log, which does not belong here
-
-        logging.disable(logging.CRITICAL)
         deadline = time.monotonic() + START_WITHIN_S
         while waiting := [name for name in world.faults if not watch.green(name)]:
             if time.monotonic() > deadline:

@@ -161,7 +161,7 @@ def screenshots(folder: Path) -> None:
                 page.wait_for_load_state("networkidle")
                 if press is not None:
                     page.get_by_role("button", name=press).click()
-                    page.get_by_label("Go on").select_option("latest")
+                    page.get_by_label("Continue").select_option("latest")
                     page.get_by_text("their records never reach the table").wait_for()
                     height = HEIGHT
                 else:

@@ -180,7 +180,7 @@ def _table() -> TableHealth:
 
 
 def _of_stream() -> Iterator[Reading]:
-    reported = "The last writer's error: RegistryUnavailable: http://registry:8081 does not answer."
+    reported = "RegistryUnavailable: http://registry:8081 does not answer"
     reasons = {"NotJson": Reason(400, ("rides[3]@104",))}
     broken = StreamState(
         "rides",
@@ -191,7 +191,7 @@ def _of_stream() -> Iterator[Reading]:
         table_exists=False,
         alive=False,
         writer=WriterProcess("ended", ended_at_ms=NOW_MS - 6 * 60_000),
-        last_words=reported,
+        last_error=reported,
         crashes=4,
         registry=True,
         stall=Stall(StallKind.OFFSETS, NOW_MS, "rides-3", "a transaction on rides-3 is open since 03:12"),

@@ -200,7 +200,7 @@ def _shipments(world: TroubledWorld, pid: int) -> MadeHistory:
     """Held: a quality gate holds one of its hours. An operator has released another."""
     shipments = world.begin("shipments", HOURS)
     shipments.batch([600] * 4, hours=HISTORY_HOURS - 1)
-    note = "expect_column_values_to_not_be_null(carrier): 412 of 960 rows are null"
+    note = "expect_column_values_to_not_be_null(carrier): 412 of 960 rows are null (/frazil/data-docs/shipments.html)"
     shipments.signalled(held={3: note, 9: note})
     shipments.released(9, "released by ada, Airflow: the carrier was not known that night")
     shipments.batch([0, 9, 0, 0], ago_hours=12)

@@ -93,6 +93,8 @@ def test_the_page_stands_in_airflows_navigation_and_is_dark_when_airflow_is(open
     expect(inside.get_by_role("heading", name="Held windows")).to_be_visible()
     inside.locator("[data-key^=held-]").first.click()
     expect(inside.locator(".cell.chosen")).to_have_count(1)
+    docs = inside.get_by_role("list").get_by_role("link", name="Data Docs")
+    expect(docs.first).to_have_attribute("href", re.compile("^http.*/frazil/data-docs/shipments.html$"))
     assert "#/table/shop.shipments?window=" in page.url
     page.reload()
     expect(inside.locator(".cell.chosen")).to_have_count(1)

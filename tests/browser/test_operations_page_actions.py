@@ -82,6 +82,8 @@ def confirmed(page: Page, dialog: Locator) -> str:
     if run := re.match(r"The run (\S+) of (\S+) is queued", said):
         way = f"/dags/{run[2]}/runs/{quote(run[1], safe='')}"
         expect(dialog.get_by_role("link", name="The run in Airflow")).to_have_attribute("href", way)
+    if run:
+        expect(dialog.get_by_text("The run is queued.")).to_be_visible()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     return said
@@ -137,7 +139,24 @@ def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
     assert re.match(r"The run \S+ of frazil_dead_letters is queued\.", said)
     runs = server.process.call(in_airflow.runs_of, "frazil_dead_letters")
     assert runs[-1].items() >= {"stream": "signups", "action": "replay", "dry-run": True}.items()
-    take(page, "Replay dead letters …", {"Dry run": False})
+    server.process.call(in_airflow.pause, "frazil_dead_letters", True)
+    server.process.call(in_airflow.forget_answers)  # it asks Airflow about a DAG once a second
+    dialog = requested(page, "Replay dead letters …")
+    dialog.get_by_label("Dry run").uncheck()
+    dialog.get_by_label("Unpause the DAG frazil_dead_letters").check()
+    expect(dialog.get_by_text("This starts a run of the DAG frazil_dead_letters, and unpauses it.")).to_be_visible()
+    dialog.get_by_label("Type signups to confirm").fill("signups")
+    dialog.get_by_role("button", name="Replay").click()
+    expect(dialog.get_by_text("The run is queued.")).to_be_visible()
+    run = re.match(r"The run (\S+) ", dialog.get_by_role("status").inner_text())
+    assert run is not None
+    server.process.call(
+        in_airflow.end_task, "frazil_dead_letters", run[1], "settle", "success", "landed: 46, failed: 0"
+    )
+    expect(dialog.get_by_text("landed: 46, failed: 0.")).to_be_visible()
+    log = dialog.get_by_role("link", name="Its log in Airflow")
+    expect(log).to_have_attribute("href", f"/dags/frazil_dead_letters/runs/{run[1]}/tasks/settle")
+    page.keyboard.press("Escape")
     assert server.process.call(in_airflow.runs_of, "frazil_dead_letters")[-1]["dry-run"] is False
     assert recorded(server, "replay")[:2] == ("op", "frazil_dead_letters")
 

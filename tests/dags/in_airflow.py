@@ -417,6 +417,30 @@ def set_run(dag_id: str, run_id: str, state: str) -> None:
         session.execute(update(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id).values(state=state))
 
 
+def end_task(dag_id: str, run_id: str, task_id: str, state: str, said: str) -> None:
+    """Set the state of a run's task that has reported a result, and of the run."""
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    from frazil.airflow.dag_profile import RESULT_KEY  # needs AIRFLOW_HOME
+
+    set_run(dag_id, run_id, state)
+    of = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id}
+    with create_session() as session:
+        session.scalars(select(TaskInstance).filter_by(**of)).one().state = state
+        XComModel.set(key=RESULT_KEY, value=said, **of, session=session)
+
+
+def dag_is_paused(dag_id: str) -> bool:
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        return bool(session.get(DagModel, dag_id).is_paused)
+
+
 def delete_runs(dag_id: str) -> None:
     """Delete all runs of a DAG."""
     from airflow.models.dagrun import DagRun

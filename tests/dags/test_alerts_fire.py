@@ -11,9 +11,11 @@ from unittest.mock import Mock
 import pytest
 
 from frazil import clock
+from frazil.airflow.health import tasks
 from frazil.airflow.health.tasks import measure_all
 from frazil.errors import KafkaUnavailable
 from frazil.maintenance import measure
+from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.load import load_stream
 from frazil.table import rest_catalog
 from tests.dags.test_maintenance import Store
@@ -139,6 +141,23 @@ def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     over = check(3 * HALF)
     assert ("city.rides", "unmeasured") in {(alert["table"], alert["rule"]) for alert in over["resolved"]}
     assert over["active"] == []
+
+
+def test_a_catalog_that_hangs_for_long_is_named_and_delays_no_stream_of_another_catalog(
+    far: MadeCatalog, streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (streams / "walks.yaml").write_text(STREAM.replace(", catalog: far", "").replace("rides", "walks"))
+    monkeypatch.setattr(tasks, "READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(measure, "kafka_lag", lambda *_: None)
+    begin_ms, store = clock.now_ms(), Store()
+    far.mood = Mood.HANGS
+    for minutes in (0, 1):
+        monkeypatch.setattr(clock, "now_ms", lambda minutes=minutes: begin_ms + minutes * 60_000)
+        found = measure_all(streams, store)
+    (cause,) = found["active"]
+    assert (cause["table"], cause["rule"]) == ("stream rides", "stall")
+    assert cause["sentence"] == "stream rides: the catalog 'far' does not answer"
+    assert (found["due"]["city.rides"], found["due"]["city.walks"]) == ([NOT_MEASURED], [])
 
 
 def test_runs_that_airflow_does_not_report_are_unknown_and_an_alert(

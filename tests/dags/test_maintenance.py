@@ -193,7 +193,7 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
     subject = watched.WatchedSubject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
-        seen = watched.read_subjects({"s": subject}, lambda _, limit: min(failed, limit))["s"]
+        seen = watched.read_subjects({"s": subject}, lambda _, limit: min(failed, limit), timeout_s=60)["s"]
         assert not isinstance(seen, str)
         return seen[0].is_beyond
 
@@ -204,7 +204,7 @@ def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() 
     subjects = {
         dag_id: watched.WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in (*watched.SHARED_DAGS, "frazil_other")
     }
-    seen = watched.read_subjects(subjects, lambda *_: 0, lambda _: True)
+    seen = watched.read_subjects(subjects, lambda *_: 0, lambda _: True, timeout_s=60)
     pairs = {name: both for name, both in seen.items() if not isinstance(both, str)}
     assert pairs.keys() == subjects.keys()
     readings = {name: one for name, (one, _) in pairs.items()}
@@ -261,8 +261,9 @@ def test_what_is_due_is_said_for_each_action(tmp_path: Path, caplog: pytest.LogC
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        assert table_care.due_messages(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
+    due = pytest.raises(AirflowSkipException, match=r"^dry run; demo\.made: expiry is due: ")
+    with caplog.at_level(logging.INFO), due:
+        table_care.find_tables_with_due_rewrites("demo.made", tmp_path, actions=["expiry"], dry_run=True)
     assert "expiry would be: " in caplog.text
     assert len(made.tables.main.refresh().metadata.snapshots) == 6
 

@@ -93,7 +93,8 @@ def test_spark_gets_the_tables_that_need_it_most_and_no_more_than_one_task_can_d
     assert "did not create them: shop.raw_x" in caplog.text
     monkeypatch.setattr(route_care, "MAX_TABLES_PER_RUN", 1)
     assert table_care.find_tables_with_due_rewrites(ROUTE, tmp_path, actions=ACTIONS, dry_run=False) == ["shop.raw_b"]
-    assert table_care.find_tables_with_due_rewrites(ROUTE, tmp_path, actions=ACTIONS, dry_run=True) == []
+    with pytest.raises(AirflowSkipException, match=r"^dry run; 1 table needs a rewrite$"):
+        table_care.find_tables_with_due_rewrites(ROUTE, tmp_path, actions=ACTIONS, dry_run=True)
 
 
 def test_a_table_that_cannot_be_measured_comes_after_the_others_and_all_of_them_are_one_error(

@@ -364,7 +364,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     ((dag_id, extra),) = entries("frazil_pause")
     assert dag_id == "frazil_writer_ticks"
     reported = json.loads(extra)
-    assert (reported["reason"], reported["outcome"]) == ("an upgrade", f"done: {paused['body']['said']}")
+    assert (reported["reason"], reported["outcome"]) == ("an upgrade", f"done: {paused['body']['message']}")
     resumes = [json.loads(extra)["outcome"] for _, extra in entries("frazil_resume")]
     assert [outcome.partition(":")[0] for outcome in resumes] == ["refused", "refused", "done"]
     assert MOVED in resumes[0]

@@ -121,3 +121,40 @@ def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: A
     (refused,) = (answer["body"]["detail"] for answer in answers if answer["status"] == 422)
     assert refused.startswith("The same run was just requested: see the run manual__ticks.")
     assert len(airflow.call(in_airflow.runs_of, "frazil_backfill")) == 1
+
+
+def test_a_run_that_an_action_started_is_followed_to_its_result_by_those_who_see_the_stream(
+    post: Post, airflow: AirflowProcess
+) -> None:
+    done = requested(post, "replay")["body"]
+
+    def follow(name: str = "ticks", role: str = "OP", action: str = "replay") -> dict[str, Any]:
+        path = f"/frazil/ops/api/run/{action}/{name}?run={done['run']}"
+        return dict(airflow.call(in_airflow.ask, role, "GET", path, headers=OURS))
+
+    run = f"/dags/frazil_dead_letters/runs/{done['run']}"
+    waits = {"state": "queued", "finished": False, "log": run}
+    paused = "The run waits, because the DAG frazil_dead_letters is paused in Airflow: unpause it."
+    assert follow()["body"] == {**waits, "message": paused}
+    airflow.call(in_airflow.unpause)
+    assert follow()["body"] == {**waits, "message": "The run is queued."}
+    airflow.call(in_airflow.end_task, "frazil_dead_letters", done["run"], "settle", "success", "landed: 3, failed: 0")
+    ended = {"state": "success", "finished": True, "message": "landed: 3, failed: 0.", "log": f"{run}/tasks/settle"}
+    assert follow()["body"] == ended
+    assert follow(role="VIEWER")["body"] == ended
+    assert [follow("quotes")["status"], follow("none")["status"], follow(action="pause")["status"]] == [404] * 3
+
+
+def test_a_paused_dag_is_unpaused_with_the_action_that_needs_it(post: Post, airflow: AirflowProcess) -> None:
+    airflow.call(in_airflow.pause, "frazil_dead_letters", True)
+    plan = post("plan", "replay")["body"]
+    assert plan["unpause"] == "frazil_dead_letters"
+    assert "which is paused: the run starts when you unpause it" in " ".join(plan["effects"])
+    chosen = post("plan", "replay", unpause=True)["body"]
+    assert "This starts a run of the DAG frazil_dead_letters, and unpauses it." in chosen["effects"]
+    requested(post, "replay")
+    assert airflow.call(in_airflow.dag_is_paused, "frazil_dead_letters"), "without the mark it stays paused"
+    airflow.call(in_airflow.delete_runs, "frazil_dead_letters")
+    assert requested(post, "replay", unpause=True)["status"] == 200
+    assert not airflow.call(in_airflow.dag_is_paused, "frazil_dead_letters")
+    assert post("plan", "replay", **{"dry-run": True})["body"]["unpause"] is None

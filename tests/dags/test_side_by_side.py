@@ -24,3 +24,21 @@ def test_what_hangs_is_given_up_and_what_waits_behind_it_too() -> None:
     go.set()
     assert {name: type(answer) for name, answer in found.items()} == dict.fromkeys(["hangs", "waits"], TimeoutError)
     assert "hangs could not be read within" in str(found["hangs"])
+
+
+@pytest.mark.timeout(60)
+def test_what_hangs_is_given_up_with_its_group_and_the_others_are_read_to_their_end() -> None:
+    go, slow = threading.Event(), threading.Semaphore(0)
+
+    def read(name: str) -> str:
+        if name.startswith("far"):
+            go.wait()
+        else:
+            slow.acquire(timeout=0.02)  # each read ends, and all of them together last longer than the limit
+        return name
+
+    names = ["far-1", "far-2", *map(str, range(75))]
+    found = read_in_parallel(names, read, timeout_s=1, group=lambda name: name.rpartition("-")[0], max_threads=1)
+    go.set()
+    assert list(found) == names
+    assert [name for name, answer in found.items() if answer != name] == ["far-1", "far-2"]

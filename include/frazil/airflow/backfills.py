@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.dag_profile import OnFailure, dag_profile, fail_on_user_errors, run_name, short_circuit_task, task
+from frazil.airflow.dag_profile import (
+    OnFailure,
+    dag_profile,
+    fail_on_user_errors,
+    report,
+    run_name,
+    short_circuit_task,
+    task,
+)
 from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
 from frazil.spark_apps import BACKFILL
@@ -173,8 +181,7 @@ def plan(streams: str) -> dict[str, Any] | None:
         backfill.check_run_not_abandoned()
         last = backfill.last()
         found = estimate(backfill, backfill.plan(last))
-        for sentence in estimate_messages(found, stream=backfill.request.stream):
-            log.info(sentence)
+        report(" ".join(estimate_messages(found, stream=backfill.request.stream)))
         if last and last.is_open:
             log.info("Continuing backfill %s of this request, which has %d chunks", last.id, last.chunks)
         if params["dry-run"] or not (found.max_records or (last and last.is_open)):
@@ -187,9 +194,9 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
     with _open_backfill(streams, request) as backfill:
         last = backfill.publish()
         if last is None:
-            log.info("Nothing is missing")
+            report("Nothing is missing")
             return None
-        log.info("Backfill %s is %s: %d rows, %d dead letters", last.id, last.state, last.records, last.rejected)
+        report(f"The backfill {last.id} is {last.state}: {last.records:,} rows, {last.rejected:,} dead letters")
         return last.to_json()
 
 

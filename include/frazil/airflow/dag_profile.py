@@ -25,11 +25,11 @@ from urllib.parse import quote
 
 from airflow.providers.standard.decorators.python import _PythonDecoratedOperator
 from airflow.providers.standard.decorators.short_circuit import _ShortCircuitDecoratedOperator
-from airflow.sdk import BaseNotifier
+from airflow.sdk import BaseNotifier, get_current_context
 from airflow.sdk.bases.decorator import task_decorator_factory
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from frazil.airflow.notifications import CONTEXT_KEY, Call, with_message
 from frazil.airflow.page.address import base_url, page_url
@@ -169,11 +169,48 @@ def _load_callback(path: str, variable: str) -> Any:
     return found
 
 
-class FrazilTask(_PythonDecoratedOperator): ...
+RESULT_KEY = "frazil_result"
+"""The XCom with the sentence that the operations page shows as a task's result."""
+MAX_RESULT_CHARACTERS = 1_000
+
+
+def report(sentence: str) -> None:
+    """Log a task's result, and store it for the operations page."""
+    log.info("%s", sentence)
+    _store(sentence)
+
+
+def _store(sentence: str) -> None:
+    """Store a sentence for the operations page. If that fails, the task still counts as it ended."""
+    try:
+        get_current_context()["ti"].xcom_push(key=RESULT_KEY, value=sentence[:MAX_RESULT_CHARACTERS])
+    except Exception:  # whatever Airflow raises
+        log.warning("cannot store the task's result for the operations page", exc_info=True)
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Store why a task fails or is skipped, for the operations page."""
+    try:
+        yield
+    except Exception as error:
+        _store(str(error) if isinstance(error, AirflowException) else f"{type(error).__name__}: {error}")
+        raise
+
+
+class FrazilTask(_PythonDecoratedOperator):
+    def execute(self, context: Any) -> Any:
+        with reported_errors():
+            return super().execute(context)
 
 
 class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
     """Skips the downstream tasks if the function returns nothing."""
+
+    def execute(self, context: Any) -> Any:
+        """Call the function, and store its error."""
+        with reported_errors():
+            return super().execute(context)
 
 
 def run_name(context: Any) -> str:

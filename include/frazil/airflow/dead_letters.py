@@ -19,7 +19,7 @@ from typing import Any
 from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.dag_profile import OnFailure, dag_profile, run_name, task
+from frazil.airflow.dag_profile import OnFailure, dag_profile, report, run_name, task
 from frazil.airflow.declared_streams import declared_streams
 
 log = logging.getLogger(__name__)
@@ -95,10 +95,19 @@ def settle(streams: str) -> dict[str, Any]:
         error = AirflowFailException if done.returncode in {2, *NO_RESTART_EXIT_CODES} else RuntimeError
         raise error(f"exit code {done.returncode}: {words}")
     result: dict[str, Any] = json.loads(done.stdout)
-    log.info("%s", result)
+    report(_result_text(result, dry=context["params"]["dry-run"]))
     if result.get("would-fail") and not result["would-land"]:
         raise AirflowFailException(f"a replay would change nothing: all would fail again. {' '.join(result['errors'])}")
     return result
+
+
+def _result_text(result: Mapping[str, Any], *, dry: bool) -> str:
+    """Describe the counts that `frazil dlq` prints."""
+    if dry and "would-land" in result:
+        return (
+            f"Dry run: {result['would-land']:,} dead letters would land, and {result['would-fail']:,} would fail again"
+        )
+    return ", ".join(f"{name}: {value:,}" for name, value in result.items() if isinstance(value, int))
 
 
 def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:

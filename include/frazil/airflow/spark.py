@@ -31,8 +31,9 @@ class SubmitOperator(SparkSubmitOperator):
     """Airflow's spark-submit operator with frazil's links. The task is the OpenLineage parent of its application."""
 
     def execute(self, context: Any) -> None:
+        from frazil.airflow.dag_profile import reported_errors
         from frazil.airflow.lineage_parent import submit_as_parent  # a DAG file that is parsed needs none
 
-        with submit_as_parent(context, dict(self.conf or {})) as properties:
+        with reported_errors(), submit_as_parent(context, dict(self.conf or {})) as properties:
             self.conf = properties
             super().execute(context)

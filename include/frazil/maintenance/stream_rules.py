@@ -92,14 +92,16 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
     shown = "its run folder cannot be read" if unread else "its run folder was read"
     yield Reading("unmeasured", int(unread), 0, shown, sentence)
     yield _writer_reading(state, alerts, now_ms)
+    waits = state.registry or state.state is State.REGISTRY_UNREACHABLE
+    cause = state.last_words if state.registry else f"{state.sentence}."
     sentence = (
-        f"stream {name} waits for its schema registry, and cannot decode records until then. {state.last_words} "
-        "`frazil validate --connect` shows whether the registry answers. Once it does, the writer is restarted "
+        f"stream {name} waits for its schema registry, and cannot decode records until then. {cause} "
+        "`frazil validate --connect` shows whether the registry answers. Once it does, the writer continues "
         "automatically, and nothing is lost"
     )
-    shown = "the schema registry does not answer" if state.registry else "no writer waits for a schema registry"
+    shown = "the schema registry does not answer" if waits else "no writer waits for a schema registry"
     hold_ms = min(alerts.stall, alerts.hold) // timedelta(milliseconds=1)
-    yield Reading("registry", int(state.registry), 0, shown, sentence, hold_ms=hold_ms)
+    yield Reading("registry", int(waits), 0, shown, sentence, hold_ms=hold_ms)
     yield _stall_reading(state, alerts, hold_ms)
     yield from _batch_readings(state, alerts)
 
@@ -246,7 +248,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
             f"{table}: quality gates hold back {format_count(len(held), 'window')}. {windows}. Correct the "
             "data: windows with late rows are checked again. Or release the windows with the DAG frazil_release, or "
             f"`frazil partitions {table} --release {held[0][0] if held else 'KEY'} --reason 'why'`",
-            f"{format_count(len(held), 'window')} held",
+            f"{format_count(len(held), 'window')} held" + (f", the first is {held[0][0]}" if held else ""),
         ),
     )
 

@@ -29,6 +29,7 @@ MAX_KEY_CHARACTERS = 255
 SEVERAL_KEY = "frazil/several"
 """The deduplication key of every message about several alerts."""
 MAX_TITLE_RULES = 5
+WINDOW_RULES = ("held", "late-window")
 NOT_WRITING_RULES = ("table", "stall", "registry", "writer", "restarts", "waiting-batches", "freshness", "lag")
 """Rules whose alerts mean that a stream does not write, causes first. All such alerts of a stream are one incident."""
 
@@ -64,7 +65,7 @@ class ReportedProblem:
             runbook=_one_line(
                 _runbook_url(str(alert.get("runbook") or runbook_link(rule)), page), MAX_SENTENCE_CHARACTERS
             ),
-            page=page and f"{page}#{_page_path(stream, subject)}",
+            page=page and f"{page}#{_page_path(stream, subject)}{_window_query(name, alert)}",
             key=_bounded_key(f"frazil/{_incident_of(alert) or f'{subject}/{rule}'}"),
             alone=alert.get("alone") is not False,
         )
@@ -266,6 +267,12 @@ def _page_path(stream: str, subject: str) -> str:
     if stream or kind in {"stream", "route of"}:
         return page_path(stream or name, None)
     return page_path(None, name if kind in {"", "care of"} else None)
+
+
+def _window_query(rule: str, alert: Mapping[str, Any]) -> str:
+    """Return the part of the table's URL that chooses the window of an alert about windows."""
+    found = re.search(r"\d{4}-\d\d-\d\d(?:T\d\d)?", str(alert.get("value", ""))) if rule in WINDOW_RULES else None
+    return f"?window={found[0]}" if found else ""
 
 
 def _runbook_url(runbook: str, overview: str) -> str:

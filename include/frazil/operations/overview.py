@@ -256,7 +256,8 @@ def _open_problems(state: StreamState, reading: StreamReading, around: RelatedSt
     if around.windows_problem is not None and reading.problem is None and status and status.table_exists:
         sentence = "Cannot read the table's windows, so complete and held windows are unknown"
         needs[f"{sentence}: {around.windows_problem}"] = unmeasured
-    if windows is not None and windows.held:
+    is_in_alert = any(one.rule == "held" for one in around.alerts)
+    if windows is not None and windows.held and not is_in_alert:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
         sentence = f"A quality gate holds the window {windows.held[0]}{more}: check it, then release it or fix the data"
         needs[sentence] = runbook_link("held")

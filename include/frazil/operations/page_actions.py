@@ -140,6 +140,9 @@ class ActionContext:
     """The DAG that carries out the action, or that supervises the stream."""
     dag_paused: bool | None = None
     """Whether the DAG is paused; None if Airflow does not have the DAG."""
+    may_unpause: bool = False
+    unpauses: bool = False
+    """Whether the user chose to unpause the DAG with the action."""
     refusal_reason: str | None = None
     """Why the action is not possible on this stream; None if it is possible."""
     backfill: str = ""
@@ -165,6 +168,8 @@ class Plan:
     """The token that a confirmation sends back, so that only the confirmed action is carried out."""
     retype: bool = False
     generation: int | None = None
+    unpause: str | None = None
+    """The paused DAG without which the action has no effect, if the user may unpause it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +203,15 @@ def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> 
     retype = action in CONFIRMED_BY_NAME and not (dry and action in DRY_RUN_ACTIONS)
     refused = _refusal(action, now, dry=dry)
     effects, token = (*says, *_run_effects(action, now), *waits), now.version_token(action)
-    return Plan(action, effects, refused, version_token=token, retype=retype, generation=now.generation)
+    unpause = now.dag if now.may_unpause and _needs_dag(action, now) and now.dag_paused else None
+    return Plan(
+        action, effects, refused, version_token=token, retype=retype, generation=now.generation, unpause=unpause
+    )
+
+
+def _needs_dag(action: PageAction, now: ActionContext) -> bool:
+    """Whether the action has no effect while its DAG is paused."""
+    return action in DAG_ACTIONS or (action in {PageAction.RESUME, PageAction.RESTART} and not now.writer_runs)
 
 
 def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
@@ -274,7 +287,8 @@ def _supervision_warnings(now: ActionContext) -> tuple[str, ...]:
     if now.dag_paused is None:
         return (f"Airflow has no DAG {now.dag}, so {now.subject} is not supervised and no writer starts.",)
     if now.dag_paused and not now.writer_runs:
-        return (f"The DAG {now.dag} is paused in Airflow: no writer starts until you unpause it.",)
+        waits = "this action unpauses it" if now.unpauses else "no writer starts until you unpause it"
+        return (f"The DAG {now.dag} is paused in Airflow: {waits}.",)
     return ()
 
 
@@ -335,8 +349,8 @@ def _send_again(now: ActionContext) -> tuple[str, ...]:
 def _run_effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
     if action not in DAG_ACTIONS or now.dag_paused is None:
         return ()
-    waits = ", which is paused: the run starts when you unpause it" if now.dag_paused else ""
-    return (f"This starts a run of the DAG {now.dag}{waits}.",)
+    waits = ", and unpauses it" if now.unpauses else ", which is paused: the run starts when you unpause it"
+    return (f"This starts a run of the DAG {now.dag}{waits if now.dag_paused else ''}.",)
 
 
 def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:

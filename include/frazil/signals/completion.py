@@ -99,7 +99,7 @@ class Assessment:
         if pending and bound_us is not None and bound_us - pending[0].end_us >= MAX_SIGNAL_DELAY_US:
             count = (bound_us - pending[0].start_us) // self.grain.us  # `pending` may have reached its limit
             why = "has not run" if cursor is None else "is behind"
-            waiting = format_count(count, "complete window", "waits|wait")
+            waiting = format_count(count, "complete window", "has no signal yet|have no signal yet")
             return f"{waiting}, the first {pending[0]}: the DAG {dag} {why}"
         if cursor is None and not pending and self.decision.from_us is not None and self._has_old_watermark():
             return (

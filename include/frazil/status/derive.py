@@ -4,8 +4,10 @@ table and Kafka, and never contradicts the decision. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 from frazil.errors import CommitUnavailable, KafkaUnavailable, RegistryUnavailable, StorageUnavailable, TopicMissing
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
@@ -53,7 +55,7 @@ def derive_from_decision(
         writer=describe_writer_process(observed.writer, now_ms=now_ms),
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
-        last_words=_last_error_message(observed.writer),
+        last_error=_last_error(observed.writer),
         unreachable_since_ms=cause,
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
         stall=heartbeat.stall
@@ -134,7 +136,8 @@ def live_state(heartbeat: Heartbeat | None) -> State:
     """Return the state of a running writer that was not asked to stop."""
     if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
-    if heartbeat.stall is not None:
+    # Unread records are the effect of a service that does not work.
+    if heartbeat.stall is not None and not (heartbeat.outage and heartbeat.stall.kind is StallKind.OFFSETS):
         return State.KAFKA_UNREACHABLE if heartbeat.stall.kind is StallKind.KAFKA else State.STALLED
     if heartbeat.outage:
         return _STATES_BY_EXIT_CODE.get(heartbeat.outage_code, State.OUTAGE)
@@ -194,8 +197,8 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     )
 
 
-def _last_error_message(writer: Observation) -> str:
-    """Return a sentence with the last writer's error, or an empty text.
+def _last_error(writer: Observation) -> str:
+    """Return the last writer's error on one line, or an empty text.
 
     The heartbeat may have the error before the exit record does.
     """
@@ -203,7 +206,7 @@ def _last_error_message(writer: Observation) -> str:
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
     error = heartbeat.error if heartbeat is not None and is_newer else end.error if end is not None else None
-    return f"The last writer's error: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
+    return " ".join((error or "").split())[:MAX_REASON_CHARACTERS]
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
@@ -238,11 +241,22 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
     level, rule = _LEVELS_AND_RULES[found[0]]
     if found[0] is State.STARTING and known.writer.pid is not None:
         level = Level.WELL
+    if found[0] is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
+        level = Level.QUIET
     problems = known.problems
     if found[0] in OUTAGES:  # the cause first, and once
         reported = known.stall.reason if known.stall else ""
         problems = (found[1], *(one for one in problems if one != reported and one not in found[1]))
     return replace(known, state=found[0], level=level, sentence=found[1], rule=rule, problems=problems)
+
+
+def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:
+    """Whether only the watermark stands still, and not yet for as long as an alert needs.
+
+    Sources with event times of whole hours, or with a silent partition, stand still regularly.
+    """
+    stall, hold_ms = known.stall, spec.maintenance.alerts.hold // timedelta(milliseconds=1)
+    return stall is not None and stall.kind is StallKind.WATERMARK and now_ms - stall.since_ms < hold_ms
 
 
 _StateAndSentence = tuple[State, str]
@@ -264,7 +278,9 @@ def _decided_state(known: StreamState) -> _StateAndSentence | None:
 def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
     if known.state not in _STATES_BY_EXIT_CODE.values() or known.unreachable_since_ms is None:
         return None
-    return _outage(known, spec, next(iter(known.problems), known.sentence), now_ms=now_ms)
+    # A writer that has just been started has no problem yet; the last one ended with the cause.
+    cause = re.sub(r"^[A-Z]\w+: ", "", known.last_error) or known.sentence
+    return _outage(known, spec, next(iter(known.problems), cause), now_ms=now_ms)
 
 
 def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) -> _StateAndSentence:
@@ -287,7 +303,7 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
     """Return the state if the table is missing or unreadable, or the last writer failed."""
     writer, first = known.writer, next(iter(known.problems), "")
     if known.table_exists is None and known.state not in OUTAGES:
-        return State.TABLE_UNREADABLE, first
+        return State.TABLE_UNREADABLE, known.unread or first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
     if writer.ended_at_ms is not None and writer.exit_code != 0 and not known.reset_since_end:
@@ -316,7 +332,7 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
 
 def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
     """Return the state if the writer is stalled, silent, late or slow, or has a problem."""
-    if known.stall is not None:
+    if known.stall is not None and known.state not in OUTAGES:
         return State.STALLED, known.stall.reason
     if known.writer.stale:
         return State.SILENT, next(iter(known.problems), "its heartbeat is old")

@@ -124,8 +124,8 @@ class StreamState:
     given_up: str | None = None
     unreachable_since_ms: int | None = None
     """When the first of these `crashes` ended, if a service is unreachable; otherwise None."""
-    last_words: str = ""
-    """The error of the last writer, as a sentence."""
+    last_error: str = ""
+    """The error of the last writer, on one line."""
     registry: bool = False
     """Whether the last writer ended because of a schema registry, without a later commit."""
     epoch: int | None = None
@@ -145,6 +145,8 @@ class StreamState:
     snapshot_id: int | None = None
     """The snapshot of the commit that wrote the marker."""
     table_exists: bool | None = None
+    unread: str = ""
+    """Why the table could not be read; also in `problems`."""
     alive: bool | None = None
     """Whether a writer runs, on this host or, as its commits show, on another host."""
     waiting_batches: int | None = 0
@@ -176,6 +178,11 @@ class StreamState:
     routed: bool = False
     table_problems: Mapping[str, str] = field(default_factory=dict)
     """A description of each routed table that is missing rows or was dropped; also in `problems`."""
+
+    @property
+    def last_words(self) -> str:
+        """The error of the last writer, as a sentence; empty without one."""
+        return f"The last writer's error: {self.last_error}." if self.last_error else ""
 
     @property
     def reset_since_end(self) -> bool:

@@ -63,7 +63,8 @@ def read_stream_table(
     """
     known = StreamState(spec.name, spec.table.identifier)
     if out_of_reach:
-        return TableReading(replace(known, problems=("the catalog does not answer",)))
+        unread = f"the catalog {spec.table.catalog or 'default'!r} does not answer"
+        return TableReading(replace(known, unread=unread, problems=(unread,)))
     try:
         table = load_stream_table(spec)
         if table is not None:
@@ -74,7 +75,8 @@ def read_stream_table(
         return TableReading(_with_desired(known, desired), desired=desired)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
-        return TableReading(replace(known, problems=(f"the table cannot be read: {error_text(error)}",)))
+        unread = f"the table cannot be read: {error_text(error)}"
+        return TableReading(replace(known, unread=unread, problems=(unread,)))
 
 
 def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamState:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -24,22 +25,42 @@ def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: 
 
 
 def read_in_parallel(
-    names: Iterable[str], read: Callable[[str], A], *, timeout_s: float, max_threads: int = MAX_THREADS
+    names: Iterable[str],
+    read: Callable[[str], A],
+    *,
+    timeout_s: float,
+    group: Callable[[str], str] = lambda _: "",
+    max_threads: int = MAX_THREADS,
 ) -> dict[str, A | Exception]:
     """Read all names in parallel. Return the result of `read` or its exception, by name.
 
-    A read that takes longer than `timeout_s` is abandoned, and its entry is a TimeoutError.
+    `group` returns what a read depends on, such as its catalog. Groups do not wait for each other. If no read of a
+    group ends for `timeout_s`, the rest of the group is abandoned, and each of its entries is a TimeoutError.
     """
-    pool = ThreadPoolExecutor(max_threads)
-    futures = {name: pool.submit(read, name) for name in names}
-    wait(futures.values(), timeout=timeout_s)
-    found: dict[str, A | Exception] = {}
-    for name, future in futures.items():
-        if not future.done():
-            found[name] = TimeoutError(f"{name} could not be read within {timeout_s:.0f} s")
-        elif isinstance(error := future.exception(), Exception):
-            found[name] = error
-        else:
-            found[name] = future.result()
-    pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    groups = {name: group(name) for name in names}
+    pools = {key: ThreadPoolExecutor(max_threads) for key in groups.values()}
+    futures = {name: pools[key].submit(read, name) for name, key in groups.items()}
+    _wait_while_groups_progress({future: groups[name] for name, future in futures.items()}, timeout_s)
+    for pool in pools.values():
+        pool.shutdown(wait=False, cancel_futures=True)
+    return {name: _result(name, future, timeout_s) for name, future in futures.items()}
+
+
+def _wait_while_groups_progress(group_of: Mapping[Future[A], str], timeout_s: float) -> None:
+    """Wait until each read has ended, or no read of its group has ended for `timeout_s`."""
+    now_s = time.monotonic()
+    deadlines = dict.fromkeys(group_of.values(), now_s + timeout_s)
+    waiting = set(group_of)
+    while waiting := {future for future in waiting if deadlines[group_of[future]] > now_s}:
+        soonest_s = min(deadlines[group_of[future]] for future in waiting)
+        done, waiting = wait(waiting, timeout=max(soonest_s - now_s, 0), return_when=FIRST_COMPLETED)
+        now_s = time.monotonic()
+        deadlines |= {group_of[future]: now_s + timeout_s for future in done}
+
+
+def _result(name: str, future: Future[Any], timeout_s: float) -> Any:
+    """Return the result of a read, its error, or a TimeoutError if it has not ended."""
+    if future.cancelled() or not future.done():
+        return TimeoutError(f"{name} could not be read within {timeout_s:.0f} s")
+    error = future.exception()
+    return error if isinstance(error, Exception) else future.result()

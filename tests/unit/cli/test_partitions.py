@@ -64,9 +64,10 @@ def test_before_the_first_check_it_says_so(made: MadeStream, tmp_path: Path) -> 
     said = call(tmp_path, "demo.made").stdout
     assert "signalled  nothing yet" in said
     assert found(tmp_path)["delay"] == (
-        "24 complete windows wait, the first 2013-12-30T00: the DAG frazil_partitions_demo.made has not run"
+        "24 complete windows have no signal yet, the first 2013-12-30T00: "
+        "the DAG frazil_partitions_demo.made has not run"
     )
-    assert "delay      24 complete windows wait, the first 2013-12-30T00" in said
+    assert "delay      24 complete windows have no signal yet, the first 2013-12-30T00" in said
 
 
 def test_before_the_first_check_no_first_window_is_set_unless_it_is_declared(
@@ -125,7 +126,9 @@ def test_a_dag_that_is_behind_is_named_as_on_the_page(made: MadeStream, tmp_path
     made.land({0: (25, 26)}, times=EventTimes({0: due_us - 1}))
     assert "is behind" not in call(tmp_path, "demo.made").stdout, "the DAG checks every minute"
     made.land({0: (26, 27)}, times=EventTimes({0: due_us}))
-    delay = "1 complete window waits, the first 2013-12-31T00: the DAG frazil_partitions_demo.made is behind"
+    delay = (
+        "1 complete window has no signal yet, the first 2013-12-31T00: the DAG frazil_partitions_demo.made is behind"
+    )
     assert f"delay      {delay}" in call(tmp_path, "demo.made").stdout
     windows = fetch_windows([made.spec])
     assert windows is not None

@@ -78,11 +78,16 @@ def landed(state: StreamState) -> tuple[int, int]:
             "writer",
             "its supervisor gave up: it broke. `frazil status s` shows",
         ),
-        ({"crashes": 4, "last_words": "The last writer's error: boom."}, "restarts", "4 times in a row"),
+        ({"crashes": 4, "last_error": "boom"}, "restarts", "4 times in a row"),
         (
             {"state": State.KAFKA_UNREACHABLE, "sentence": "Kafka at k:9092 has not answered for 28 s"},
             "stall",
             "stream s: Kafka at k:9092 has not answered for 28 s",
+        ),
+        (
+            {"state": State.REGISTRY_UNREACHABLE, "sentence": "the registry responds with status 503"},
+            "registry",
+            "stream s waits for its schema registry, and cannot decode records until then. the registry responds with",
         ),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),

@@ -79,6 +79,15 @@ def test_the_link_goes_to_what_the_alert_is_about(rule: str, table: str, about: 
     assert (one.name, one.about, one.page) == (rule.partition(":")[0], about, f"{PAGE}#{page}")
 
 
+def test_the_link_of_an_alert_about_a_window_opens_that_window() -> None:
+    for rule, value, window in (
+        ("held", "2 windows held, the first is 2013-12-30T15", "2013-12-30T15"),
+        ("late-window", "2013-12-30 has been due for 2 h", "2013-12-30"),
+    ):
+        (one,) = reported({**alert(rule, "care of city.rides"), "value": value}).problems
+        assert one.page == f"{PAGE}#/table/city.rides?window={window}"
+
+
 def test_what_is_over_has_the_key_of_what_fired_and_says_whether_anything_stands() -> None:
     fired = reported(alert())
     over = reported(alert(sentence="city.rides: the alert freshness:rides is over: 0 records wait"), is_over=True)

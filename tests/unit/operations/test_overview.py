@@ -66,10 +66,10 @@ def status(now_ms: int = NOW_MS, **changes: Any) -> StreamState:
     return refine_state(StreamState(**values | changes), SPEC, now_ms=now_ms)
 
 
-STALL = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back")
+OLD_MS = NOW_MS - 3_600_000
+STALL = Stall(StallKind.WATERMARK, OLD_MS, "ticks-3", "ticks-3 holds the watermark back")
 PAUSING = {"state": State.STOPPING, "desired": "paused", "desired_reason": "upgrade"}
 PAUSED = {**PAUSING, "state": State.PAUSED}
-OLD_MS = NOW_MS - 3_600_000
 CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({}, "running", Level.WELL),
     ({"last_commit_at_ms": OLD_MS}, "running", Level.WELL),  # nothing waits
@@ -77,6 +77,7 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"last_commit_at_ms": OLD_MS, "lag": None}, "late", Level.TROUBLE),
     ({"backpressure_ms": 4000}, "slow", Level.TROUBLE),
     ({"stall": STALL}, "stalled", Level.TROUBLE),
+    ({"stall": replace(STALL, since_ms=NOW_MS - 60_000)}, "stalled", Level.QUIET),
     ({"writer": replace(RUNS, stale=True), "problems": ("no heartbeat",)}, "silent", Level.TROUBLE),
     ({"problems": ("the catalog is slow",)}, "has a problem", Level.TROUBLE),
     (PAUSING, "pausing", Level.QUIET),
@@ -158,6 +159,19 @@ def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
     assert found.sentence == f"{for_ms}; nothing is lost, and the writer continues by itself once it does"
     assert found.problems == (found.sentence, "another")
     assert (found.state, found.rule) == ("Kafka unreachable", "stall")
+
+
+def test_a_table_that_cannot_be_read_is_named_before_the_stall_that_follows_from_it():
+    behind = replace(STALL, kind=StallKind.OFFSETS)
+    unread = "the catalog 'lake' does not answer"
+    found = status(table_exists=None, stall=behind, unread=unread, problems=(behind.reason, unread))
+    assert (found.state, found.sentence) == ("table unreadable", unread)
+
+
+def test_a_writer_that_was_just_started_again_is_described_by_the_error_of_the_last_one():
+    values = {"unreachable_since_ms": NOW_MS - 60_000, "sentence": "pid 7 was launched 0.0 s ago"}
+    gone = status(state=State.TOPIC_MISSING, last_error="TopicMissing: the topic ticks does not exist", **values)
+    assert gone.sentence == "the topic ticks does not exist; the writer has been trying again for 1 min 0 s"
 
 
 def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: StreamSpec):
@@ -360,6 +374,15 @@ def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec:
     assert line.needs[0].sentence.startswith("A quality gate holds the window 2023-11-14T20 and 1 more")
     assert line.needs[0].runbook == "docs/runbook.md#held"
     assert line.needs[1] == OpenProblem(alert.sentence, "https://team/run#manifests")
+
+
+def test_a_held_window_that_an_alert_explains_is_said_once(spec: StreamSpec):
+    windows = Windows("hour", None, "", held=("2013-12-30T15",))
+    alert = ActiveAlert("care of demo.ticks", "held", OLD_MS, "demo.ticks: quality gates hold back 1 window")
+    for alerts, said in (((), "A quality gate holds the window 2013-12-30T15"), ((alert,), alert.sentence)):
+        line = build_line("ticks", spec, StreamReading(status(), NOW_MS), RelatedState(windows, alerts), now_ms=NOW_MS)
+        (need,) = line.needs
+        assert need.sentence.startswith(said)
 
 
 def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec: StreamSpec):

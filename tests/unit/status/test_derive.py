@@ -58,6 +58,7 @@ def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState
         (State.STALLED, alive(well(stall=STALL, backpressure_ms=1)), "t-0 holds the offsets back"),
         (State.OUTAGE, alive(well(outage="city.a is missing 3 rows")), "city.a is missing 3 rows"),
         (State.CATALOG_UNAVAILABLE, alive(well(outage="refused", outage_code=21)), "refused"),
+        (State.CATALOG_UNAVAILABLE, alive(well(outage="refused", outage_code=21, stall=STALL)), "refused"),
         (State.STORAGE_UNAVAILABLE, alive(well(outage="read-only", outage_code=32)), "read-only"),
         (State.REGISTRY_UNREACHABLE, alive(well(outage="no schema", outage_code=28)), "no schema"),
         (State.TOPIC_MISSING, alive(well(outage="no topic matches", outage_code=24)), "no topic matches"),

@@ -40,7 +40,7 @@ from frazil.spec.routed_stream import is_template_view, list_windowed_views, par
 from frazil.spec.units import format_count
 from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.parallel import run_in_parallel
+from frazil.table.parallel import read_in_parallel, run_in_parallel
 
 RUNS_PER_ROUND = 60
 """Number of runs that together measure each table once: an hour with a run per minute."""
@@ -155,12 +155,22 @@ class WatchedSubject:
     read: Callable[[], Iterable[Reading]]
     """Returns the subject's readings. May raise any error of a catalog or storage."""
     dags: tuple[str, ...] = ()
+    catalog: str = ""
+    read_without_catalog: Callable[[], Iterable[Reading]] | None = None
+    """Returns the readings that need no catalog, if it does not respond."""
 
 
 def read_subjects(
-    subjects: Mapping[str, WatchedSubject], failed: FailedRuns, is_paused: IsPaused = lambda _: False
+    subjects: Mapping[str, WatchedSubject],
+    failed: FailedRuns,
+    is_paused: IsPaused = lambda _: False,
+    *,
+    timeout_s: float,
 ) -> dict[str, list[Reading] | str]:
-    """Return the readings of each subject, or a message that says why it cannot be read."""
+    """Return the readings of each subject, or a message that says why it cannot be read.
+
+    `timeout_s` is the time limit of `read_in_parallel` for the subjects of one catalog.
+    """
     # A task may talk to Airflow from one thread only.
     runs = {
         name: [
@@ -170,13 +180,17 @@ def read_subjects(
         if subject.alerts.enabled
     }
 
-    def read(name: str) -> list[Reading] | str:
-        try:
-            return [*subjects[name].read(), *runs.get(name, [])]
-        except Exception as error:  # anything that a catalog or storage raises: the others are still read
-            return f"{type(error).__name__}: {error}"
+    def readings(name: str, found: list[Reading] | Exception) -> list[Reading] | str:
+        without_catalog = subjects[name].read_without_catalog
+        if isinstance(found, TimeoutError) and without_catalog is not None:
+            found = [*without_catalog()]
+        if isinstance(found, Exception):
+            return f"{type(found).__name__}: {found}"
+        return [*found, *runs.get(name, [])]
 
-    return dict(zip(subjects, run_in_parallel(read, [*subjects]), strict=True))
+    group = {name: subject.catalog for name, subject in subjects.items()}.__getitem__
+    read = read_in_parallel(subjects, lambda name: [*subjects[name].read()], timeout_s=timeout_s, group=group)
+    return {name: readings(name, found) for name, found in read.items()}
 
 
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
@@ -222,14 +236,14 @@ def build_watched_subjects(
             made, windows_of = _route_reader(name, spec, valid, kept.routes, now_ms), found.get(name)
             reads = [made, windows_of.read] if windows_of else [made]
             dags = windows_of.dags if windows_of else ()
-            found[name] = WatchedSubject(spec.maintenance.alerts, partial(_read_all, reads), dags)
+            found[name] = WatchedSubject(spec.maintenance.alerts, partial(_read_all, reads), dags, _catalog_of(spec))
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
             read = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
-            dags = (reconcile_dag_id(file.path.stem),)
-            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, read, dags)
+            dags, catalog = (reconcile_dag_id(file.path.stem),), (file.spec.catalog if file.spec else None) or "default"
+            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, read, dags, catalog)
     return found
 
 
@@ -245,18 +259,24 @@ def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> W
         return WatchedSubject(Alerts(), lambda: [boolean_reading("declaration", True, said)])
     alerts = spec.maintenance.alerts
 
-    def read() -> Iterable[Reading]:
-        state = read_stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
+    def read(*, out_of_reach: bool = False) -> Iterator[Reading]:
+        state = read_stream_state(spec, now_ms=now_ms, problem=problem, in_full=False, out_of_reach=out_of_reach)
         yield from evaluate_stream_rules(state, alerts, now_ms=now_ms)
         if alerts.enabled:
             yield audit_reading(spec.name, kept.audits.get(spec.name), kept.audited.get(spec.name))
 
-    return WatchedSubject(alerts, read)
+    without_catalog = partial(read, out_of_reach=True)
+    return WatchedSubject(alerts, read, catalog=_catalog_of(spec), read_without_catalog=without_catalog)
+
+
+def _catalog_of(spec: StreamSpec) -> str:
+    return spec.table.catalog or "default"
 
 
 def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> WatchedSubject:
     read = partial(read_window_rules, table, specs, now_ms=now_ms)
-    return WatchedSubject(specs[0].maintenance.alerts, read, (partitions_dag_of(specs[0]),))
+    dags = (partitions_dag_of(specs[0]),)
+    return WatchedSubject(specs[0].maintenance.alerts, read, dags, _catalog_of(specs[0]))
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:

@@ -25,6 +25,7 @@ from frazil.airflow.health.subjects import (
     read_subjects,
 )
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
+from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import (
     AlertStates,
@@ -45,10 +46,12 @@ from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import format_rounded_bytes
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.parallel import run_in_parallel
+from frazil.table.parallel import read_in_parallel
 
 log = logging.getLogger(__name__)
 
+READ_TIMEOUT_S = 15.0
+"""Time after which a catalog that has answered no read of a measurement counts as unresponsive."""
 ROUTED_TABLES_KEY = "made by routes"
 SUBJECTS_KEY = "tables"
 
@@ -78,12 +81,14 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         log.warning("cannot watch the table of an invalid declaration: %s", problem)
     tables = {t.name: t for t in maintained_tables(found.spec for found in declared if found.spec is not None)}
     now_ms = clock.now_ms()
-    measured = run_in_parallel(partial(_measure, now_ms=now_ms), [*tables.values()])
-    found = dict(zip(tables, measured, strict=True))
+    beside = DaemonThreads(1, "tables")
+    measured = beside.submit(partial(_measure_tables, tables, now_ms=now_ms))
     with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
         kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
         subjects = build_watched_subjects(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
-        seen = read_subjects(subjects, failed, is_paused)
+        seen = read_subjects(subjects, failed, is_paused, timeout_s=READ_TIMEOUT_S)
+    found = measured.result()
+    beside.close()
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
@@ -168,6 +173,16 @@ def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str
         for alert in changes[kind]:
             log.log(level, "%s: %s", kind, alert["sentence"])
     return changes
+
+
+def _measure_tables(tables: Mapping[str, MaintainedTable], *, now_ms: int) -> dict[str, TableHealth | str | None]:
+    measured = read_in_parallel(
+        tables,
+        lambda name: _measure(tables[name], now_ms=now_ms),
+        timeout_s=READ_TIMEOUT_S,
+        group=lambda name: tables[name].catalog or "default",
+    )
+    return {name: repr(health) if isinstance(health, Exception) else health for name, health in measured.items()}
 
 
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:

@@ -24,7 +24,7 @@ from airflow.sdk import DAG, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.dag_ids import HEALTH, MAINTENANCE_DAG
-from frazil.airflow.dag_profile import OnFailure, OnLate, dag_profile, deadline, task
+from frazil.airflow.dag_profile import OnFailure, OnLate, dag_profile, deadline, report, reported_errors, task
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.maintenance.check_schedule import dag_interval
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
@@ -108,14 +108,14 @@ class RewriteOperator(SubmitOperator):
         from frazil.airflow.maintenance import tasks as table_tasks  # a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)
-        names = table_tasks.find_tables_with_due_rewrites(
-            self.table, folder, actions=params["actions"], dry_run=params["dry-run"]
-        )
-        if not names:
-            raise AirflowSkipException("no rewrite is due")
+        with reported_errors():
+            names = table_tasks.find_tables_with_due_rewrites(
+                self.table, folder, actions=params["actions"], dry_run=params["dry-run"]
+            )
         actions = ",".join(action for action in params["actions"] if action != "orphans")
         self.application_args = [*names, "--streams", str(folder), "--actions", actions]
         super().execute(context)
+        report(f"The due rewrites of {self.table} are done: its page lists them as past maintenance")
 
 
 @task_group(group_id="table")
@@ -166,7 +166,10 @@ def check_due(names: list[str], streams: str) -> list[str]:
     )
     states = partial(context["ti"].get_task_states, MAINTENANCE_DAG, task_ids=list(due.TASKS))
     store = context["asset_state_store"][HEALTH]
-    return due.due_tables(names, Path(streams), request, store, lambda run_ids: states(run_ids=run_ids))
+    found = due.due_tables(names, Path(streams), request, store, lambda run_ids: states(run_ids=run_ids))
+    if not found:
+        report("No table needs maintenance")
+    return found
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:

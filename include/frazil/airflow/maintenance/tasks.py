@@ -20,6 +20,7 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, group_by_session, maintained_tables
+from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
@@ -28,13 +29,17 @@ log = logging.getLogger(__name__)
 def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """Return the tables to rewrite: the due tables of a route, or a table with its dead-letter tables.
 
-    Empty if no action is due, and in a dry run.
+    Raises AirflowSkipException if no action is due, and in a dry run, with what would be done.
     """
     if route := RouteTables.find(name, valid_specs(streams)):
-        found = route.due(actions)
-        return [] if dry_run else found
-    names = list_maintenance_group(name, streams)
-    return names if due_messages(names, streams, actions=actions, dry_run=dry_run) else []
+        names = route.due(actions)
+        due = [f"{format_count(len(names), 'table', 'needs|need')} a rewrite"] if names else []
+    else:
+        names = list_maintenance_group(name, streams)
+        due = due_messages(names, streams, actions=actions, dry_run=dry_run)
+    if dry_run or not due:
+        raise AirflowSkipException("; ".join([*(["dry run"] if dry_run else []), *(due or ["no rewrite is due"])]))
+    return names
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def describe_due(name: str, action: Action, answer: DueCheck) -> str:
 
 
 def due_messages(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return a message for each due action. A dry run logs what each action would do, and returns nothing."""
+    """Return a message for each due action. A dry run also logs what each action would do."""
     found = []
     for table, catalog in _open_tables(names, streams):
         answers = due_actions(catalog, table, actions)
@@ -77,7 +82,7 @@ def due_messages(names: Collection[str], streams: Path, *, actions: Collection[s
             if dry_run and is_enabled(table.settings, action):
                 plan = MaintenancePlanner(catalog, table, clock.now_ms()).plan(action)
                 log.info("%s: %s would be: %s", table.name, action, plan.sentence)
-    return [] if dry_run else found
+    return found
 
 
 def orphans_due(table: MaintainedTable, store: AssetStore) -> bool:

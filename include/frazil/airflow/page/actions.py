@@ -18,7 +18,13 @@ from frazil import clock
 from frazil.airflow.backfills import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG
 from frazil.airflow.dead_letters import DAG_ID as DEAD_LETTERS_DAG
-from frazil.airflow.page.airflow_database import find_unfinished_run, next_run_id, read_pauses
+from frazil.airflow.page.airflow_database import (
+    find_unfinished_run,
+    next_run_id,
+    read_pauses,
+    read_run_result,
+    unpause,
+)
 from frazil.airflow.page.forms import (
     Form,
     InvalidForm,
@@ -54,6 +60,7 @@ from frazil.operations.page_actions import (
     component_warnings,
     describe_changes,
 )
+from frazil.operations.run_result import RunResult
 from frazil.operations.stream_actions import ActionState, describe_staged, find_refusal, plan_abandon, plan_reset
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import resend_signals
@@ -67,10 +74,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """The result of an action. `run` is the path, in Airflow's UI, of the DAG run that the action started."""
+    """The result of an action. `run` is the id of the DAG run that it started, and `log` its path in Airflow's UI."""
 
     message: str
     run: str | None = None
+    log: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +127,25 @@ def _table_subject(action: PageAction, name: str, select_visible: SelectVisible)
     return ActionSubject(name, views[0], partitions_dag_of(views[0]), "PUT")
 
 
-def build_action_plan(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
+def find_run(action: PageAction, name: str, run_id: str, sees: SelectVisible) -> RunResult | None:
+    """Return the state of a run that the action started on a stream or table that the user may see, or None."""
+    subject = find_action_subject(action, name, sees) if action in DAG_ACTIONS else None
+    if subject is None:
+        return None
+    return read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
+
+
+def build_action_plan(action: PageAction, subject: ActionSubject, form: Form, *, may_unpause: bool = False) -> Plan:
     """Return the plan that the user confirms. Raises InvalidForm, and the errors of catalogs and Kafka."""
-    return _plan_and_prepare(action, subject, form, by="")[0]
+    return _plan_and_prepare(action, subject, form, by="", may_unpause=may_unpause)[0]
 
 
 def _plan_and_prepare(
-    action: PageAction, subject: ActionSubject, form: Form, *, by: str
+    action: PageAction, subject: ActionSubject, form: Form, *, by: str, may_unpause: bool
 ) -> tuple[Plan, PreparedAction | None]:
-    plan = build_plan(action, _action_context(action, subject), dry=is_dry_run(form))
+    unpauses = may_unpause and form.get("unpause") is True
+    context = replace(_action_context(action, subject), may_unpause=may_unpause, unpauses=unpauses)
+    plan = build_plan(action, context, dry=is_dry_run(form))
     spec, name = subject.spec, subject.route_name or subject.name
     plan = replace(plan, missing=find_form_problem(action, name, form, now_ms=clock.now_ms()))
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):
@@ -189,13 +207,15 @@ def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec)
     return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=describe_staged(backfill))
 
 
-def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
+def carry_out(
+    action: PageAction, subject: ActionSubject, form: Form, *, user: str, may_unpause: bool = False
+) -> ActionResult:
     """Carry out an action if the user confirmed exactly the current plan.
 
     Raises InvalidForm, OutcomeUnknown and FrazilError.
     """
     try:
-        done = _check_and_carry_out(action, subject, form, user=user)
+        done = _check_and_carry_out(action, subject, form, user=user, may_unpause=may_unpause)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
         raise OutcomeUnknown(
             f"It is unknown whether the action was carried out: {error}. Check the state before you repeat it"
@@ -206,7 +226,9 @@ def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: s
         answer_cache().forget_all(subject.spec.fingerprint())
 
 
-def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
+def _check_and_carry_out(
+    action: PageAction, subject: ActionSubject, form: Form, *, user: str, may_unpause: bool
+) -> ActionResult:
     by, reason = f"{user}, Airflow", read_text(form, "reason")
     spec = subject.spec
     try:
@@ -216,7 +238,7 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
             if action in TABLE_DEPENDENT_ACTIONS
             else None
         )
-        plan, prepared = _plan_and_prepare(action, subject, form, by=by)
+        plan, prepared = _plan_and_prepare(action, subject, form, by=by, may_unpause=may_unpause)
     except (CommitUnavailable, TimeoutError) as error:
         raise InvalidForm(f"Nothing was changed: {error}") from error
     if problem := plan.refused or plan.missing:
@@ -229,6 +251,9 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
         what = describe_changes(action, version_token, plan.version_token)
         changed = f"{subject.name} has changed since the plan was shown"
         raise InvalidForm(f"{changed}: {what}. Check the new plan, then confirm it")
+    if plan.unpause and form.get("unpause") is True:
+        unpause(plan.unpause)
+        answer_cache().forget(("paused", plan.unpause))
     if action in DAG_ACTIONS:
         conf = build_run_conf(action, subject.route_name or subject.name, form)
         return _start_run(subject, conf, run_id=run_id, user=user)
@@ -258,7 +283,7 @@ def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | No
     if run is None:
         raise InvalidForm(f"Airflow did not start a run of {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
-    return ActionResult(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
+    return ActionResult(f"The run {run.run_id} of {subject.dag} is queued.", run.run_id, path)
 
 
 def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:

@@ -10,16 +10,19 @@ from typing import Any
 from airflow.models.asset import AssetEvent, AssetModel
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from frazil.airflow.dag_ids import partition_asset, reopened_asset
+from frazil.airflow.dag_profile import RESULT_KEY
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.maintenance.alerts import runbook_link
 from frazil.operations.overview import ActiveAlert
 from frazil.operations.page_actions import UnfinishedRun
+from frazil.operations.run_result import RunResult, TaskResult, describe_run
 from frazil.operations.table_view import WindowRun
 
 MAX_WINDOW_RUNS = 5_000
@@ -93,6 +96,41 @@ def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
         )
         return {dag_id: bool(is_paused) for dag_id, is_paused in rows}
+
+
+def unpause(dag_id: str) -> None:
+    with create_session() as session:
+        session.execute(update(DagModel).where(DagModel.dag_id == dag_id).values(is_paused=False))
+
+
+def read_run_result(dag_id: str, run_id: str, *, subject: str) -> RunResult | None:
+    """Return the state of a run, and what its tasks reported; None if the run is not for the stream or table."""
+    one = select(DagRun.state, DagRun.conf).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+    tasks = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
+        TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
+    )
+    reports = select(XComModel).where(
+        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == RESULT_KEY
+    )
+    with create_session() as session:
+        run = session.execute(one).first()
+        if run is None or subject not in _subjects_of(run.conf):
+            return None
+        said = {
+            (found.task_id, found.map_index): str(XComModel.deserialize_value(found))
+            for found in session.scalars(reports)
+        }
+        ended = session.execute(tasks.order_by(TaskInstance.end_date.is_(None), TaskInstance.end_date)).all()
+    results = [TaskResult(task, str(state), said.get((task, index), ""), index) for task, index, state in ended]
+    return describe_run(dag_id, run_id, str(run.state), results, paused=read_pauses([dag_id]).get(dag_id, False))
+
+
+def _subjects_of(conf: Any) -> list[Any]:
+    """Return the streams and tables of a run's form."""
+    if not isinstance(conf, Mapping):
+        return []
+    tables = conf.get("tables")
+    return [conf.get("stream"), conf.get("table"), *(tables if isinstance(tables, list) else [])]
 
 
 def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowRun]]:

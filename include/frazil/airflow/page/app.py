@@ -100,9 +100,23 @@ def operations_page() -> FastAPI:
     ) -> Response:
         from frazil.airflow.page import actions
 
+        may_unpause = may_edit_dag(requested.user, requested.subject.dag)
         return json_response(
-            _with_http_errors(lambda: actions.build_action_plan(requested.action, requested.subject, form))
+            _with_http_errors(
+                lambda: actions.build_action_plan(requested.action, requested.subject, form, may_unpause=may_unpause)
+            )
         )
+
+    @app.get("/api/run/{action}/{name}")
+    def run(action: str, name: str, run: str, user: GetUserDep) -> Response:
+        from frazil.airflow.page import actions
+        from frazil.operations.page_actions import PageAction
+
+        known = action in set(PageAction)
+        found = actions.find_run(PageAction(action), name, run, partial(visible_streams, user)) if known else None
+        if found is None:
+            raise HTTPException(404, f"Airflow has no run {run} for {name}, or you may not see it")
+        return json_response(found)
 
     @app.post("/api/action/{action}/{name}")
     def carry_out(
@@ -113,9 +127,9 @@ def operations_page() -> FastAPI:
         entry = log_action(
             requested.user, requested.action, requested.subject.name, dag_id=requested.subject.dag, form=form
         )
-        user = requested.user.get_name()
+        by = {"user": requested.user.get_name(), "may_unpause": may_edit_dag(requested.user, requested.subject.dag)}
         try:
-            done = _with_http_errors(lambda: actions.carry_out(requested.action, requested.subject, form, user=user))
+            done = _with_http_errors(lambda: actions.carry_out(requested.action, requested.subject, form, **by))
         except HTTPException as error:
             log_outcome(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
@@ -301,7 +315,7 @@ def visible_streams(user: Any, dags: Mapping[str, str]) -> set[str]:
 PAGE_HEADER, PAGE_HEADER_VALUE = "x-frazil", "page"
 """The header that the page's script sends with each action, and its value."""
 OUTCOME_KEY = "outcome"
-LOGGED_FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
+LOGGED_FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run", "unpause")
 """Fields of the forms that are written to the audit log: all except `version_token`."""
 
 
@@ -320,11 +334,15 @@ def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
     return None if known else f"the request comes from {origin}"
 
 
-def is_permitted(user: Any, method: str, dag_id: str) -> bool:
-    """Whether the user may start (POST) or change (PUT) runs of a DAG."""
+def is_permitted(user: Any, method: Any, dag_id: str, entity: DagAccessEntity | None = DagAccessEntity.RUN) -> bool:
+    """Whether the user may start (POST) or change (PUT) runs of a DAG; without `entity`, the DAG itself."""
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-    manager = get_auth_manager()
-    return manager.is_authorized_dag(method=method, access_entity=DagAccessEntity.RUN, details=details, user=user)  # type: ignore[arg-type]
+    return get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=details, user=user)
+
+
+def may_edit_dag(user: Any, dag_id: str) -> bool:
+    """Whether the user may unpause a DAG."""
+    return is_permitted(user, "PUT", dag_id, None)
 
 
 def readable_dags(user: Any, dag_ids: Collection[str]) -> set[str]:

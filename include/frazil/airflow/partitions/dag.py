@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
 from frazil.airflow.dag_ids import partition_asset, reopened_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile, task
+from frazil.airflow.dag_profile import OnFailure, dag_profile, report, task
 from frazil.airflow.declared_streams import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
 from frazil.quality.gate import find_suite
@@ -177,6 +177,7 @@ def release(streams: str) -> None:
     spec = streams_feeding(Path(streams), form["table"])[0]
     note = f"released by {user}: {form['reason']}"
     completion.release_window(open_stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
+    report(f"The window {window} of {form['table']} is released: its event is sent within a minute")
 
 
 def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:

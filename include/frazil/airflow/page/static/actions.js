@@ -2,10 +2,13 @@
 
 import { call, linkTo, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
+import { badge } from "./marks.js";
 import { words } from "./parts.js";
 
 const REASON = { name: "reason", label: "Reason (visible to others)", kind: "text", free: true };
 const TYPING_PAUSE_MS = 250; // The form is checked once the user pauses.
+const RUN_INTERVAL_MS = 2000;
+const RUN_LEVELS = { success: 4, failed: 0 };
 const DRY = { name: "dry-run", label: "Dry run: only log what would change", kind: "toggle", value: true };
 
 const ACTIONS = {
@@ -70,7 +73,7 @@ function open(name, subject, page, given) {
   const action = ACTIONS[name];
   const at = `${name}/${encodeURIComponent(subject)}`;
   const form = Object.fromEntries(action.fields.map((field) => [field.name, given[field.name] ?? field.value ?? ""]));
-  const state = { plan: null, problem: null, failed: null, asking: true, busy: false, typed: "", done: null };
+  const state = { plan: null, problem: null, failed: null, asking: true, busy: false, typed: "", done: null, run: null };
   const before = document.activeElement?.dataset.key;
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": "dialog-title" });
   const place = h("div", {});
@@ -84,14 +87,15 @@ function open(name, subject, page, given) {
     document.querySelector(`[data-key="${CSS.escape(before || "")}"]`)?.focus();
   });
 
-  const send = async (what, body) => {
+  const fetched = async (path, body) => {
     try {
-      return { answer: await call(`${what}/${at}`, body) };
+      return { answer: await call(path, body) };
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       return { problem: error.message };
     }
   };
+  const send = (what, body) => fetched(`${what}/${at}`, body);
 
   // The last plan stays visible until the next one arrives. Only the response to the last request counts.
   const plan = async () => {
@@ -119,6 +123,20 @@ function open(name, subject, page, given) {
     document.getElementById("spoken").textContent = answer.message;
     dialog.querySelector("button")?.focus();
     page.load();
+    if (answer.run) follow(answer.run);
+  };
+
+  // Until the run has ended, or the dialog is closed.
+  const follow = async (run) => {
+    const { answer = null } = await fetched(`run/${at}?run=${encodeURIComponent(run)}`);
+    if (!dialog.isConnected) return;
+    if (answer && answer.message !== state.run?.message) {
+      state.run = answer;
+      draw();
+      if (answer.finished) document.getElementById("spoken").textContent = answer.message;
+    }
+    if (answer?.finished) page.load();
+    else soon = setTimeout(() => follow(run), RUN_INTERVAL_MS);
   };
 
   const possible = () => state.plan && !state.plan.refused && !state.plan.missing && !state.asking && !state.busy;
@@ -140,7 +158,7 @@ function open(name, subject, page, given) {
     const close = h("button", { type: "button", class: "plain", "data-key": "close", onclick: () => dialog.close() }, state.done ? "Close" : "Cancel");
     const title = h("h2", { id: "dialog-title" }, `${action.title || action.verb} ${subject}`);
     if (state.done) {
-      replace(place, title, h("p", { role: "status" }, words(state.done.message)), state.done.run && h("p", {}, h("a", { ...linkTo(state.done.run), "data-key": "run" }, "The run in Airflow")), h("footer", {}, close));
+      replace(place, title, h("p", { role: "status" }, words(state.done.message)), state.done.run && result(), h("footer", {}, close));
       return;
     }
     const go = h("button", { type: "submit", class: "go", "data-key": "go", disabled: !ready() }, state.busy ? "Working …" : action.verb);
@@ -151,6 +169,7 @@ function open(name, subject, page, given) {
         { onsubmit: confirm, "aria-busy": String(state.asking) },
         title,
         action.fields.filter((field) => !field.only || field.only(form)).map((field) => input(field, form, change)),
+        state.plan?.unpause && input({ name: "unpause", label: `Unpause the DAG ${state.plan.unpause}`, kind: "toggle" }, form, change),
         h("h3", {}, "What will happen"),
         state.plan
           ? h("ul", { class: "says" }, state.plan.effects.map((said) => h("li", {}, words(said))))
@@ -163,6 +182,15 @@ function open(name, subject, page, given) {
       ),
     );
   }
+
+  /** The state of the run that the action started, and a link to the log of the task that explains it. */
+  const result = () => {
+    const { run } = state;
+    return [
+      run && h("p", { class: "result" }, badge(RUN_LEVELS[run.state] ?? 2, run.state), " ", words(run.message)),
+      h("p", {}, h("a", { ...linkTo(run?.log || state.done.log), "data-key": "run" }, run?.log.includes("/tasks/") ? "Its log in Airflow" : "The run in Airflow")),
+    ];
+  };
 
   const retype = () =>
     input({ name: "typed", label: `Type ${subject} to confirm`, kind: "text" }, { typed: state.typed }, (_, value) => {

@@ -53,7 +53,7 @@ export function moment(ms, now) {
   return today ? iso.slice(11, 19) : `${iso.slice(0, 10)} ${iso.slice(11, 16)}`;
 }
 
-const MOMENT = /(?<![\w:-])(\d{4}-\d\d-\d\d)(?:T(\d\d)(?::(\d\d))?| (\d\d):(\d\d))(?::(\d\d))?(?:\.\d+)?Z?(?![\w+-]|[:.]\d)/g;
+const MOMENT = /(?<![\w:-])(\d{4}-\d\d-\d\d)(?:T(\d\d)(?::(\d\d))?| (\d\d):(\d\d))(?::(\d\d))?(?:\.\d+)?(?:Z|\+00:00)?(?![\w+-]|[:.]\d)/g;
 
 /** Return a text with all times and hourly windows in the page's format: 2013-12-30 15:00 (UTC), with seconds unless they are 0. */
 export function times(text) {

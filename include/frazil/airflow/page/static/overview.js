@@ -40,7 +40,7 @@ function header(data) {
     h("h1", {}, "Streams"),
     data.headline && h("p", { class: `headline ${needing ? levelName(worst(data.lines)) : ""}` }, data.headline),
     data.pending && h("p", { class: "soft" }, "Loading …"),
-    data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in total, mean of 10 min or more`),
+    data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in total`),
   );
 }
 
@@ -127,14 +127,13 @@ function row(line, now) {
       h("td", { "data-name": "Dead letters", class: "n" }, deadLetters(line)),
       h("td", { "data-name": "Table" }, health(line)),
     ),
-    line.needs.length > 0 &&
-      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", { class: levelName(line.level) }, problemItems(line.needs, `need-${line.stream}`)))),
+    (line.needs.length > 0 || line.notes.length > 0) &&
+      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", { class: levelName(line.level) }, problemItems(line.needs.length ? line.needs : line.notes, `need-${line.stream}`)))),
   ];
 }
 
 function stateNotes(line, now) {
-  const old = line.at_ms !== null && (line.last_known || now - line.at_ms > OLD_MS) && h("small", { class: "calm" }, `${line.last_known ? "last known state, " : ""}as of ${ago(line.at_ms, now)}`);
-  return [old, line.needs.length === 0 && line.notes.map((said) => h("small", { class: "calm" }, said))];
+  return line.at_ms !== null && (line.last_known || now - line.at_ms > OLD_MS) && h("small", { class: "calm" }, `${line.last_known ? "last known state, " : ""}as of ${ago(line.at_ms, now)}`);
 }
 
 function freshness(line) {

@@ -5,9 +5,18 @@ import { h } from "./dom.js";
 import { times } from "./format.js";
 import { levelName } from "./marks.js";
 
-/** Return a sentence as nodes: times in the page's format, and text between backticks as code. */
+const ADDRESS = /(https?:\/\/[^\s()"<>]*\/frazil\/(?:data-docs|ops)\/[^\s()"<>]*[\w/]|(?<![\w./-])\/frazil\/(?:data-docs|ops)\/[^\s()"<>]*[\w/])/;
+
+/** Return a sentence as nodes: times in the page's format, text between backticks as code, and frazil's addresses as links. */
 export function words(text) {
-  return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : times(part)));
+  return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part.split(ADDRESS).map((piece, j) => (j % 2 ? address(piece) : times(piece)))));
+}
+
+/** A link to a page of this Airflow. Other addresses may come from records, and stay text. */
+function address(text) {
+  const at = URL.canParse(text, location.href) ? new URL(text, location.href) : null;
+  if (at?.origin !== location.origin) return text;
+  return h("a", { ...linkOut(at.href), class: "within", "data-key": at.pathname }, at.pathname.includes("/frazil/data-docs/") ? "Data Docs" : text);
 }
 
 export function breadcrumb(name) {

@@ -4,7 +4,7 @@ import { actions } from "./actions.js";
 import { linkOut, linkTo } from "./airflow.js";
 import { bar } from "./charts.js";
 import { h, s } from "./dom.js";
-import { ago, bytes, count, counted, duration, iso, mean, moment, rate, short, UNKNOWN } from "./format.js";
+import { ago, bytes, count, counted, duration, iso, mean, moment, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
 import { breadcrumb, heldBy, needsList, words } from "./parts.js";
 import { periodOf, recorded } from "./recorded.js";
@@ -55,9 +55,11 @@ function numbers(view) {
   );
 }
 
+const USUAL_S = 60; // a lag of fewer seconds of arrivals is usual
+
 /** When the lag will be 0, or how fast it grows, at the rates of the last minutes. */
 function catchesUp({ line, trend }) {
-  if (!trend || !line.lag) return "";
+  if (!trend || !line.lag || line.lag < USUAL_S * trend.arrived_per_s) return "";
   if (trend.caught_up_in_ms !== null) return `; caught up in ${duration(trend.caught_up_in_ms)}: ${rate(trend.records_per_s)} written, ${rate(trend.arrived_per_s)} arrive`;
   return trend.arrived_per_s > 1.05 * trend.records_per_s ? `; grows: ${rate(trend.arrived_per_s)} arrive, ${rate(trend.records_per_s)} written` : "";
 }
@@ -86,6 +88,7 @@ function events(view) {
 }
 
 const HEAT = 5;
+const DARKEST = 1000; // at least: a few waiting records are no reason for alarm
 
 function partitions(view) {
   if (!view.partitions.length) return null;
@@ -114,7 +117,7 @@ function waiting(partitions, most) {
 }
 
 function cell(one, most) {
-  const heat = one.lag === null ? "none" : Math.ceil((Math.sqrt(one.lag) / Math.sqrt(most)) * HEAT) || 0;
+  const heat = one.lag === null ? "none" : Math.ceil(Math.sqrt(one.lag / Math.max(most, DARKEST)) * HEAT) || 0;
   const said = `${one.topic}-${one.partition}: ${one.lag === null ? "lag unknown" : "lag " + counted(one.lag, "record")}, next offset ${count(one.offset)}, newest event time ${moment(one.newest_ms)}${one.idle ? ", idle" : ""}${one.holds ? ", delays the watermark" : ""}`;
   return h("li", { class: `heat-${heat}${one.holds ? " holds" : ""}`, title: said, "aria-label": said }, h("span", {}, one.partition), h("small", {}, short(one.lag)));
 }
@@ -230,6 +233,6 @@ function airflowLinks(view) {
     dags.length
       ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))), view.log && h("li", {}, h("a", { ...linkTo(view.log), "data-key": "log" }, "Log of the writer's task")))
       : h("p", { class: "soft" }, view.dags ? "Airflow has none of the stream's DAGs. If they do not appear soon, check its import errors." : "Loading …"),
-    view.audited && h("p", { class: "soft" }, `Last audit: ${view.audited}.`),
+    view.audited && h("p", { class: "soft" }, `Last audit: ${times(view.audited)}.`),
   );
 }

@@ -105,7 +105,7 @@ export function windows(view, page) {
   const next = calendar.waits_for ? `Next: ${times(calendar.waits_for)}` : "No window is signalled: these are the table's partitions.";
   const asked = new URLSearchParams(location.hash.split("?")[1]).get("window");
   const chosen = calendar.cells.find((cell) => cell.key === asked);
-  const said = h("output", { class: "soft read" }, chosen ? wordsOf(chosen) : next);
+  const said = h("output", { class: "soft read" }, chosen ? words(wordsOf(chosen)) : next);
   const used = Object.keys(STATES).filter((state) => calendar.cells.some((cell) => cell.state === state));
   const bare = Object.keys(STATES).find((state) => state !== "empty" && calendar.cells.some((cell) => cell.state === state && cell.rows === 0));
   const marks = Object.keys(MARKS).filter((mark) => calendar.cells.some((cell) => cell[mark]));
@@ -198,6 +198,7 @@ function weekOf(key) {
 
 function files(it) {
   const most = Math.max(...it.histogram.map((bucket) => bucket.files), 1);
+  const all = it.histogram.reduce((sum, bucket) => sum + bucket.files, 0); // of the snapshot of the sizes, which may be another one
   const small = it.histogram.filter((bucket) => bucket.below <= it.target_bytes * 0.75).reduce((sum, bucket) => sum + bucket.files, 0);
   return h(
     "section",
@@ -205,7 +206,7 @@ function files(it) {
     h("h2", {}, "Files by size"),
     it.histogram.length
       ? [
-          h("p", { class: "soft" }, `${count(small)} of ${counted(it.files, "file")} are below three quarters of the target, ${bytes(it.target_bytes)}.`),
+          h("p", { class: "soft" }, `${count(small)} of ${counted(all, "file")} are below three quarters of the target, ${bytes(it.target_bytes)}.`),
           h("table", { class: "bars" }, h("thead", { class: "unseen" }, h("tr", {}, h("th", { scope: "col" }, "Size"), h("th", { scope: "col" }, "Files"))), h("tbody", {}, it.histogram.map((bucket) => h("tr", {}, h("th", { scope: "row" }, `${bucket.at_least ? bytes(bucket.at_least) : "0"} – ${bytes(bucket.below)}`), h("td", {}, bar(bucket.files / most), h("span", {}, count(bucket.files))))))),
         ]
       : h("p", { class: "soft" }, it.files ? "Too many files to read their manifests here. Run frazil health --deep to count them." : "No file yet."),
@@ -267,12 +268,13 @@ export function snapshots(view) {
   const [left, row, line] = width < NARROW ? [0, 40, 28] : [190, 24, 12]; // left of the lines, between them, and above each line
   const x = (at) => left + 6 + ((at - from) / (to - from)) * (width - left - 16);
   const height = lanes.length * row + 26;
+  const shown = marks.filter((mark) => mark.kind !== "expiry").length;
   const counts = lanes.map((name) => `${marks.filter((mark) => lane(mark) === name).length} of ${name}`);
   return h(
     "section",
     { class: "card" },
     h("h2", {}, "Snapshots"),
-    h("p", { class: "soft" }, `The newest ${count(marks.filter((mark) => mark.kind !== "expiry").length)} of ${count(view.shape.snapshots)} snapshots by operation${marks.some((mark) => mark.kind === "expiry") ? ", with the times of expiries" : ""}.`),
+    h("p", { class: "soft" }, `${shown < view.shape.snapshots ? `The newest ${count(shown)} of` : "All"} ${count(view.shape.snapshots)} snapshots by operation${marks.some((mark) => mark.kind === "expiry") ? ", with the times of expiries" : ""}.`),
     s(
       "svg",
       { class: "lanes", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },

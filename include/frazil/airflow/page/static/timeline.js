@@ -162,7 +162,7 @@ function drawSteps(points, x, y) {
   });
 }
 
-const STEPS_MS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200].map((n) => n * 2000);
+const STEPS_MS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, ...[1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].map((days) => days * 86400)].map((n) => n * 2000);
 
 const MIN_VALUES = 20; // with fewer values, no value counts as an outlier
 const MAX_RATIO = 20; // next to a value this many times larger, the others would look like zero
