@@ -190,6 +190,7 @@ def _first_use(properties: dict[str, str]) -> None:
         _open(CatalogConfig("lake", properties)).list_namespaces()
 
 
+GCS_IO = "org.apache.iceberg.gcp.gcs.GCSFileIO"
 WITHOUT_PACKAGES = """
 import importlib.util, sys
 from frazil.errors import MissingExtra
@@ -339,6 +340,16 @@ def test_spark_gets_the_jars_that_a_catalog_needs_and_no_others(
 ) -> None:
     assert needed_jar_sets(properties) == sets
     assert set(sets) <= set(jars.ROOTS)
+
+
+def test_spark_opens_files_in_gcs_and_adls_with_iceberg_s_own_classes() -> None:
+    assert _beneath("g", {"uri": "thrift://h:9083", "warehouse": "gs://b/"})["io-impl"] == GCS_IO
+    assert _beneath("g", {"uri": "http://c", "gcs.project-id": "p"})["io-impl"] == GCS_IO
+    given = {"uri": "thrift://h:9083", "adls.account-name": "a", "adls.account-key": "k"}
+    found = _beneath("a", given | {"warehouse": "abfss://c@a.dfs.core.windows.net/"})
+    assert found["io-impl"] == "org.apache.iceberg.azure.adlsv2.ADLSFileIO"
+    shared_key = "adls.auth.shared-key.account"
+    assert (found[f"{shared_key}.name"], found[f"{shared_key}.key"]) == ("a", "k")
 
 
 def test_spark_gets_glue_and_hive_and_refuses_what_it_cannot_open() -> None:
