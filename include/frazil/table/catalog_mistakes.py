@@ -125,9 +125,11 @@ def translate_client_error(catalog: str, error: Exception) -> FrazilError | None
         return _translate_botocore(catalog, error, half_configured=isinstance(error, boto.PartialCredentialsError))
     if boto is not None and isinstance(error, boto.ClientError):
         return _translate_refusal(catalog, error, error.response.get("Error", {}).get("Code", ""))
-    thrift = sys.modules.get("thrift.transport.TTransport")
-    if thrift is not None and isinstance(error, thrift.TTransportException):
+    transport, thrift = sys.modules.get("thrift.transport.TTransport"), sys.modules.get("thrift.Thrift")
+    if transport is not None and isinstance(error, transport.TTransportException):
         return CommitUnavailable(f"the metastore of the catalog {catalog!r} cannot be reached: {one_line(error)}")
+    if thrift is not None and isinstance(error, thrift.TApplicationException):
+        return _translate_metastore(catalog, error, is_missing=error.type == error.UNKNOWN_METHOD)
     return None
 
 
@@ -151,6 +153,16 @@ def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool
         return configuration_error(catalog, error)
     # Includes missing credentials, which occur while a host's metadata service does not respond.
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
+
+
+def _translate_metastore(catalog: str, error: Exception, *, is_missing: bool) -> FrazilError:
+    """Translate a Hive metastore's own error, of a method that it does not have or that failed."""
+    if is_missing:
+        return SpecError(
+            f"the metastore of the catalog {catalog!r} does not have a method that PyIceberg calls: {one_line(error)}. "
+            "Use a metastore of Hive 2 or 3, because Hive 4 removed methods, or another catalog"
+        )
+    return CommitUnavailable(f"the metastore of the catalog {catalog!r} failed: {one_line(error)}; see its log")
 
 
 def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError | None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
 from pyiceberg.io.fsspec import FsspecFileIO
 
+import frazil.pyiceberg_fixes  # noqa: F401 - configures gcsfs
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
 from frazil.table.storage_mistakes import is_credentials_expiry, translate_client_failure
