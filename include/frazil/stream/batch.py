@@ -26,6 +26,7 @@ from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
 from frazil.commit.rejection_reasons import count_reasons
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import delete_fenced_batch, discard_batch, sweep_batch
+from frazil.commit.writer_folding import WriterFolding
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import (
     BatchCommitted,
@@ -114,6 +115,8 @@ class BatchRunner:
     """Average bytes that recent batches wrote to each table partition."""
     distribution: Distribution | None = None
     last_journal: Journal | None = None
+    folding: WriterFolding | None = None
+    """Folds the main table's small files; None if maintenance alone rewrites files."""
     route: StreamRoute = field(kw_only=True)
     fence: FenceWatch = field(default_factory=FenceWatch)
 
@@ -149,6 +152,8 @@ class BatchRunner:
         self._record_rates(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
         if self.tables.main.expiry is not None:
             self.tables.main.expiry.continue_after(self.tables.main.current())
+        if self.folding is not None:
+            self.folding.continue_after(journal.staged_for("main"))
         self._delete_obsolete_files(journal)
         self.sweep_stragglers()
         self.last_journal = journal

@@ -32,6 +32,7 @@ from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.writer_expiry import WriterExpiry
+from frazil.commit.writer_folding import WriterFolding
 from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch, TopicMissing
 from frazil.events import (
     ChangesMerged,
@@ -306,6 +307,8 @@ class Epoch:
             runner = self._take_over()
         p.exit_callbacks.pop_all()  # of earlier epochs: only attempts of the last batch may still write
         p.exit_callbacks.callback(runner.sweep_stragglers)
+        if runner.folding is not None:
+            p.exit_callbacks.callback(runner.folding.end)
         late = 0
         while not self._is_over(runner):
             loop = BatchLoop(
@@ -376,6 +379,7 @@ class Epoch:
             wait=partial(p.writer.wait_without_slot, p.emit),
             rejects_accepted=accepted_offsets(p.tables, marker.source),
             route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
+            folding=WriterFolding.open(p.spec.maintenance.compaction, p.tables),
         )
         for journal in settled.committed:
             runner.report(journal)
