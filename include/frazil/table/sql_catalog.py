@@ -13,7 +13,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import Identifier
-from sqlalchemy import Select, Update, bindparam, select, update
+from sqlalchemy import Executable, Update, bindparam, select, update
 
 _commit_table = SqlCatalog.commit_table
 
@@ -63,7 +63,7 @@ _PLACE = (
 
 
 @cache
-def _find(schema_version: str) -> Select[Any]:
+def _find(schema_version: str) -> Executable:
     """Return the statement that finds a table. Catalogs of schema version 0 have no types, and no views."""
     columns = (IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location)
     found = select(*columns).where(*_PLACE)
