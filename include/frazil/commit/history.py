@@ -16,6 +16,8 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
+FOLD_OPERATION = "fold"
+"""Value of `frazil.operation` in the summaries of snapshots in which a writer replaced small files."""
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
 """Summary keys of skipped ranges and published backfills. These snapshots have no commit record, so their times are
 known only while they exist.

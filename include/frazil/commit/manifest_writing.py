@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from types import TracebackType
 from typing import Any, Self
 
@@ -222,17 +223,31 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
 
 
 def write_merged(
-    merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
+    merged: Mapping[ManifestFile, WrittenEntries],
+    *,
+    path: str,
+    table: Table,
+    snapshot_id: int,
+    removed: Collection[str] = (),
 ) -> ManifestFile:
-    """Merge manifests of the same kind into one, whose entries are existing files. Return the new manifest."""
+    """Write one manifest with the entries of manifests of the same kind, as existing files. Return the new manifest.
+    Entries of files with the keys `removed` become deleted entries.
+    """
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
     copies = [written.copied.with_row_ids(manifest, written.entries) for manifest, written in merged.items()]
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
-    made = _write(entries, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
-    if len(entries) < MAX_REMEMBERED_ENTRIES:
-        recently_written.keep(path, WrittenEntries(copied, tuple(entries)))
+    leaves = [file_key(entry.data_file) in removed for entry in entries]
+    written = [
+        _updated_entry(one, snapshot_id, deleted=True) if gone else one
+        for one, gone in zip(entries, leaves, strict=True)
+    ]
+    made = _write(written, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
+    stays = [not gone for gone in leaves]
+    if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:
+        kept = replace(copied, data_files=tuple(compress(copied.data_files, stays)))
+        recently_written.keep(path, WrittenEntries(kept, tuple(compress(entries, stays))))
     for manifest in merged:
         recently_written.forget(manifest.manifest_path)
     return made

@@ -95,6 +95,8 @@ class SnapshotWriter:
     base: BaseManifests | None = None
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""
+    operation: Operation | None = None
+    """The snapshot's operation; None derives it from the files."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -143,7 +145,7 @@ class SnapshotWriter:
             manifest_list=path,
             sequence_number=number,
             timestamp_ms=next_ms(metadata, now_ms),
-            summary=_build_summary(self.files, self.moved, extra=summary, base=base),
+            summary=_build_summary(self.files, self.moved, extra=summary, base=base, operation=self.operation),
             schema_id=metadata.current_schema_id,
             first_row_id=first_row_id,
             added_rows=None if first_row_id is None else (writer.next_row_id or 0) - first_row_id,
@@ -331,7 +333,12 @@ def _require_primitive(kind: object) -> PrimitiveType:
 
 
 def _build_summary(
-    files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: BaseManifests
+    files: Sequence[StagedFile],
+    moved: Sequence[DataFile],
+    *,
+    extra: Mapping[str, str],
+    base: BaseManifests,
+    operation: Operation | None,
 ) -> Summary:
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
@@ -354,8 +361,10 @@ def _build_summary(
     if partitions:
         counts["changed-partition-count"] = str(len(partitions))
     overwrites = base.removed_files or metrics.added_delete_files
-    operation = Operation.OVERWRITE if overwrites else Operation.APPEND
-    return update_snapshot_summaries(Summary(operation=operation, **counts, **extra), base.summary)
+    derived = Operation.OVERWRITE if overwrites else Operation.APPEND
+    summary = update_snapshot_summaries(Summary(operation=derived, **counts, **extra), base.summary)
+    # PyIceberg computes totals only for operations that it makes itself.
+    return summary if operation is None else Summary(operation=operation, **summary.additional_properties)
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:

@@ -222,7 +222,7 @@ class RangeReader(ABC):
         """Stop reading these ranges. Ranges that have already ended are ignored."""
         places = [(self._ranges[i].topic, self._ranges[i].partition) for i in indexes]
         ended = [place for place in places if self._open.pop(place, None) is not None]
-        if ended:
+        if ended and self._open:  # a reader whose last range has ended is about to be closed
             self._unassign(ended)
 
     def _on_partition(self, code: int, text: str, place: TopicPartition, offset: int) -> None:

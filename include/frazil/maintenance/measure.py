@@ -21,7 +21,13 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.commit_checks import check_ancestry, check_same_source
-from frazil.commit.history import ancestors, ancestors_and_older_snapshots, commit_records, last_commit_ms
+from frazil.commit.history import (
+    FOLD_OPERATION,
+    ancestors,
+    ancestors_and_older_snapshots,
+    commit_records,
+    last_commit_ms,
+)
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
@@ -187,7 +193,11 @@ def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> t
 
 
 def _is_replace(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and snapshot.summary.operation is Operation.REPLACE
+    """Return whether a snapshot has the same rows in other files. A writer's folds leave files for maintenance."""
+    summary = snapshot.summary
+    if summary is None or summary.operation is not Operation.REPLACE:
+        return False
+    return summary.get("frazil.operation") != FOLD_OPERATION
 
 
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:

@@ -292,6 +292,23 @@ class TaskRun(ABC):
             self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
 
 
+def rewrite_files(target: TargetTable, paths: Sequence[str]) -> tuple[StagedFile, ...]:
+    """Write all rows of these data files again, as few files. If this fails, removes what it wrote, if possible."""
+    io: FileIO = load_file_io(dict(target.io), location=target.folder)
+    reader, schema = TableFileReader(io, target.properties), Schema.model_validate_json(target.schema_json)
+    writer = TableWriter(target, "main", io=io, file_name=file_namer(0, 0))
+    wanted = writer.layout.arrow_schema
+    try:
+        for path in paths:
+            with reader.open(path) as data:
+                for _, rows in data.row_groups(schema):
+                    writer.add(rows.select(wanted.names).cast(wanted))
+        return tuple(writer.finish())
+    except BaseException:
+        writer.abort()
+        raise
+
+
 def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
     """Return the rows of a row group that begins at position `start`, except for the positions `leaving`."""
     stays = np.ones(rows.num_rows, np.bool_)

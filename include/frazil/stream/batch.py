@@ -26,6 +26,7 @@ from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
 from frazil.commit.rejection_reasons import count_reasons
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import delete_fenced_batch, discard_batch, sweep_batch
+from frazil.commit.writer_folding import WriterFolding
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import (
     BatchCommitted,
@@ -56,7 +57,7 @@ from frazil.stream.evolve import EvolutionResult, evolve_table
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.notices import Notices
 from frazil.stream.outage import retry_during_outage
-from frazil.stream.plan import Position, join_ranges, read_rates, update_rates, write_rates
+from frazil.stream.plan import Position, join_ranges, update_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
 from frazil.stream.stage_context import build_stage_context
@@ -97,6 +98,8 @@ class BatchRunner:
     """Average bytes that recent batches wrote to each table partition."""
     distribution: Distribution | None = None
     last_journal: Journal | None = None
+    folding: WriterFolding | None = None
+    """Folds the main table's small files; None if maintenance alone rewrites files."""
     route: StreamRoute = field(kw_only=True)
     notices: Notices = field(kw_only=True)
     fence: FenceWatch = field(default_factory=FenceWatch)
@@ -133,6 +136,8 @@ class BatchRunner:
         self._record_rates(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
         if self.tables.main.expiry is not None:
             self.tables.main.expiry.continue_after(self.tables.main.current())
+        if self.folding is not None:
+            self.folding.continue_after(journal.staged_for("main"))
         self._delete_obsolete_files(journal)
         self.sweep_stragglers()
         self.last_journal = journal
@@ -390,8 +395,7 @@ class BatchRunner:
     ) -> None:
         """Record rates and the metadata's size for the planner. Only logs errors."""
         try:
-            task_s = [answer.seconds for answer in answers]
-            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s)
+            stretch = None
             if self.recent is not None:
                 self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":
@@ -401,8 +405,9 @@ class BatchRunner:
                 pressed = before is not None and before.reason is not None
                 if pressed or now.reason:
                     self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
-                exchange = open_exchange(self.run_folder)
-                write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
+                stretch = now.stretch
+            task_s = [answer.seconds for answer in answers]
+            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s, stretch=stretch)
         except Exception as error:  # storages and full disks raise anything
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
 

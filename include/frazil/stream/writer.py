@@ -31,6 +31,7 @@ from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.writer_expiry import WriterExpiry
+from frazil.commit.writer_folding import WriterFolding
 from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch, TopicMissing
 from frazil.events import (
     ChangesMerged,
@@ -308,6 +309,8 @@ class Epoch:
             runner = self._take_over()
         p.exit_callbacks.pop_all()  # of earlier epochs: only attempts of the last batch may still write
         p.exit_callbacks.callback(runner.sweep_stragglers)
+        if runner.folding is not None:
+            p.exit_callbacks.callback(runner.folding.end)
         late = 0
         while not self._is_over(runner):
             loop = BatchLoop(
@@ -379,6 +382,7 @@ class Epoch:
             rejects_accepted=accepted_offsets(p.tables, marker.source),
             route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
             notices=p.notices,
+            folding=WriterFolding.open(p.spec.maintenance.compaction, p.tables),
         )
         for journal in settled.committed:
             runner.report(journal)

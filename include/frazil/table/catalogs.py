@@ -321,9 +321,14 @@ def share_connections() -> None:
 
 
 def _create_client(kind: str, config: CatalogConfig) -> Catalog:
-    if kind != "rest" or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
+    """Create PyIceberg's client, or frazil's variant of it. Imports only the client that the catalog needs."""
+    if kind not in {"rest", "sql"} or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
         return pyiceberg.catalog.load_catalog(config.name, **config.properties)
-    from frazil.table.rest_catalog import ResilientRestCatalog  # loads a client that others do not need
+    if kind == "sql":
+        from frazil.table.sql_catalog import PreparedSqlCatalog
+
+        return PreparedSqlCatalog(config.name, **config.properties)
+    from frazil.table.rest_catalog import ResilientRestCatalog
 
     return ResilientRestCatalog(config.name, **config.properties)
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.schema import Schema
 from pyiceberg.table.refs import SnapshotRefType
@@ -34,6 +33,7 @@ from frazil.commit.sweep import bare_path
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from frazil.table.sql_catalog import PreparedSqlCatalog
 from tests.made_batches import MadeStream
 from tests.made_routes import MadeRoute, shop
 
@@ -320,14 +320,14 @@ def test_a_table_that_the_catalog_forbids_is_named_with_what_to_do(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     made.batch({"main": 1, table: 2})
-    load = SqlCatalog.load_table
+    load = PreparedSqlCatalog.load_table
 
-    def refusing(catalog: SqlCatalog, identifier: Any) -> Any:
+    def refusing(catalog: PreparedSqlCatalog, identifier: Any) -> Any:
         if table in (identifier, ".".join(identifier)):
             raise ForbiddenError("not yours")
         return load(catalog, identifier)
 
-    monkeypatch.setattr(SqlCatalog, "load_table", refusing)
+    monkeypatch.setattr(PreparedSqlCatalog, "load_table", refusing)
     refused = call(tmp_path, "route", "shop").exception
     assert isinstance(refused, AccessDenied)
     assert str(refused) == (
@@ -510,19 +510,19 @@ def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"main": 1, "shop.raw_a": 1})
-    loads, load, exists = Counter[str](), SqlCatalog.load_table, SqlCatalog.table_exists
+    loads, load, exists = Counter[str](), PreparedSqlCatalog.load_table, PreparedSqlCatalog.table_exists
 
-    def counted(catalog: SqlCatalog, identifier: Any) -> Any:
+    def counted(catalog: PreparedSqlCatalog, identifier: Any) -> Any:
         loads[identifier if isinstance(identifier, str) else ".".join(identifier)] += 1
         return load(catalog, identifier)
 
-    def refusing(catalog: SqlCatalog, identifier: Any) -> bool:
+    def refusing(catalog: PreparedSqlCatalog, identifier: Any) -> bool:
         if "shop.raw_a" in str(identifier):
             raise ForbiddenError("not yours")
         return exists(catalog, identifier)
 
-    monkeypatch.setattr(SqlCatalog, "load_table", counted)
-    monkeypatch.setattr(SqlCatalog, "table_exists", refusing)
+    monkeypatch.setattr(PreparedSqlCatalog, "load_table", counted)
+    monkeypatch.setattr(PreparedSqlCatalog, "table_exists", refusing)
     assert (call(tmp_path, "health").exit_code, loads["shop.raw_a"], loads["shop.orders"]) == (0, 1, 1)
     load_catalog(None).drop_table("shop.raw_a")
     done = call(tmp_path, "health")
