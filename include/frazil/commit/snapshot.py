@@ -1,6 +1,6 @@
-"""Writes one snapshot of a branch from staged files: its manifests, its manifest list, and the table updates that add
-it. Replaces PyIceberg's `Transaction`, which retries without frazil's requirements, writes every file with the default
-spec, and copies the metadata about fourteen times.
+"""Writes one snapshot of a branch from staged files: its manifests, its manifest list, and the table updates. Replaces
+PyIceberg's `Transaction`, which retries without frazil's requirements, writes every file with the default spec, and
+copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from frazil.table.metadata_times import next_ms
 FOREVER_MS = 2**63 - 1
 
 MAX_SUMMARY_CHARACTERS = 2_000
-"""Maximum length of a summary's text, which every metadata file contains while the snapshot exists."""
+"""Maximum length of a snapshot summary, which every metadata file contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSnapshot:
-    """A snapshot that is written but not committed."""
+    """A written, but uncommitted snapshot."""
 
     snapshot: Snapshot
     updates: tuple[TableUpdate, ...]
@@ -68,30 +68,29 @@ class PreparedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class BaseManifests:
-    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only snapshots of
-    main mark files as deleted. Files that leave another branch move to main, where snapshot expiry could delete marked
-    files.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only main's
+    snapshots mark such files as deleted: elsewhere the files move to main, and expiry could delete them.
     """
 
     remaining_manifests: Sequence[ManifestFile]
     removed_files: Sequence[DataFile]
     summary: Summary | None
-    """Summary of the previous snapshot, which still counts `removed_files`; None before the first snapshot."""
+    """Summary of the previous snapshot, including `removed_files`; None before the first snapshot."""
     written: Sequence[ManifestFile] = ()
-    """Manifests of `stays` that were rewritten to mark files as deleted."""
+    """Manifests of `stays` that were rewritten because files were deleted."""
 
 
 @dataclass(slots=True)
 class SnapshotWriter:
     """Writes a commit's manifests once, and a manifest list for each attempt. A new branch's first snapshot has no
-    parent. All attempts have the same snapshot id, because the manifests contain it. Without files, each attempt has
-    its own id: an attempt that landed unnoticed then does not block the next.
+    parent. All attempts share a snapshot id, which the manifests contain. Without files, each attempt has its own id,
+    so an unnoticed success does not block the next attempt.
     """
 
     files: Sequence[StagedFile]
     branch: str = MAIN
     moved: Sequence[DataFile] = ()
-    """Files that move here from another branch."""
+    """Files that move to this branch from another one."""
     base: BaseManifests | None = None
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""
@@ -104,7 +103,7 @@ class SnapshotWriter:
     merged: MergedManifest | None = None
     """Small manifests of main, merged for the first attempt."""
     merged_in: set[str] = field(default_factory=set)
-    """The manifest lists that have the merged manifest."""
+    """The manifest lists with the merged manifest."""
 
     @property
     def may_have_unused_files(self) -> bool:
@@ -118,8 +117,8 @@ class SnapshotWriter:
     def prepare(
         self, table: Table, *, summary: Mapping[str, str], now_ms: int, before: Snapshot | None = None
     ) -> PreparedSnapshot:
-        """Return the next attempt, based on the metadata of `table`, with `summary` in its summary. `before` is the
-        snapshot that the same update adds first.
+        """Return the next attempt, based on the metadata of `table`. The same update adds the snapshot `before` first,
+        if any.
         """
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
@@ -165,7 +164,7 @@ class SnapshotWriter:
         return prepared
 
     def _base(self, table: Table, parent: Snapshot | None, path: str, snapshot_id: int) -> BaseManifests:
-        """Return the branch's live manifests. The first attempt on main merges small ones, if there are many."""
+        """Return the branch's live manifests. If main has many small ones, the first attempt merges them."""
         stays = live_manifests(parent, table.io)
         if self.branch == MAIN and self.files and not self.attempts:
             self.merged = merge_manifests(stays, table, snapshot_id=snapshot_id)
@@ -175,17 +174,18 @@ class SnapshotWriter:
         return BaseManifests(fewer or stays, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Require an unchanged main for a branch's first snapshot, which could otherwise lower the sequence number."""
+        """Require an unchanged main for a branch's first snapshot. Otherwise the sequence number might decrease."""
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete files of failed attempts that are no longer needed. `table` is the table after the attempts. A
-        manifest list is waste once its sequence number is below the table's next one, because every catalog then
-        refuses the attempt. The attempt's snapshot may have landed and expired, so manifests are waste only if no later
-        snapshot lists them.
+        """Delete files of failed attempts that are no longer needed. `table` is the table after the attempts.
+
+        A manifest list is deleted once its sequence number is below the table's next one: every catalog then refuses
+        its attempt. Manifests are deleted only if no later snapshot lists them, because their snapshot may have landed
+        and expired.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         written = {m.manifest_path for m in self._written_manifests}
@@ -247,7 +247,7 @@ def base_without_files(
     table: Table,
     snapshot_id: int,
 ) -> BaseManifests:
-    """Return the manifests that a snapshot of main keeps, rewritten if they list files with the keys `removed`."""
+    """Return the manifests that main's next snapshot keeps. Rewrites manifests of files with the keys `removed`."""
     remaining_manifests: list[ManifestFile] = []
     written: list[ManifestFile] = []
     leaves: list[DataFile] = []
@@ -368,9 +368,7 @@ def _build_summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch. A new branch other than main never expires, because no other branch has
-    its rows.
-    """
+    """Return the update that moves the branch. A new branch other than main never expires."""
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,

@@ -14,7 +14,7 @@ TARGET_FILE_BYTES = 512 * 2**20
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """Describe the table to the tasks that write its files. Leaves out the streams' markers."""
+    """Describe the table to the tasks that write its files. Omits the streams' markers."""
     metadata = table.metadata
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),

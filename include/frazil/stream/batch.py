@@ -1,4 +1,4 @@
-"""Runs one batch: stage, journal, commit. The engine runs the staging tasks. The steps share the epoch's state: the
+"""Runs one batch: stage, journal, commit. The engine runs the staging tasks. Batches share the epoch's state: the
 marker and the last batch.
 """
 
@@ -71,9 +71,9 @@ log = logging.getLogger(__name__)
 Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
-"""Maximum number of times that one batch is restaged, because tables evolved or did not exist yet."""
+"""Maximum number of times that one batch is restaged because tables evolved or were missing."""
 MAX_RECENT_COMMITS = 4
-"""Maximum number of commit records from which a new writer computes averages: each may take megabytes."""
+"""Maximum number of commit records from which a new writer computes averages."""
 
 
 @dataclass(slots=True)
@@ -90,9 +90,9 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    """Waits for the given seconds. Returns early, with a true value, if the writer is asked to end."""
+    """Waits for a number of seconds. Returns True early if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Rejected records before these offsets do not open the circuit breaker."""
+    """The circuit breaker ignores rejected records before these offsets."""
     throttle: Throttle | None = None
     recent: RecentSizes | None = None
     """Average bytes that recent batches wrote to each table partition."""
@@ -105,7 +105,7 @@ class BatchRunner:
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch that ends at `end`. If `tasks` is 0, only commit the position `end`."""
+        """Stage, journal and commit one batch that ends at `end`. If `tasks` is 0, only commit this position."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
@@ -150,12 +150,12 @@ class BatchRunner:
         self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete the last batch's files of failed attempts again. On a cluster, an attempt may write files late."""
+        """Delete files of the last batch's failed attempts again. On a cluster, an attempt may write files late."""
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._delete_obsolete_files(self.last_journal)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
-        """Emit the events of a committed batch. Durations (s) are 0 if an earlier epoch staged it."""
+        """Emit the events of a committed batch. Durations (s) are 0 for a batch from an earlier epoch."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
@@ -178,7 +178,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, by_partition, limit, newest_ms))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Return the merge counts by outcome, summed over all tables that have committed the batch."""
+        """Return the merge counts by outcome, summed over all tables that have the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -209,7 +209,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _raise_if_fenced(self, error: Exception) -> None:
-        """Raise `Fenced` from `error` if another writer took over: its deletion of files may have caused the error."""
+        """Raise `Fenced` from `error` if another writer took over, whose deletion of files may be the cause."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -235,9 +235,8 @@ class BatchRunner:
         self.emit(OutageReported(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        """Stage the batch. Stages it again if a table evolved or records need new tables. Returns the tasks' answers
-        and the journal to write. Drift that remains is left to the next batch. Raises StaleBatch if records still need
-        new tables.
+        """Stage the batch, and again if a table evolved or records need new tables. Returns the tasks' answers and the
+        journal to write. Leaves remaining drift to the next batch. Raises StaleBatch if records still need new tables.
         """
         context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
@@ -278,7 +277,7 @@ class BatchRunner:
         return context, answers
 
     def _evolve_tables(self, context: StageContext, answers: Answers) -> bool:
-        """Evolve the tables to accept the tasks' schema drift. Returns whether the batch must be staged again."""
+        """Evolve the tables by the tasks' schema drift. Returns whether the batch must be staged again."""
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
             drift.setdefault("main" if self.route.is_absent(target) else target, []).append(found)
@@ -323,7 +322,7 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent_sizes(self, spec_id: int) -> RecentSizes:
-        """Return the average bytes per table partition, from earlier writers' last commit records."""
+        """Return the average bytes per table partition from the last commit records."""
         recent = RecentSizes(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), MAX_RECENT_COMMITS)]
         for journal in reversed(newest):
@@ -351,7 +350,7 @@ class BatchRunner:
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """Return the id of each topic, including new topics of a pattern that the marker does not have yet."""
+        """Return the id of each topic, including a pattern's new topics that are not in the marker."""
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
             return known.topic_ids
@@ -414,7 +413,7 @@ class BatchRunner:
 
 @contextmanager
 def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Log errors in deleting `files` instead of raising them. The next start deletes these files."""
+    """Log errors in deleting `files`, instead of raising them. The next start deletes the files."""
     try:
         yield
     except Exception as error:  # catalogs' clients raise anything

@@ -47,12 +47,12 @@ LAG_INTERVAL_MS = 10_000
 """Interval at which sinks receive lag measurements."""
 LOG_CHECK_INTERVAL_MS = 60_000
 COUNT_TIMEOUT_S = 0.5
-"""Timeout of a heartbeat for the record count. Heartbeats from a thread that several writers share do not wait."""
+"""How long (s) a heartbeat waits for the record count. Heartbeats from a shared thread do not wait."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MAX_INHERITED_AGE_MS = 3_600_000
-"""Maximum age of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""
+"""Maximum age (ms) of an earlier writer's heartbeat whose `caught_up_at_ms` is still used."""
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""Phases in which an upsert stream merges. A take-over merges the previous writer's batches."""
+"""Phases in which an upsert stream merges. A take-over also merges earlier batches."""
 
 
 class Reporter:
@@ -209,7 +209,7 @@ class Reporter:
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count the batch's records in a daemon thread, because requests to unavailable storage take long to fail."""
+        """Count the batch's records in a daemon thread, because storage may not respond."""
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():
@@ -243,11 +243,11 @@ class Reporter:
                 self._update(batch_records=counted.read)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
-        """Return by how much a batch of this duration exceeds the commit interval."""
+        """Return by how much (ms) this duration of a batch exceeds the commit interval."""
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """Update the backpressure while a batch still runs, because the batch may hang."""
+        """Update the backpressure while a batch is still running."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
@@ -346,7 +346,7 @@ def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
 
 
 def _read_caught_up_at_ms(exchange: Exchange, now_ms: int) -> int | None:
-    """Return when this host's earlier writer had committed every record, if known."""
+    """Return when this host's earlier writer last had committed every record, if known."""
     try:
         before = Heartbeat.read(exchange)
     except (ValueError, TypeError, KeyError, OSError):

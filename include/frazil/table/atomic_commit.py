@@ -19,4 +19,4 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""Commits all changes or none. After any error but CommitFailedException, the outcome is unknown."""
+"""Commits all changes or none. After any error except CommitFailedException, the outcome is unknown."""

@@ -1,5 +1,5 @@
 """Commits to several tables of a REST catalog with `POST /v1/{prefix}/transactions/commit`, as `commitTransaction` in
-Iceberg's REST specification. PyIceberg has no method for it.
+Iceberg's REST specification. PyIceberg does not support this request.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _SIGNER_PREFIXES = ("uri", "token", "auth.manager", "header.")
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A listed file. `path` begins with the folder's path as it was passed."""
+    """A listed file. `path` begins with the folder's path as given."""
 
     path: str
     bytes: int
@@ -34,7 +34,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a durable object if none exists. Returns False if one exists, perhaps written by a repeated request."""
+        """Write a durable object if none exists. Returns False if one exists, even from a repeated request."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
@@ -50,11 +50,11 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """Return the sorted subfolders that contain files; a store with marker objects also returns empty ones."""
+        """Return the sorted subfolders that contain files. Stores with marker objects also return empty ones."""
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, existing or not. Returns, by path, the error that `delete` would raise."""
+        """Delete files, existing or not. Returns the errors that `delete` would raise, by path."""
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete as many of these files as possible. Raises AccessDenied, CommitUnavailable or OSError."""
@@ -69,11 +69,11 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Make files durable that another process wrote and closed. Raises FileNotFoundError."""
+        """Make closed files of another process durable. Raises FileNotFoundError."""
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return a table's properties that open its files, without a REST catalog's own credentials and markers."""
+    """Return the properties that open a table's files, without a REST catalog's credentials and markers."""
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}
     needed = (*_FILE_IO_PREFIXES, *(_SIGNER_PREFIXES if "s3.signer" in properties else ()))

@@ -1,5 +1,5 @@
-"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure. Most keys are the same; all
-differences are here.
+"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure. Keys that are not here stay
+the same.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from sqlalchemy import make_url
 from frazil.errors import SpecError
 
 SQLITE_BUSY_MS = 30_000
-"""How long Spark waits for another process that writes."""
+"""How long (ms) Spark waits for another process that writes."""
 ATOMIC_PROPERTY = "frazil.atomic"
-"""frazil's own property of a REST catalog: its server, one of `atomic_catalogs.ATOMIC_SERVERS`."""
+"""frazil's property of a REST catalog that names its server: one of `atomic_catalogs.ATOMIC_SERVERS`."""
 
 _JAVA_NAMES = {
     "s3.region": "client.region",
@@ -84,7 +84,7 @@ def needed_jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def catalog_type(properties: Mapping[str, str]) -> str:
-    """Return a catalog's declared type, or the type that PyIceberg infers from the URI."""
+    """Return a catalog's declared type, or else the type that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)

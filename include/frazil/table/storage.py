@@ -24,7 +24,7 @@ _MAX_CREATE_ATTEMPTS = 5
 
 
 class LocalStore(ObjectStore):
-    """An object store in a folder. A write syncs the file's content, then its name in the folder."""
+    """An object store in a local folder. A write syncs the file's content, then its name."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _to_local_path(path)
@@ -71,7 +71,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. Returns the errors by path of the files that were not deleted.
+        """Delete files, and folders that become empty. Returns the errors by path.
 
         A process that creates a file in a deleted folder retries.
         """
@@ -109,7 +109,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _list_files(root: Path | str, name: str) -> Iterator[FileInfo]:
-    """Yield all files below a folder, with paths that begin with `name` instead of `root`."""
+    """Yield all files below a folder. Their paths begin with `name` instead of `root`."""
     try:
         entries = list(os.scandir(root))
     except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +127,7 @@ def _list_files(root: Path | str, name: str) -> Iterator[FileInfo]:
 
 @contextmanager
 def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
-    """Create a synced temporary file, and delete it at the end, unless it was renamed."""
+    """Create a synced temporary file. Delete it at the end, unless it was renamed."""
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
     descriptor = _create(temporary)
     try:
@@ -141,7 +141,7 @@ def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """Create a file. Retries if another process deletes the empty folder. Returns the file's descriptor."""
+    """Create a file, and return its descriptor. Retries if another process deletes the empty folder."""
     for _ in range(_MAX_CREATE_ATTEMPTS):
         _make_folder(path.parent)
         try:
@@ -182,7 +182,9 @@ def _translate_errors(path: str) -> Iterator[None]:
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """Return the store for a location. It calls `renew` for expired credentials. Raises SpecError for other schemes."""
+    """Return the store for a location, which calls `renew` for expired credentials. Raises SpecError for unknown
+    schemes.
+    """
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:
         return LocalStore()
