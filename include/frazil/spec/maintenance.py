@@ -41,9 +41,8 @@ class Compaction(SwitchableAction):
     )
     fold_files: CountFromTwo | None = Field(
         default=None,
-        description="While it runs, a writer rewrites this many of its small files of a partition as one, so that "
-        "queries of an open partition read few files. By default, writers rewrite no files. Not for tables with "
-        "`mode: upsert`, `dedupe` or `commit.align`.",
+        description="Number of a writer's small files in a partition that it rewrites as one while it runs, so that "
+        "queries of an open partition read few files. By default, writers rewrite no files.",
     )
     deleted_rows: Percentage = Field(
         default=20, description="Percentage of deleted rows at which a data file is rewritten."

@@ -15,6 +15,7 @@ from frazil.commit.expiry import Pins
 from frazil.commit.manifest_writing import recently_written
 from frazil.commit.writer_expiry import WriterExpiry
 from frazil.commit.writer_folding import WriterFolding
+from frazil.maintenance.measure import _growth_since_compaction
 from frazil.spec.maintenance import Compaction, Expiry
 
 FAN_IN = 3
@@ -96,6 +97,13 @@ def test_every_snapshot_that_the_writers_expiry_leaves_can_be_read(world: Any):
     for snapshot in left:
         assert len(world.rows(snapshot_id=snapshot.snapshot_id)) == int(snapshot.summary["total-records"])
     assert writer.is_whole()
+
+
+def test_maintenance_takes_no_fold_for_a_compaction(world: Any):
+    writer = Writer(world)
+    writer.commit(3 * FAN_IN + 1)
+    last_ms, files, _ = _growth_since_compaction(world.load().metadata, target_bytes=2**29)
+    assert (last_ms, files) == (None, live_files(world))
 
 
 def test_a_row_that_another_program_deletes_meanwhile_stays_deleted(world: Any):
