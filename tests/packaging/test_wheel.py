@@ -49,6 +49,7 @@ def test_the_wheel_holds_the_package_alone_with_the_data_that_it_reads(wheel: Pa
         "frazil/quality/templates/run.html",
         "frazil/spark/ivy-settings.xml",
         "frazil/spark/jars.lock",
+        "frazil/spark/log4j2.xml",
     }
 
 
