@@ -278,7 +278,7 @@ class Watch:
     def green(self, name: str) -> bool:
         from frazil import clock
         from frazil.airflow.declared_streams import declared_streams
-        from frazil.airflow.page.views import RESPONSE_TIMEOUT_S, answer_cache, request_status, build_reading
+        from frazil.airflow.page.views import RESPONSE_TIMEOUT_S, answer_cache, build_reading, request_status
         from frazil.operations.overview import RelatedState, build_line
         from frazil.status.state import Level
 
