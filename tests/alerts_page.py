@@ -89,31 +89,28 @@ RATE = "dead-letters:<error class>"
 _INTRODUCTION = """\
 # Alerts
 
-`frazil_health` evaluates these rules. Each rule links to its entry in the runbook.
+`frazil_health` evaluates these rules. Each links to its entry in the runbook.
 [`maintenance.alerts`](configuration.md#maintenancealerts) declares thresholds and the hold time.
 `python -m tests.alerts_page` generates this page.
 
 An alert fires when every measurement within the hold time (`hold`) was beyond the threshold, or *at once*. It ends at
-{clears:.0f} % of the threshold, or, for a rule without a threshold, when the problem is over.
+{clears:.0f} % of the threshold, or when the problem is over.
 
-| rule | threshold | default | fires after | ends at |
-|---|---|---|---|---|
+| rule | threshold | default | fires after |
+|---|---|---|---|
 """
 
 _NOTES = """\
 
 - `freshness` is at least {intervals} times the longest declared commit interval.
-- `writer` fires at once if the supervisor gave up, or if the writer ended with an error after which none is
-  [restarted](exit-codes.md). If no writer of a stream has run on this host yet, the alert fires after `hold`.
-- `stall` and `registry` fire after `maintenance.alerts.stall`. A watermark that does not advance while the writer
-  commits is also a stall, but its alert fires after `hold`.
+- `writer` fires at once if no writer is [restarted](exit-codes.md), and after `hold` if none has run on this host yet.
+- `stall` fires after `hold` for a watermark that does not advance while the writer commits.
 - `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one
   incident, with one notification when the first fires, and one when the last has ended.
 - For `manifest-list`, a table counts as having at least {files} files.
 - Files are small if their average size is below a tenth of the target size.
-- `dead-letters` and `stale-changes` measure the last hour. An hour with fewer than {records} records is extended until
-  it has them, up to a day. If a whole day has fewer, at least {bad} and over {large} % must be bad. If the snapshots of
-  this time have expired, the alert measures the time since the oldest snapshot, and names it.
+- `dead-letters` and `stale-changes` measure the last hour, or up to a day until it has {records} records. If a day has
+  fewer, at least {bad} and over {large} % must be bad. If snapshots have expired, the time since the oldest counts.
 - `aggregation` uses its own `within`.
 - `FRAZIL_RUNBOOK` names another runbook, as an address or a path, for events, notifiers and the page.
 """
@@ -137,16 +134,14 @@ def render() -> str:
     return "".join([_INTRODUCTION.format(clears=100 * CLEAR_RATIO), *rows, notes])
 
 
-def _row(rule: str, reading: Reading | None) -> tuple[str, str, str, str]:
+def _row(rule: str, reading: Reading | None) -> tuple[str, str, str]:
     own_ms = None if reading is None else reading.hold_ms
     after = Alerts().hold if own_ms is None else timedelta(milliseconds=own_ms)
     hold = format_duration(after) if after else Hold.NONE
     key = "dead-letters-per-minute" if rule == RATE else RULES[rule].threshold
     if reading is None or key is None:
-        return "–", "–", hold, "–"
-    if key in NO_DEFAULT:
-        return f"`{key}`", "none", hold, f"{100 * CLEAR_RATIO:.0f} % of it"
-    return f"`{key}`", shown(key, reading.threshold), hold, shown(key, CLEAR_RATIO * reading.threshold)
+        return "–", "–", hold
+    return f"`{key}`", "none" if key in NO_DEFAULT else shown(key, reading.threshold), hold
 
 
 def shown(key: str, value: float) -> str:

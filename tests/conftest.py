@@ -55,7 +55,7 @@ write_without_sync()
 dev_kafka.JVM_OPTIONS[:] = ["-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 # Workers look for free ports apart: a server listens a while after its port was found free.
-process.PORTS = process.PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4 :: 4]
+process.PORTS = process.PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8 :: 8]
 
 # An example's time says how busy the machine is, not whether the law holds. `make unit` and `make test` try the same
 # few examples each time, and `make soak` many others.

@@ -30,6 +30,8 @@ STREAM = (
     "tests/e2e/test_partition_flow.py",
 )
 PARTS = {"unit": UNIT, "stream": STREAM}
+MAX_SHOWN_CHARACTERS = 20_000
+"""Length of the shown end of a failed part's log, which is deleted with its environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,8 @@ def main() -> int:
             for part in [arguments.only] if arguments.only else PARTS:
                 result = run(part, variables, folder)
                 print(f"{name}: {part}: {result.seconds:.0f} s: {result.summary}", flush=True)
+                if not result.passed:
+                    print((folder / f"{part}.log").read_text()[-MAX_SHOWN_CHARACTERS:], flush=True)
                 results.append((environment, result))
     print(table(results))
     return 0 if all(result.passed for _, result in results) else 1

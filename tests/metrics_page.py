@@ -11,9 +11,11 @@ from frazil.telemetry.metrics import BUCKET_BOUNDS_S, METRICS, Metric, MetricTyp
 _INTRODUCTION = """\
 # Metrics
 
-Metrics that writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)). All metrics have the
-labels `stream` and `table`. A stream has at most {series} series; {buckets} of them are histogram buckets. Counters
-start at 0 in each process. `python -m tests.metrics_page` generates this page.
+Metrics that writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)), with the labels
+`stream` and `table`. Names that end in `_total` are counters, which start at 0 in each process. Histograms are
+{histograms}; all others are gauges.
+A stream has at most {series} series; {buckets} of them are histogram buckets. `python -m tests.metrics_page` generates
+this page.
 """
 
 
@@ -23,10 +25,12 @@ def render() -> str:
     others = [metric for metric in METRICS if metric.type is not MetricType.HISTOGRAM and not metric.by_partition]
     buckets = len(times) * (len(BUCKET_BOUNDS_S) + 1)
     series = buckets + 2 * len(times) + len(others) + len(StallKind) - 1
-    rows = ["| Prometheus | OpenTelemetry | kind | meaning |", "|---|---|---|---|", *map(_row, METRICS)]
+    rows = ["| Prometheus | OpenTelemetry | meaning |", "|---|---|---|", *map(_row, METRICS)]
     bounds = ", ".join(f"{bound:g}" for bound in BUCKET_BOUNDS_S)
     end = f"Upper bounds of the histogram buckets, in seconds: {bounds}."
-    return "\n".join([_INTRODUCTION.format(series=series, buckets=buckets), *rows, "", end, ""])
+    histograms = ", ".join(f"`{metric.prometheus}`" for metric in times)
+    introduction = _INTRODUCTION.format(series=series, buckets=buckets, histograms=histograms)
+    return "\n".join([introduction, *rows, "", end, ""])
 
 
 def _row(metric: Metric) -> str:
@@ -34,7 +38,7 @@ def _row(metric: Metric) -> str:
     by = f" One series per {' and '.join(more)}." if more and "`kind`" not in more else ""
     only = " Only with `FRAZIL_METRICS_PARTITIONS=1`." if metric.by_partition else ""
     description = f"{metric.description}{by}{only}"
-    return f"| `{metric.prometheus}` | `{metric.name}` | {metric.type} | {description} |"
+    return f"| `{metric.prometheus}` | `{metric.name}` | {description} |"
 
 
 if __name__ == "__main__":

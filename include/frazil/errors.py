@@ -43,7 +43,7 @@ class FrazilError(Exception):
     restartable: bool = False
 
     def __init_subclass__(cls, *, exit_code: int | None = None, restartable: bool | None = None) -> None:
-        """Set an error class's exit code, and whether its writer is restarted. Both are inherited."""
+        """Set an error class's exit code, and whether its writer is restarted. Subclasses inherit both."""
         if exit_code is not None:
             cls.exit_code = exit_code
         if restartable is not None:
@@ -123,18 +123,18 @@ class DesiredMoved(FrazilError, exit_code=31): ...
 
 
 class WorkerDied(FrazilError):
-    """Raised if Spark gave up on a task. The writer is restarted with backoff, as after any crash."""
+    """Raised if Spark gave up on a task. The writer is restarted with backoff, as after a crash."""
 
 
 class EnvironmentUnusable(FrazilError): ...
 
 
 class UnsupportedVersion(EnvironmentUnusable, ImportError):
-    """Raised if the installed version of a package is not supported by frazil."""
+    """Raised if frazil does not support a package's installed version."""
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """A package of an extra is missing. An ImportError, so that code can try to import `frazil.airflow`."""
+    """A package of an extra is missing. An ImportError, as for any missing package."""
 
 
 def find_subclasses(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
@@ -145,11 +145,11 @@ def find_subclasses(of: type[FrazilError] = FrazilError) -> frozenset[type[Frazi
 NO_RESTART_EXIT_CODES = frozenset(
     each.exit_code for each in find_subclasses() if not each.restartable and each.exit_code > 1
 )
-"""Exit codes after which a restarted writer would fail in the same way. They do not include 1, a crash."""
+"""Exit codes after which the writer is not restarted, because it would fail in the same way."""
 
 
 def format_error(error: Exception) -> str:
-    """Return an error's message, preceded by its type unless it is one of frazil's errors."""
+    """Return an error's message. Errors of other packages are preceded by their type."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
 
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class PhaseBegan:
     phase: Phase
     key: BatchKey | None = None
-    """The batch on which the writer works from now on; None if it is still the same batch."""
+    """The writer's new batch; None if the batch stays the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class BatchCommitted:
     bytes: int = 0
     """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Records by the merge's effect, as in `commit.history.RECORD_OUTCOMES`; without a merge, only the dropped ones."""
+    """Number of records by outcome (`commit.history.RECORD_OUTCOMES`); without a merge, only the dropped ones."""
     cost: BatchCost = field(default_factory=BatchCost)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesMerged:
-    """Spark tasks of a merge ran for the batch that is committed next; more may follow after a conflict."""
+    """Spark tasks merged the next batch's changes. A conflict may require more tasks."""
 
     tasks: int
     merge_s: float
@@ -77,31 +77,31 @@ class LagMeasured:
     """The stream's lag behind Kafka, measured every few seconds."""
 
     lag: int
-    """Records in Kafka, up to the last stable offset, that the table does not have yet."""
+    """Number of records in Kafka, up to the last stable offset, that the table does not have yet."""
     unread: Mapping[TopicPartition, int]
-    """The lag of each topic-partition that has one."""
+    """The lag of each topic-partition, unless zero."""
     freshness_ms: int
-    """Largest possible age of the oldest unread record; 0 if no record is unread.
+    """Largest possible age of the oldest unread record; 0 if none is unread.
 
-    If the age is unknown, this is the time since the last commit, or since this writer started.
+    If unknown, the time since the last commit, or since this writer started.
     """
     backpressure_ms: int
     """Time by which the last batch, or the current one so far, exceeds the commit interval."""
     in_transactions: int = 0
-    """Offsets after those counted in `lag`, which wait for transactions to end."""
+    """Number of offsets, in addition to `lag`, that wait for transactions to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class FutureEventTimes:
-    """A committed batch has rows whose event times are too far in the future to be trusted."""
+    """A committed batch has rows whose event times are too far in the future."""
 
     key: BatchKey
     by_partition: Mapping[TopicPartition, int]
-    """These rows by the topic-partition from which they come."""
+    """Number of these rows by topic-partition."""
     max_future: str
     """The declared limit, such as `10m`."""
     newest_ms: int | None = None
-    """The newest of these event times; None if the version of frazil that staged the batch did not record it."""
+    """The newest of these event times, if known."""
 
     @property
     def rows(self) -> int:
@@ -114,7 +114,7 @@ class FutureEventTimes:
         return replace(other, by_partition=total, newest_ms=newest_ms)
 
     def describe(self) -> str:
-        """Return a sentence for operators. It does not name the batch."""
+        """Return a sentence for operators, without the batch's name."""
         (topic, partition), rows = min(self.by_partition.items(), key=lambda item: (-item[1], item[0]))
         return (
             f"{format_count(self.rows, 'row', 'has|have')} an event time more than {self.max_future} ahead of Kafka's "
@@ -125,14 +125,14 @@ class FutureEventTimes:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleEvaluated:
-    """The growth of the table's metadata. Emitted while it is too fast, and once when it no longer is."""
+    """The growth of the table's metadata. Emitted while it is too fast, and once afterwards."""
 
     reason: str | None
-    """Why the commit interval is longer than declared, or should be; otherwise None."""
+    """Why the commit interval is or should be longer than declared, if so."""
     stretch: float
     """Factor by which the commit interval is longer than declared."""
     was_under_pressure: bool
-    """Whether there was a reason at the previous evaluation."""
+    """Whether the previous evaluation had a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,42 +165,39 @@ class StallEnded:
 class NoticeIssued:
     """A notice for operators about a healthy writer, for example that it uses slower code.
 
-    Emitted once, unless it replaces an earlier notice. An empty sentence only withdraws the earlier notice.
+    If `sentence` is empty, the notice only withdraws the earlier one in `replaces`.
     """
 
     sentence: str
-    """The fact, its reason, and what to do to change it. Begins with a lower-case letter."""
+    """The fact, its reason, and how to change it. Begins with a lower-case letter."""
     replaces: str = ""
-    """The earlier sentence that this one replaces; empty if none. Only heartbeats show the replacement."""
+    """The earlier sentence that this one replaces, or "". Only heartbeats show the replacement."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableEvolved:
-    """A table's schema was changed in one commit, because records of a batch required it."""
+    """A table's schema was changed for a batch's records, in one commit."""
 
     key: BatchKey
     changes: tuple[str, ...]
     """Sentences such as `added column gate string`."""
     table: str = "the table"
-    """How a sentence refers to the table. A table of a route is named."""
+    """The table in the words of a sentence, such as a routed table's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutageReported:
-    """A service failed, and the writer retries. The outage is over when the next phase begins."""
+    """A service failed, and the writer retries. The next phase ends the outage."""
 
     sentence: str
     """What failed, how, and what the writer does next."""
     code: int | None = None
-    """The error's exit code, which names the service; None if no single service failed."""
+    """The error's exit code, which names the service; None without a single cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablesBehind:
-    """Routed tables are missing rows, and the writer retries adding them.
-
-    If `names` is empty, no table is missing rows now.
-    """
+    """Routed tables are missing rows, and the writer retries. If `names` is empty, none is missing rows now."""
 
     names: frozenset[str]
     sentence: str
@@ -243,14 +240,14 @@ class Event:
 
 
 Sink = Callable[[Event], None]
-"""Receives every event, ignores types that it does not know, and returns fast, because the stream waits for it."""
+"""Receives every event. It must ignore unknown types, and return fast, because the stream waits."""
 
 
 class EventDispatcher:
     """Calls the sinks of one stream with its events, in the order in which the sinks were added.
 
-    Any thread may emit, and so may a sink. Only one thread emits at a time, so all sinks receive the events in the same
-    order. An exception in a sink affects nothing else, and is logged once per sink and type of event.
+    Any thread or sink may emit. All sinks receive the events in the same order. A sink's exception has no effect, and
+    is logged once per sink and type of event.
     """
 
     def __init__(self, stream: str, *sinks: Sink, clock_ms: Callable[[], int]) -> None:

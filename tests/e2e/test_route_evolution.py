@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.table.update import AddSnapshotUpdate
 
@@ -17,6 +16,7 @@ from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run
 from frazil.stream.batch import BatchRunner
 from frazil.table.catalogs import load_catalog
+from frazil.table.sql_catalog import PreparedSqlCatalog
 from tests.in_process_engine import InProcessEngine
 from tests.polling import eventually
 
@@ -147,7 +147,7 @@ def refuse(
     identifier: str, monkeypatch: pytest.MonkeyPatch, call: str = "commit_table", *, rows_alone: bool = False
 ) -> list[str]:
     """Refuse commits to a table (or those with rows alone, or another call) until the returned list is empty."""
-    broken, called = [identifier], getattr(SqlCatalog, call)
+    broken, called = [identifier], getattr(PreparedSqlCatalog, call)
 
     def refusing(self: Any, table: Any, *more: Any, **named: Any) -> Any:
         has_rows = not rows_alone or any(isinstance(update, AddSnapshotUpdate) for update in more[1])
@@ -155,7 +155,7 @@ def refuse(
             raise ForbiddenError("not yours")
         return called(self, table, *more, **named)
 
-    monkeypatch.setattr(SqlCatalog, call, refusing)
+    monkeypatch.setattr(PreparedSqlCatalog, call, refusing)
     return broken
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
 
+from frazil.audit.declared_stream import audit_declared_stream
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, SchemaIncompatible, TopicMissing
@@ -127,6 +128,21 @@ def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_w
         assert marker.at.epoch == epoch
         assert sorted(marker.batches) == list(range(1, epoch + 1))
     assert stream.ids() == list(range(2000))
+
+
+def test_a_writer_that_folds_its_files_leaves_few_of_them_and_an_audit_finds_each_record_once(
+    stream: Any, events: Events, eventually: Any
+):
+    stream.declare("commit: {interval: 1s}\nmaintenance: {compaction: {fold-files: 2}}\n")
+    with stream.writing():
+        for batch in range(6):
+            stream.produce(events(range(100 * batch, 100 * (batch + 1))), partitions=4)
+            eventually(lambda rows=100 * (batch + 1): stream.has_rows(rows))
+    assert stream.ids() == list(range(600))
+    folds = [s for s in stream.table().metadata.snapshots if s.summary and s.summary.get("frazil.operation") == "fold"]
+    assert len(folds) >= 3
+    assert len(stream.table().inspect.files()) < 6
+    assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
 def test_an_idle_writer_ends_soon_after_a_reset(

@@ -47,7 +47,8 @@ from frazil.spec.maintenance import Expiry
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import load_catalog
-from frazil.table.storage import FileInfo, ObjectStore, open_store
+from frazil.table.object_store import FileInfo, ObjectStore
+from frazil.table.storage import open_store
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import EventTimes, MadeStream
 from tests.substrates.conftest import NOW_MS, VERSION, soaked_but, view_of

@@ -20,20 +20,20 @@ MAX_LISTED_KEYS = 10
 """Maximum number of keys in each list of `ChangedKeys`."""
 
 Key = Mapping[str, Any]
-"""Values by column, as stored: sensitive ones are hashes or tokens. Bytes are hexadecimal."""
+"""Values by column, as stored: sensitive ones as hashes or tokens, bytes as hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """The first inserted, updated and deleted keys. A list is empty if its keys do not match the row counts."""
+    """The first inserted, updated and deleted keys. A list is empty if it would not match the row counts."""
 
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
     deleted: tuple[Key, ...] = ()
     others_updated: int = 0
-    """Number of updated keys whose rows are of topics that were not read. The lists do not include these keys."""
+    """Number of further updated keys, with rows of topics that were not read."""
     others_deleted: int = 0
-    """Number of deleted keys whose rows are of topics that were not read. The lists do not include these keys."""
+    """Number of further deleted keys, with rows of topics that were not read."""
 
 
 def find_changed_keys(  # noqa: PLR0913 - each source is an argument
@@ -45,7 +45,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     *,
     shared: bool = False,
 ) -> ChangedKeys:
-    """Return the first keys, of `topics`, that a merge-on-read merge changed. A `shared` table has other writers."""
+    """Return the first keys of `topics` that a merge-on-read merge changed. A `shared` table has other writers."""
     # Each written row is an insert or an update, and each row removed from a file is an update or a delete.
     keys, names = schema.select(*key), list(key)
     with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
@@ -71,9 +71,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> pa.Table:
-    """Return the rows of other topics. If rows have no coordinates, returns all rows of a shared table, because each
-    may be of another topic.
-    """
+    """Return the rows of other topics. Without coordinates, returns all rows of a shared table, otherwise none."""
     if TOPIC not in rows.column_names:
         return rows if shared else rows.schema.empty_table()
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
@@ -96,13 +94,13 @@ def _removed_rows(task: MergeTask, result: MergeResult, reader: TableFileReader,
 
 
 def _with_storage_types(rows: pa.Table) -> pa.Table:
-    """Cast extension types, such as UUIDs, to their storage types: joins do not support them."""
+    """Cast extension types, such as UUIDs, to their storage types, for joins."""
     storage = [f.type.storage_type if isinstance(f.type, pa.BaseExtensionType) else f.type for f in rows.schema]
     return rows.cast(pa.schema([f.with_type(kind) for f, kind in zip(rows.schema, storage, strict=True)]))
 
 
 def _first_keys(rows: pa.Table, count: int, schema: pa.Schema) -> tuple[Key, ...]:
-    """Return the first keys, in order; empty unless there are `count` rows."""
+    """Return the first keys, in order; none if the number of rows is not `count`."""
     if rows.num_rows != count:
         return ()
     ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, MAX_LISTED_KEYS)

@@ -1,4 +1,4 @@
-"""Reads a stream's claims: offset ranges and record counts from commit records, of all time or of a period."""
+"""Reads a stream's claims: offset ranges and record counts from commit records, for a period or all time."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Claims:
     rejected: int = 0
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
-    """How many of the `records` are in each routed table."""
+    """The number of `records` in each routed table."""
     missing_commit_records: tuple[str, ...] = ()
-    """Commit records that snapshots name but that are missing or unreadable."""
+    """Missing or unreadable commit records that snapshots name."""
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before they were read, according to the period's snapshots."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
-    """Offsets of dead letters that became rows, in ranges of the original batches."""
+    """Offsets of dead letters that became rows. The original batches' ranges include them."""
     repeats: int | None = 0
-    """Number of repeats that batches dropped, without batches whose loss was accepted. None if unknown, or if there are
+    """Number of repeats that batches dropped, without batches whose loss was accepted. None if unknown, or with
     backfills or replays.
     """
 
@@ -67,10 +67,7 @@ class Claims:
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return `ranges` by topic-partition, without those in `others`.
-
-        Each range in `others` removes one equal range.
-        """
+        """Return `ranges` by topic-partition. Each range in `others` removes one equal range."""
         return {
             tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -91,7 +88,7 @@ def load_all_claims(journals: JournalStore, marker: Marker, metadata: TableMetad
 def _missing_record_paths(
     journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]
 ) -> Iterator[str]:
-    """Yield the paths of missing commit records that snapshots name, except records that `forget` deleted."""
+    """Yield the paths of missing commit records that snapshots name. Ignores records that `forget` deleted."""
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):
@@ -109,10 +106,9 @@ def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata,
 
 
 def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
-    """Read a period's commit records. A batch belongs to the period in which its snapshot was committed, so consecutive
-    periods count it once. If snapshots have expired, records are selected by the time when they were written, beginning
-    `MAX_CLOCK_STEP_MS` before the period. Backfills and skipped ranges have no such records, but expiry keeps their
-    snapshots.
+    """Read a period's commit records. A batch's period is that of its snapshot's commit, so consecutive periods count
+    it once. If snapshots have expired, the records' own times decide, from `MAX_CLOCK_STEP_MS` before the period.
+    Expiry keeps the snapshots of backfills and skipped ranges, which have no such records.
     """
     batches: list[Journal] = []
     missing_commit_records: list[str] = []
@@ -138,7 +134,7 @@ def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMe
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
-    """Return the batches. Leaves out those that a rollback removed and whose loss an operator accepted."""
+    """Return the batches. Omits those that a rollback removed, if an operator accepted the loss."""
     current = claimed.of_topics(marker.source.topic_ids)
     lost = {
         tp: find_accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
@@ -157,7 +153,7 @@ def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims
 def _count_repeats(
     journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal], backfills: Sequence[BackfillRecord]
 ) -> int | None:
-    """Return how many repeats these batches dropped; None if the snapshot of any batch has expired."""
+    """Return how many repeats these batches dropped; None if a batch's snapshot has expired."""
     summaries = {
         s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_older_snapshots(metadata) if s.summary
     }
@@ -180,7 +176,7 @@ def _records_before_history(records: Iterable[Journal], marker: Marker, window: 
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time since which the branch's history is complete; 0 if no part of it has expired."""
+    """Return the time since which the branch's history is complete; 0 if it is all there."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms

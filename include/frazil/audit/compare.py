@@ -1,6 +1,5 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
-Pure. An offset counts as missing only if a commit record covers it and Kafka has it: compaction, transactions and
-retention leave gaps.
+Pure. Compaction, transactions and retention leave gaps, so a missing offset must be in Kafka and in a commit record.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ BY_COMMIT_RECORDS = ": they were checked against commit records only"
 
 
 def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return findings about all errors, and about everything that was not checked."""
+    """Return findings about all errors, and about unchecked evidence."""
     found = [
         *_report_duplicates(evidence),
         *_report_rows_with_dead_letters(evidence),
@@ -59,8 +58,8 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
-    """Return the offsets of missing records: Kafka has them and a commit record claims them, but no table has them and
-    the transform does not drop them.
+    """Return the offsets of missing records. They are in Kafka and in a commit record, but in no table. The transform
+    does not drop them.
     """
     lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
@@ -72,9 +71,7 @@ def find_missing_offsets(evidence: Evidence) -> BitMap64:
 
 
 def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit record claims, without a row, a dead letter or an
-    accepted loss.
-    """
+    """Return the offsets in Kafka and in a commit record that have no row, dead letter or accepted loss."""
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -84,7 +81,7 @@ def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
 def count_duplicates(evidence: Evidence) -> int:
     """Return the number of surplus rows.
 
-    If a topic was recreated, the old and the new topic may each have a row at the same offset. Neither is surplus.
+    If a topic was recreated, the old and the new topic may each have a row at the same offset.
     """
     again, repeated = _permitted_copies(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
@@ -94,7 +91,7 @@ def count_duplicates(evidence: Evidence) -> int:
 
 
 def count_dropped(e: Evidence) -> int:
-    """Return the number of records that the transform dropped. Counts a record once, even if it was read repeatedly."""
+    """Return the number of records that the transform dropped. A record counts once, even if read repeatedly."""
     return sum(_dropped_in(e, group) for group in e.groups)
 
 
@@ -105,7 +102,7 @@ def _dropped_in(e: Evidence, group: OverlappingRanges) -> int:
 
 
 def count_rows_of_former_topics(e: Evidence) -> int:
-    """Return how many rows earlier topics of this name have in the audited commits; 0 if that is unknown."""
+    """Return the number of rows of earlier topics with this name in the audited commits; 0 if unknown."""
     former = [
         bounds
         for group in e.groups
@@ -116,9 +113,7 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 
 def count_rows(e: Evidence) -> int:
-    """Return how many rows the audited commits have. Leaves out rows of topic ids that only commits of other periods
-    claim.
-    """
+    """Return the number of rows of the audited commits. Omits topic ids that only other periods' commits claim."""
     own, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
@@ -131,7 +126,7 @@ def count_rows(e: Evidence) -> int:
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
-    """Return the offsets that may have a second row, then the offsets that may have a third, and so on."""
+    """Return the offsets that may have a second row, then those that may have a third, and so on."""
     layers: list[BitMap64] = []
     for claimed in (*map(claimed_offsets, e.ranges_by_topic_id.values()), covered_offsets(e.rewritten)):
         carried = claimed
@@ -158,12 +153,12 @@ def _report_duplicate_dead_letters(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Finding:
-    """Report surplus rows. Operators delete rows at `where`, so it must name no other offsets."""
+    """Report surplus rows. Operators delete rows at `where`, which must name exactly their offsets."""
     return _make_finding(e, FindingKind.DUPLICATES, count, f"{format_count(count, 'row')} too many in {table}, {where}")
 
 
 def find_ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that may also belong to a record of an earlier topic, or of the log before a truncation."""
+    """Return the offsets that may also belong to an earlier topic's record, or to one before a truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.ranges_outside_period) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
@@ -186,7 +181,7 @@ def _report_missing_records(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
-    """Compare the dropped records in commit records with the records in the tables and in Kafka."""
+    """Compare the dropped records in commit records with those in the tables and in Kafka."""
     if not any(r.dropped for r in e.ranges):
         return
     seen = e.seen
@@ -218,7 +213,7 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
-    """Report rows that no commit record covers. Rows before the first commit record count as not compared."""
+    """Report rows without a commit record. Rows from before the first commit record count as not compared."""
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & offset_bitmap(0, begin)
@@ -233,7 +228,7 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _TableClaims:
-    """A table of rows or dead letters, and the number of records in it according to commit records."""
+    """A table of rows or dead letters, with its number of records according to commit records."""
 
     name: str
     tally: OffsetTally
@@ -243,10 +238,10 @@ class _TableClaims:
     """Missing offsets that the comparison with Kafka already reports."""
     rewritten: BitMap64
     accepted: BitMap64
-    """Offsets in no table whose loss an operator accepted."""
+    """Offsets in no table, if an operator accepted their loss."""
 
     def compare(self, group: OverlappingRanges) -> tuple[int, int]:
-        """Return the minimum number of missing records in a group, and the number of records that exceed its claims."""
+        """Return the minimum number of missing records in a group, and the number of records beyond its claims."""
         accepted = self.accepted
 
         def count(r: CommittedRange) -> int:
@@ -266,9 +261,7 @@ class _TableClaims:
         return missing_, 0 if self.rewritten & group.offsets else max(0, surplus)
 
     def count_missing_records(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
-        """Return the minimum number of missing records of the topics with these ids. Assumes that all rows of the group
-        are of these topics.
-        """
+        """Return the minimum number of missing records of these topic ids, if all rows of the group have these ids."""
         if group.is_single:
             return 0
         bounds, offsets = group.bounds(self.claimed), group.offsets
@@ -303,7 +296,7 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
 
 
 def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
-    """Report where a table's records differ from the commit records. Leaves out records already reported as missing."""
+    """Report differences between a table's records and commit records. Omits records already reported as missing."""
     fewer = more = unknown = 0
     first: OverlappingRanges | None = None
     of_rows, dead_letters = witness.tally is e.rows, _dead_letter_claims(e)
@@ -340,21 +333,19 @@ def _claimed_records(r: CommittedRange) -> int:
 def _max_records(
     group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, excluded_topic_id: str | None = None
 ) -> int:
-    """Return the maximum number of records in a group. Leaves out records of the topic with the id
-    `excluded_topic_id`.
-    """
+    """Return the maximum number of records in a group. Omits the topic id `excluded_topic_id`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != excluded_topic_id)
 
 
 def _is_exact(e: Evidence, group: OverlappingRanges) -> bool:
-    """Return whether `OverlappingRanges.lowest` applies: the ranges overlap, in one log that was not truncated."""
+    """Return whether `OverlappingRanges.lowest` applies: overlapping ranges in one log that was not truncated."""
     return (
         not group.is_single and len(group.ranges_by_topic_id) == 1 and not covered_offsets(e.rewritten) & group.offsets
     )
 
 
 def _hidden_rows(e: Evidence, group: OverlappingRanges) -> int:
-    """Return how many missing rows of overlapping ranges may go unnoticed: dead letters can have the same offsets."""
+    """Return how many missing rows of overlapping ranges may stay hidden, because dead letters have their offsets."""
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
         return 0
@@ -365,8 +356,8 @@ def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
     """Compare a dedupe stream's number of rows with its records minus `repeats`. If commit records do not determine
-    this number, only reports that it was not compared. With `by_source`, reports nothing then, because rows are
-    compared with Kafka's records.
+    this number, only reports that it was not compared. `by_source` omits this report, because rows are compared with
+    Kafka's records.
     """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
@@ -389,7 +380,7 @@ def compare_repeats(
 
 
 def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
-    """Return whether commit records alone determine a dedupe stream's rows."""
+    """Return whether commit records alone determine a dedupe stream's number of rows."""
     evidence = [_without_accepted(e) for e in evidence]
     replays = any(e.replayed_of(r) for e in evidence if not e.covers_history for r in e.ranges)  # of other periods
     return repeats is not None and not replays and all(map(_is_counted_once_by_topic, evidence))
@@ -405,7 +396,7 @@ def _without_accepted(e: Evidence) -> Evidence:
 
 
 def _report_not_compared(e: Evidence) -> Iterable[Finding]:
-    """Report overlapping ranges whose number of records is not exactly known."""
+    """Report overlapping ranges without an exact number of records."""
     if e.drops_repeats:
         return
     open_, rewritten = 0, covered_offsets(e.rewritten)
@@ -469,12 +460,12 @@ def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> 
 
 
 def is_counted_once(e: Evidence) -> bool:
-    """Return whether each audited offset was committed once, for a single record. Counting rows is then sufficient."""
+    """Return whether each audited offset was committed once, for one record, so counting rows suffices."""
     return all(group.is_single for group in e.groups) and _is_counted_once_by_topic(e)
 
 
 def _is_counted_once_by_topic(e: Evidence) -> bool:
-    """Return whether each topic of the name has each audited offset once, for a single record."""
+    """Return whether each topic id with this name has each audited offset once, for one record."""
     if covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges):
         return False
     topics = (ranges for group in e.groups for ranges in group.ranges_by_topic_id.values())
@@ -502,7 +493,7 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
     adopted: int = 0,
     declared: bool = False,
 ) -> tuple[Finding, ...]:
-    """Compare rows with commit records, for a stream without coordinates."""
+    """Compare a stream's rows with commit records if it has no coordinates."""
     where = "its table does not have the columns" if declared else "coordinates: false"
     sentence = f"the stream stores no Kafka coordinates ({where}): it cannot be audited by offset, only by count"
     found = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]

@@ -27,7 +27,7 @@ class RemainingOffsets:
     first: int
     offsets: BitMap64
     truncated_at: int | None = None
-    """Offset at which the log was truncated, with other records from there on; None if it was not truncated."""
+    """Offset from which Kafka has other records after a truncation, if the log was truncated."""
     dropped: BitMap64 = field(default_factory=BitMap64)
     """Records that the current transform drops."""
 
@@ -46,11 +46,11 @@ class Evidence:
     covers_history: bool = True
     """False if ranges, rows and dead letters cover only a period."""
     ranges_outside_period: tuple[CommittedRange, ...] = ()
-    """Ranges outside the audited period, which may explain differences; empty if they were not read."""
+    """Ranges outside the audited period, which may explain differences; empty if not read."""
     rewritten: tuple[Span, ...] = ()
-    """Offsets that Kafka assigned to a second record, so that rows may occur twice."""
+    """Offsets that Kafka assigned to a second record. They may have two rows."""
     given_up: tuple[Span, ...] = ()
-    """Committed offsets whose loss an operator accepted after a rollback."""
+    """Committed offsets that a rollback removed. An operator accepted their loss."""
     given_up_epoch: int = 0
     """Epoch of the first reset that accepted a loss in `given_up`."""
     replayed: ByTopicId = field(default_factory=dict)
@@ -58,9 +58,9 @@ class Evidence:
     tables: str = "the table"
     """How findings refer to the tables of `rows`."""
     drops_repeats: bool = False
-    """Whether the stream drops repeats, so rows may be fewer than records."""
+    """Whether the stream drops repeats. It may then have fewer rows than records."""
     former_dead_letters: int = 0
-    """Dead letters of earlier topics with the same name, which `dead_letters` leaves out."""
+    """Dead letters of earlier topics with the same name. `dead_letters` omits them."""
     groups: list[OverlappingRanges] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Evidence:
 
     @property
     def dead_letter_groups(self) -> list[OverlappingRanges]:
-        """Groups of the current topic's ranges only, because `dead_letters` leaves out those of earlier topics."""
+        """Groups of the current topic's ranges, which `dead_letters` covers."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.ranges_outside_period))
         return group_overlapping_ranges(*current)
 
@@ -105,8 +105,8 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each partition in the claims. With `covers_history`, also for partitions
-    that are only in the marker or have only rows.
+    """Return the evidence for each partition in the claims. `covers_history` adds partitions that are only in the
+    marker, or have only rows.
     """
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if covers_history else set())
     return tuple(
@@ -133,7 +133,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
 
 
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence with the claims outside the period added. `own` are the period's claims."""
+    """Return a period's evidence, with claims outside the period. `own` are the period's claims."""
     elsewhere, replayed = every.without(own), every.replayed
     return tuple(
         replace(

@@ -1,4 +1,4 @@
-"""Results of an audit: findings (errors, and what could not be compared), and counts by topic-partition."""
+"""Results of an audit: findings (errors and missing comparisons), and counts by topic-partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FindingKind(StrEnum):
     MISSING = "missing"
     """Kafka has a committed record, but no table has it."""
     MISCOUNTED = "miscounted"
-    """The tables have more or fewer rows than the commit records count."""
+    """The tables have more or fewer rows than the commit records state."""
     ROW_AND_DEAD_LETTER = "row and dead letter"
     UNCLAIMED = "unclaimed"
     """The table has rows that no commit covers."""
@@ -24,16 +24,16 @@ class FindingKind(StrEnum):
     RECORD_GONE = "record gone"
     """A commit record that a snapshot names is missing or unreadable."""
     LOG_CUT = "log cut"
-    """Kafka lost committed records, and new ones with their offsets are in no table."""
+    """Kafka lost committed records. New records at their offsets are in no table."""
     UNCHECKED = "unchecked"
-    """One source of evidence no longer has the records, but another source still does."""
+    """One source of evidence no longer has the records, but another one does."""
     NOT_COMPARED = "not compared"
     """Committed records could not be compared with any source."""
     NOT_COMMITTED = "not committed"
-    """Kafka has newer records, which no batch has committed yet."""
+    """Kafka has newer records that are not committed yet."""
     SKIPPED = "skipped"
     READ_AGAIN = "read again"
-    """Offsets were committed, and are counted, more than once, as after a reset."""
+    """Offsets were committed and counted repeatedly, as after a reset."""
     CHANGED = "changed"
     """Another program deleted or overwrote rows."""
 
@@ -50,12 +50,12 @@ class Finding:
     sentence: str
     where: str
     keys: tuple[Mapping[str, Any], ...] = ()
-    """Values of the first affected keys by column, as stored; empty if the stream has no key."""
+    """Values of the first affected keys by column, as stored; empty without a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """Counts of one partition. Offsets `[start, end)` were committed (in the audited period)."""
+    """Counts of one partition. `[start, end)` are the committed offsets (of the audited period)."""
 
     topic: str
     partition: int
@@ -63,16 +63,16 @@ class PartitionAudit:
     end: int
     rows: int
     distinct: int
-    """Records that have a row."""
+    """Number of records with a row."""
     duplicates: int
     gaps: int | None
-    """Number of records that Kafka has but no table has; None if not compared with Kafka."""
+    """Number of records in Kafka that are in no table; None if not compared with Kafka."""
     dead_letters: int
     """Number of dead letters, including those of earlier topics with the same name."""
     dropped: int = 0
-    """Records that the transform dropped, according to the commit records."""
+    """Number of records that the transform dropped, according to commit records."""
     of_former_topics: int = 0
-    """Number of rows from earlier topics with the same name; 0 if it is not known."""
+    """Number of rows from earlier topics with the same name; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ class Audit:
     window: Period | None = None
     """The audited period; None for all commits."""
     by_key: bool = False
-    """Whether records change rows by key, so `rows` counts changes."""
+    """Whether records change rows by key. `rows` then counts changes."""
     complete: bool = field(init=False)
     """Whether all committed records were compared."""
     clean: bool = field(init=False)
-    """Whether the audit is complete and found nothing wrong."""
+    """Whether the audit is complete and has no errors."""
 
     def __post_init__(self) -> None:
         complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)

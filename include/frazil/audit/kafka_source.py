@@ -1,4 +1,4 @@
-"""Reads the records that Kafka still has in committed ranges. Kafka is the audit's independent source."""
+"""Reads the committed ranges' records that Kafka still has: the audit's independent source."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def find_remaining_offsets(
     report_uncommitted: bool = True,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
-    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared. With
-    `report_uncommitted`, also report the records after the stream's position.
+    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared.
+    `report_uncommitted` adds findings about records after the stream's position.
     """
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
@@ -82,7 +82,7 @@ def report_not_committed(
 
 
 def explain_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
-    """Return why Kafka's topic cannot be compared with the committed records; None if it can."""
+    """Return why a Kafka topic cannot be compared with committed records; None if it can."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"
     if read.cluster_id == now.cluster_id and read.topic_ids.get(topic) == now.topic_ids.get(topic):
@@ -93,9 +93,9 @@ def explain_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity
 def find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the lowest offset at which each log was truncated, for logs that lost committed records.
+    """Return the lowest offset at which each log lost committed records by truncation.
 
-    Leaves out truncations that were accepted (`Marker.rewritten`). `ranges` are the committed ranges.
+    Omits accepted truncations (`Marker.rewritten`). `ranges` are the committed ranges.
     """
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))

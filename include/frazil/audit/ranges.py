@@ -1,6 +1,6 @@
 """Computes the minimum and maximum number of records in overlapping committed ranges. Ranges overlap after a reset, a
-backfill or the recreation of a topic. A record in several ranges counts once, so the ranges' own counts give only these
-bounds. Pure.
+backfill or the recreation of a topic. A record in several ranges counts once, so the sum of their counts is only an
+upper bound. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import Span, covered_offsets, join_spans, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
-"""Offsets by topic id: several topics may have had the same name."""
+"""Offsets by topic id. Recreated topics have several ids for one name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,13 +28,13 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether a backfill read only certain event times, so other records are not missing."""
+    """Whether a backfill read only certain event times. Other records are then not missing."""
     dropped: int = 0
     """Records that the stream's transform dropped."""
     epoch: int | None = field(default=None, compare=False)
     """The writer's epoch; None for a backfill."""
     leader_epoch: int | None = field(default=None, compare=False)
-    """Epoch of the leader that served the records before `end`, if a broker reported it."""
+    """Epoch of the leader that served the records before `end`, if known."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -51,7 +51,7 @@ class OverlappingRanges:
 
     @property
     def is_single(self) -> bool:
-        """Whether the group is one range, so its counts are exact."""
+        """Whether the group is one range, with exact counts."""
         return len(self.audited) + len(self.others) == 1
 
     @property
@@ -63,9 +63,9 @@ class OverlappingRanges:
         return group_by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return, by topic id, the minimum and maximum number of records within `offsets`.
+        """Return the minimum and maximum number of records within `offsets`, by topic id.
 
-        `claimed` returns how many records of a range its commit record counts.
+        `claimed` returns the number of a range's records according to its commit record.
         """
         offsets, bounds = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.ranges_by_topic_id.items():
@@ -77,11 +77,11 @@ class OverlappingRanges:
         return bounds
 
     def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum number of distinct records within `offsets`. All ranges must belong to one topic id.
+        """Return the minimum number of distinct records within `offsets`. All ranges must have one topic id.
 
-        `claimed` returns how many records of a range its commit record counts. The range's other
-        offsets are gaps. Of all selections of ranges that cover all offsets, one has the fewest
-        gaps. The result is the number of offsets minus these gaps, and is exact if there are none.
+        `claimed` returns the number of a range's records according to its commit record. Its other offsets are gaps. Of
+        all selections of ranges that cover all offsets, one has the fewest gaps. The result is the number of offsets
+        minus these gaps. It is exact without gaps.
         """
         return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 
@@ -93,7 +93,7 @@ class OverlappingRanges:
 def group_overlapping_ranges(
     audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()
 ) -> list[OverlappingRanges]:
-    """Group each audited range with every range that overlaps it, in order. Skips empty ranges."""
+    """Group each audited range with all ranges that overlap it, in order. Skips empty ranges."""
     grouped: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
     marked = [*((r, True) for r in audited), *((r, False) for r in others)]
@@ -106,7 +106,7 @@ def group_overlapping_ranges(
 
 
 def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
-    """Divide the ranges into the fewest chains in which no ranges overlap. Return the weight of the heaviest chain."""
+    """Divide the ranges into the fewest chains without overlaps. Return the weight of the heaviest chain."""
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
@@ -116,7 +116,7 @@ def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
 
 
 def _min_cover_weight(weights: Mapping[CommittedRange, int]) -> int:
-    """Return the smallest total weight of a selection of ranges that covers the same offsets as all ranges."""
+    """Return the minimum weight of a selection of ranges that covers all their offsets."""
     total, reach = 0, -1
     covers: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
@@ -151,7 +151,7 @@ def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
-    """Return the offsets in more than one of the ranges."""
+    """Return the offsets that are in several ranges."""
     overlaps, reach = list[Span](), 0
     for r in sorted(ranges):
         overlaps.append((r.start, min(r.end, reach)))
@@ -160,6 +160,6 @@ def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def find_accepted_loss(ranges: Sequence[CommittedRange], given_up: Iterable[Span], *, epoch: int) -> BitMap64:
-    """Return the topic's offsets whose loss was accepted, unless committed again since `epoch`."""
+    """Return the topic's offsets whose loss was accepted. Omits offsets that were committed again since `epoch`."""
     since = claimed_offsets(r for r in ranges if r.epoch is None or r.epoch >= epoch)
     return covered_offsets(given_up) - (offsets_claimed_again(ranges) & since)

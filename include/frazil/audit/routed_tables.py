@@ -1,6 +1,5 @@
-"""Counts a routed stream's rows in its default table and its routed tables. Commit records, not the declaration, show
-where rows were written, so former tables of the route are audited too. Rows that wait for a table are counted from
-files.
+"""Counts a routed stream's rows in its default table and its routed tables. Commit records show where rows were
+written, so the route's former tables are audited too. Rows that wait for a table are counted in files.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from frazil.table.lost import registration_command
 from frazil.table.parallel import run_in_parallel
 
 MAX_READ_ATTEMPTS = 3
-"""Maximum number of attempts to read a table while its waiting rows are being committed."""
+"""Maximum number of attempts to read a table whose waiting rows are being committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRows:
     target: Target
     rows: Tallies
-    """Rows in the table, or waiting for it. A renamed table's own rows count under its new name."""
+    """Rows in the table, or waiting for it. Rows of a renamed table count under its new name."""
     waiting: int = 0
     problem: str | None = None
     """Why the table, or a file of waiting rows, could not be read."""
@@ -60,14 +59,14 @@ class RoutedRows:
 
 @dataclass(frozen=True, slots=True)
 class PublishedReplays:
-    """Published replays of dead letters. Their offsets are in ranges of the original batches' commit records."""
+    """Published replays of dead letters. The original batches' ranges include their offsets."""
 
     rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """Rows in each routed table."""
     last: BackfillMarker | None = None
-    """The last replay, if its rows may still wait for routed tables. Its dead letters are still in the dead-letter
-    table then.
+    """The last replay, if its rows may still wait for routed tables. The dead-letter table still has its dead letters
+    then.
     """
     journals: Sequence[Journal] = ()
     given_up: Set[Target] = frozenset()
@@ -89,7 +88,7 @@ class PublishedReplays:
         )
 
     def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """Return the replay's files for a routed table; empty if the table's `properties` show that it has the rows."""
+        """Return the replay's files for a routed table; empty if its `properties` show that it has the rows."""
         if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -104,9 +103,7 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     replays: PublishedReplays,
     candidate_names: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the rows of the routed tables that commit records name. A renamed table may have a name in
-    `candidate_names`.
-    """
+    """Read the rows of the routed tables that commit records name. `candidate_names` are possible new names."""
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
     if not targets:
         return ()
@@ -132,7 +129,7 @@ class _RowSearch:
 
 
 def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
-    """Read a table. Reads it again if a waiting file has disappeared: the file's rows were then committed."""
+    """Read a table, and again if a waiting file has disappeared because its rows were committed."""
     waiting = search.waiting.get(target, ())
     for _ in range(MAX_READ_ATTEMPTS):
         found = _read_rows(search, waiting, target)
@@ -217,7 +214,7 @@ def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
 
 
 def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
-    """Report that the rows of each table were not counted."""
+    """Report that no table's rows were counted."""
     sentence = (
         "some offsets were committed more than once, for example by a backfill, or because the topic was recreated. "
         "So the rows were not counted by table; --source checks that each row is in the right table"
@@ -238,7 +235,7 @@ def compare_table_counts(
 def row_counts(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
 ) -> dict[Target, tuple[int, int]]:
-    """Return two numbers for each table: its rows in the claimed ranges, and the rows that commit records count."""
+    """Return two numbers for each table: its rows in the claimed ranges, and the rows according to commit records."""
     replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
     expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
@@ -263,7 +260,7 @@ def find_misplaced_rows(
     by_target: Mapping[Target, Tallies],
     counts: Mapping[Target, tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Report rows that are not in their route's table. `counts` shows if an earlier route may have written them."""
+    """Report rows outside their route's table. `counts` shows if an earlier route may have written them."""
     expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:
@@ -291,7 +288,7 @@ def find_misplaced_rows(
 
 
 def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dict[str, Tallies]:
-    """Map each table's current name to the tallies of its rows."""
+    """Return the tallies of each table's rows, by the table's current name."""
     by_name = defaultdict[Target, list[Tallies]](list)
     for one in routed:
         by_name[one.renamed or one.target].append(one.rows)

@@ -87,7 +87,7 @@ class SourceRecords:
 def records_by_table(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    """Return the offsets that the declared route would write to each table. Raises KafkaUnavailable."""
+    """Return the offsets that belong in each table, according to the declared route. Raises KafkaUnavailable."""
     sinks = ComparedTables.load(spec, tables, table, marker)
     replay = SourceRecords(spec, tables, sinks, marker.source.topic_ids, {tp: [span] for tp, span in spans.items()})
     paths = defaultdict[Target, list[str]](list)
@@ -105,7 +105,7 @@ class ComparedTables:
 
     tables: Mapping[Target, Table]
     by_value: Mapping[str, Target]
-    """The table of each route value, including tables that are not compared."""
+    """The table of each route value, even if it is not compared."""
     findings: Sequence[Finding] = ()
     """Why some tables are not compared."""
 

@@ -57,7 +57,7 @@ from frazil.timetext import format_utc
 FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
 """Returns the claimed offsets that Kafka has, and findings about ranges that cannot be compared."""
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
-"""Returns, for each table, the offsets in these spans that the declared route would write to it."""
+"""Returns the offsets in these spans that belong in each table, according to the declared route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class _Run:
         self, claimed: Claims, every: Claims | None = None
     ) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
         """Return the evidence, and findings about tables and ranges that cannot be compared. `every` has the claims of
-        all times; it is needed if a former topic may have had the same offsets as the period's commits.
+        all times, for topics that may have been recreated.
         """
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.find_remaining_offsets(self.marker, claimed) if self.find_remaining_offsets else ({}, ())
@@ -136,7 +136,7 @@ class _Run:
         claimed: Claims,
         replays: PublishedReplays,
     ) -> Iterable[Finding]:
-        """Compare each table's rows by count, or with Kafka's records if offsets were committed repeatedly."""
+        """Compare each table's rows by count; with Kafka's records, if offsets were committed repeatedly."""
         if self.drops_repeats:  # the number of repeats that each table dropped is unknown
             return ()
         if all(map(is_counted_once, evidence)):
@@ -152,7 +152,7 @@ class _Run:
         return find_misplaced_rows(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
-        """Return the dead letters as they are after the last publication, and counts of former topics' dead letters."""
+        """Return the dead letters as of the last publication, and the number of those from former topics."""
         ids = self.marker.source.topic_ids
         wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         former = Counter[TopicPartition]()
@@ -193,10 +193,10 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     place: PlaceRecords | None = None,
     signals: bool = True,
 ) -> Audit:
-    """Read all evidence of one stream, compare it, and return the audit. Reads the main table first: the dead letters
-    and commit records of its batches were written earlier, and routed tables are committed later. With
-    `replayed_from_source`, the caller compares rows with Kafka's records. Raises KafkaUnavailable, MarkerUnreadable,
-    and AdoptionRequired without a marker.
+    """Read all evidence of one stream, compare it, and return the audit. Reads the main table first: its batches' dead
+    letters and commit records are older, and routed tables are committed later. With `replayed_from_source`, the caller
+    compares rows with Kafka's records. Raises KafkaUnavailable, MarkerUnreadable, and AdoptionRequired without a
+    marker.
     """
     for attempt in count(1):
         table = tables.main.refresh()
@@ -228,9 +228,9 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, candidate_names: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upsert stream with its commit records. For a period, or for a table without coordinates, compare only
-    its dead letters. Returns the findings and the number of rows, if counted. Returns None if a replay was published
-    since `table` was loaded: the caller must then load the table again.
+    """Compare an upsert stream with its commit records; only its dead letters, for a period or a table without
+    coordinates. Returns the findings, and the number of rows if counted. Returns None if a replay was published since
+    `table` was loaded, which must then be loaded again.
     """
     marker = require_marker(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, candidate_names=candidate_names)
@@ -265,7 +265,7 @@ def require_marker(tables: StreamTables, table: Table) -> Marker:
 def find_metadata_problems(
     table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
 ) -> tuple[Finding, ...]:
-    """Return findings that depend only on metadata and commit records."""
+    """Return findings from metadata and commit records alone."""
     changed = _report_foreign_changes(table, where=marker.stream, window=window, signals=signals)
     return (*_metadata_findings(table, marker, claimed), *changed)
 
@@ -288,7 +288,7 @@ def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[F
 
 
 def _has_new_replay(run: _Run) -> bool:
-    """Return whether a replay was published during the audit, so rows may seem to be missing."""
+    """Return whether a replay was published during the audit. Rows may then seem missing."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
@@ -305,8 +305,8 @@ def _has_new_replay(run: _Run) -> bool:
 
 
 def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
-    """Return whether routed tables may have newly committed rows at offsets that a former topic's commits claim. Only
-    offsets past the marker can have such rows.
+    """Return whether routed tables may have new rows at offsets that a former topic's commits claim. Only offsets past
+    the marker can have such rows.
     """
     reached = run.marker.offsets
     if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
@@ -317,14 +317,14 @@ def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
 def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Return the evidence. Adds the claims of all other times if they may explain the period's errors."""
+    """Return the evidence, with claims of all other times if they may explain the period's errors."""
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compared(e)):
         return evidence
     return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
 
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
-    """Return whether the marker or oldest commit record has another id for an audited topic."""
+    """Return whether an audited topic has another id in the marker or the oldest commit record."""
     oldest = next(run.tables.journals.records(table_uuid=run.table.metadata.table_uuid), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
     sources = [run.marker.source, *([oldest.source] if oldest else [])]
@@ -366,7 +366,7 @@ def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
-    """Report commits of other programs that deleted or overwrote rows. Such commits do not reopen windows."""
+    """Report other programs' commits that deleted or overwrote rows. They do not reopen windows."""
     foreign = [
         snapshot
         for snapshot in ancestors(table.metadata)
@@ -387,7 +387,7 @@ def _report_foreign_changes(table: Table, *, where: str, window: Period | None, 
 
 
 def _describe_change(summary: Summary | None) -> str:
-    """Return how many rows a commit removed, apart from rows that it only copied into other files."""
+    """Return how many rows a commit removed, without rows that it only moved to other files."""
 
     def count(name: str) -> int:
         return parse_number(summary.get(name) if summary else None)

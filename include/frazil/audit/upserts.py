@@ -1,6 +1,6 @@
 """Audits upsert and dedupe tables: stages Kafka's committed records again, and merges them with the table's files
-without a commit. Every row that such a merge would insert, update or delete is an error. Needs as much memory and CPU
-as a batch of all these records.
+without a commit. Every row that this merge would change is an error. Needs as much memory and CPU as a batch of all
+these records.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def audit_upserts(
 
 
 def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding:
-    """Report that no values were compared. `rows` is the number of changes that have a row, if counted."""
+    """Report that no values were compared. `rows` is the number of changes with a row, if counted."""
     sentence = (
         f"{format_count(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source compares them)"
@@ -94,7 +94,7 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
 
 
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Yield findings about Kafka's records that a dedupe table does not have. Raises the errors of `audit_stream`."""
+    """Yield findings about Kafka's records that are not in a dedupe table. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
     evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, covers_history=window is None)
     by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
@@ -203,7 +203,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
-    """Return the offsets to read again, from `start` to the marker, without accepted losses and known skipped ones."""
+    """Return the offsets to read again, from `start` to the marker. Omits accepted losses and known skipped offsets."""
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
@@ -284,7 +284,7 @@ def _report_table_differences(
 def _inserted_offsets(
     done: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of rows that merging would add to a dedupe table. Leaves out rows without an event time."""
+    """Return the offsets of rows that merging would add to a dedupe table. Omits rows without an event time."""
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
     target, event_time = context.target, context.rules.event_time or ""
@@ -309,7 +309,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     may_delete: str | None = None,
     by_others: int = 0,
 ) -> Iterator[Finding]:
-    """Report keys that merging all records would change. `may_delete` names what may have deleted missing keys."""
+    """Report keys that merging all records would change. `may_delete` names possible causes of missing keys."""
     again = f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream"
     restored = (
         f". This also restores {format_count(by_others, 'row')} that other streams of the table deleted"

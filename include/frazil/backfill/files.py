@@ -38,7 +38,8 @@ from frazil.offsets.tally import OffsetTally
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
 from frazil.table.landed_offsets import COORDINATES, split_by_partition
-from frazil.table.storage import FileInfo, open_store
+from frazil.table.object_store import FileInfo
+from frazil.table.storage import open_store
 
 
 @dataclass(frozen=True, slots=True)

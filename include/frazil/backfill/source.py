@@ -23,7 +23,7 @@ from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets, iter_runs, offset_bitmap, offsets_within
 from frazil.offsets.tally import seen_offsets
 from frazil.stream.plan import split_ranges
-from frazil.table.storage import FileInfo
+from frazil.table.object_store import FileInfo
 
 
 def requested_spans(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -110,9 +111,18 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
             with openlineage_jobs() as jobs:
                 report_maintenance(jobs, found, outcomes, began_ms=began_ms)
     echo_json(outcomes) if as_json else echo("\n".join(map(str, outcomes)))
-    if exit_code := next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0):
-        echo(f"The log has the details: {log_file}", err=True)
-        sys.exit(exit_code)
+    exit_code = next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0)
+    if exit_code or any(outcome.numbers.get("files-missed") for outcome in outcomes):
+        cause = find_first_cause(log_file.read_text(errors="replace"))
+        echo(f"{f'Spark reported: {cause}. ' if cause else ''}The log has the details: {log_file}", err=True)
+    sys.exit(exit_code)
+
+
+def find_first_cause(log: str) -> str | None:
+    """Return the root cause of the first error whose Java stack trace is in a log; None without one."""
+    trace = re.search(r"(?:^(?:\tat |Caused by: |\t\.\.\. ).*\n?)+", log, re.MULTILINE)
+    causes = re.findall(r"^Caused by: (.+)$", trace[0], re.MULTILINE) if trace else []
+    return causes[-1].rstrip(".") if causes else None
 
 
 def local_spark_settings(catalog: str | None, log_file: Path | None = None) -> dict[str, str]:

@@ -1,3 +1,3 @@
-"""The only package that writes to the streams' tables. It has journals, markers, take-overs and commits."""
+"""Journals, markers, take-overs and commits. No other package writes to the streams' tables."""
 
 from __future__ import annotations

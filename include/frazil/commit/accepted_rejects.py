@@ -1,5 +1,5 @@
 """Stores the offsets up to which an operator has accepted rejected records, as one object in the stream's state folder.
-The circuit breaker does not count earlier rejected records.
+The circuit breaker ignores these records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRejects:
-    """An operator's acceptance: rejected records before `offsets` do not open the circuit breaker."""
+    """An operator's acceptance of rejected records before `offsets`. The circuit breaker ignores them."""
 
     offsets: Mapping[TopicPartition, int]
     source: SourceIdentity
@@ -43,7 +43,7 @@ def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offsets before which rejected records are accepted, except offsets of recreated topics."""
+    """Return the offsets before which rejected records are accepted. Omits recreated topics."""
     found = _read(tables)
     return keep_same_topics(found.offsets, found.source, source) if found else {}
 

@@ -1,6 +1,7 @@
-"""Checks whether a stream may write to a table with rows of other writers or streams. `frazil forget` leaves the
-property `frazil.forgotten.<name>` in the table. It contains the stream's topics, their offsets, and its last epoch,
-which is never used again.
+"""Checks whether a stream may write to a table with rows of other writers or streams.
+
+`frazil forget` leaves the property `frazil.forgotten.<name>` in the table: the stream's topics, their offsets, and its
+last epoch, which is never used again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 
 def row_count(metadata: TableMetadata) -> int | None:
-    """Return main's number of rows, from its newest snapshot's summary; None if it is missing."""
+    """Return main's number of rows, according to its newest snapshot's summary, if known."""
     head = head_of(metadata)
     text = "0" if head is None else head.summary.get("total-records") if head.summary else None
     return int(text) if text else None
@@ -58,7 +59,7 @@ def row_count(metadata: TableMetadata) -> int | None:
 def other_readers(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
-    """Return the next offsets, by stream and topic, of the table's other streams that read topics of `source`."""
+    """Return the next offsets of the table's other streams that read topics of `source`, by stream and topic."""
     readers = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
@@ -75,7 +76,7 @@ def other_readers(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return the name of a forgotten stream with this name or with a topic of `source`; None if there is none."""
+    """Return the name of a forgotten stream with this stream's name or a topic of `source`, if any."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     for name in sorted(properties):
@@ -93,7 +94,7 @@ def other_streams(properties: Mapping[str, str], *, stream: str) -> set[str]:
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """Return the table property that records a forgotten stream. Keeps the topics that the existing property lists."""
+    """Return the table property that records a forgotten stream. Includes the topics in the existing property."""
     marker = try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
@@ -112,14 +113,12 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
 
 
 def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
-    """Return the last epoch of the stream when it was forgotten; 0 if the stream was never forgotten."""
+    """Return the last epoch of a forgotten stream with this name, or 0."""
     return int(_parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
 
 
 def forgotten_ends(properties: Mapping[str, str], source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offsets that forgotten streams reached in deleted topics, if `source` has topics with
-    the same names.
-    """
+    """Return the offsets that forgotten streams reached in deleted topics with the names of `source`."""
     ends: dict[TopicPartition, int] = {}
     for note in (_parse_note(text) for name, text in properties.items() if name.startswith(FORGOTTEN_PREFIX)):
         read = _topic_ids(note).get(source.cluster_id, {})
@@ -149,6 +148,6 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return the offset at which each partition begins: the highest in `others`, or else its offset in `starts`."""
+    """Return each partition's start offset: the highest in `others`, or else the one in `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

@@ -1,5 +1,5 @@
-"""The marker of a stream's backfill: the table property `frazil.backfill.<stream>`. It changes only together with the
-backfill branch, which fences out an older backfill process. A stream has one backfill branch.
+"""The marker of a stream's backfill: the table property `frazil.backfill.<stream>`. A marker changes only together with
+the backfill branch, which fences older backfill processes. A stream has one backfill branch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from frazil.host.processes import identify_process
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Maximum number of recorded runs. If an older run is cleared in Airflow, it may start its abandoned backfill again."""
+"""Maximum number of recorded runs. An older run that is cleared in Airflow may repeat its abandoned backfill."""
 
 
 class BackfillState(StrEnum):
@@ -45,7 +45,7 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackfillMarker:
-    """A backfill's progress. Each run begins a new epoch. Backfill epochs are independent of the stream's epochs."""
+    """A backfill's progress. Each run begins a new epoch, independent of the stream's epochs."""
 
     stream: str
     id: str
@@ -64,13 +64,13 @@ class BackfillMarker:
     bytes: int = 0
     files: int = 0
     worker: Worker | None = None
-    """The process that began the current epoch; None if an earlier version of frazil began it."""
+    """The process that began the current epoch, if known."""
     runs: tuple[str, ...] = ()
     """The last runs that worked on the backfill, such as Airflow's run ids, oldest first."""
     abandoned_by: str = ""
     """The operator who abandoned the backfill; empty if none did."""
     abandoned_runs: tuple[str, ...] = ()
-    """The last runs whose backfills of this stream an operator abandoned. These runs do not start a backfill again."""
+    """The last runs whose backfills an operator abandoned. They do not start a backfill again."""
 
     @property
     def is_open(self) -> bool:
@@ -96,7 +96,7 @@ class BackfillMarker:
         )
 
     def as_abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the marker of the abandoned backfill. `by` is the operator; None if its own run abandoned it."""
+        """Return the abandoned backfill's marker. `by` is the operator; None if its own run abandoned it."""
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
@@ -154,7 +154,7 @@ def staging_stream(stream: str, backfill_id: str) -> str:
 
 
 def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker | None:
-    """Return the marker of the stream's last backfill; None if the stream never had one. Raises `MarkerUnreadable`."""
+    """Return the marker of the stream's last backfill, if any. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))
     if text is None:
         return None
@@ -170,7 +170,7 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return a backfill that is open in the dead-letter table but published (or `abandoned`) in the default table."""
+    """Return a backfill that is open in the dead-letter table, but published (or `abandoned`) in the default table."""
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None
@@ -178,12 +178,12 @@ def unsettled_backfill(
 
 
 def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Return whether this is the last backfill that added rows to the routed table with these properties."""
+    """Return whether this backfill was the last one to add rows to the routed table with these properties."""
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 
 
 def open_backfills(properties: Mapping[str, str]) -> list[BackfillMarker]:
-    """Return the backfills that have neither been published nor abandoned. Raises `MarkerUnreadable`."""
+    """Return the backfills that are neither published nor abandoned. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
     return [backfill for stream in streams if (backfill := read_backfill(properties, stream)) and backfill.is_open]

@@ -1,6 +1,5 @@
 """Stores the objects of backfills next to a stream's journals: chunk journals, and one record for each published
-backfill. Backfills have no commit records. From these objects, the audit learns which rows of a backfill a table must
-have.
+backfill. They show the audit which rows of a backfill must be in a table. Backfills have no commit records.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class BackfillRecord:
     late: Mapping[int, int]
     """Number of late rows by window start, in microseconds since 1970."""
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
-    """The offsets whose records became rows; empty unless the backfill is a replay of dead letters."""
+    """The offsets whose dead letters became rows; empty unless the backfill is a replay."""
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """The part of `replayed` whose rows are in routed tables."""
 
     @property
     def selects(self) -> bool:
-        """Whether the backfill read only records with certain event times, or in certain files."""
+        """Whether the backfill read only some records, by event time or file."""
         return any(self.backfill.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
     def to_bytes(self) -> bytes:
@@ -97,7 +96,7 @@ def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
 
 
 def record_given_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
-    """Record that an operator discarded a published backfill's rows that waited for a removed routed table."""
+    """Record that an operator discarded a published backfill's waiting rows for a removed routed table."""
     journals.store.put(object_path(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
@@ -123,7 +122,7 @@ def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
 def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[BackfillRecord]:
-    """Yield the records of published backfills; with `window`, only of backfills published to main in that period."""
+    """Yield the records of published backfills. With `window`, only of those published to main in this period."""
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
     paths: Iterable[str]

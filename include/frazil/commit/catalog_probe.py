@@ -1,6 +1,6 @@
-"""Checks with a test table, before a stream's first take-over, whether a catalog and its storage can hold a stream.
-Each host records the catalogs that passed. Some catalogs silently ignore branches or properties, or accept a commit
-although the table has changed since the commit was prepared.
+"""Checks with a test table whether a catalog and its storage can hold a stream, before the stream's first take-over.
+Some catalogs silently ignore branches or properties, or accept commits that are based on an outdated state. Each host
+records the catalogs that passed.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 PROBE_VERSION = 1
-"""Version of the probe's checks. Each new check increases it, so that every host probes its catalogs again."""
+"""Version of the probe's checks. A higher version makes every host probe its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
-"""Age at which a test table counts as abandoned. A probe takes only seconds."""
+"""Age at which a test table counts as abandoned."""
 
 _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_catalog_guarantees(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Raise CommitRefused if the catalog cannot hold a stream. Skips embedded catalogs and those that passed before."""
+    """Raise CommitRefused if the catalog cannot hold a stream. Skips embedded and already checked catalogs."""
     config = catalog_config(spec.table.catalog)
     record = _record_path(config)
     if config.embedded or record.exists():
@@ -72,7 +72,7 @@ def check_catalog_guarantees(catalog: Catalog, spec: StreamSpec, *, now_ms: int)
 
 
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
-    """Return a message for each feature that the catalog or its storage is missing. Leaves no table behind."""
+    """Return a message for each missing feature of the catalog or its storage. Removes its test table."""
     with (
         translate_catalog_errors(catalog.name),
         _create_namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace,
@@ -120,7 +120,7 @@ class _Probe:
         self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
 
     def _load(self) -> Table:
-        """Load the table as a reader does: a commit's response may not show what the catalog stored."""
+        """Load the table as a reader does, because a commit's response may differ from what the catalog stored."""
         return self.catalog.load_table(self.table.name())
 
     def _check_history(self, first: PreparedSnapshot, second: PreparedSnapshot) -> None:
@@ -227,7 +227,7 @@ def _probe_folder(location: str) -> str:
 
 @contextmanager
 def clean_up_probe_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
-    """Remove the empty folders that a probe left in a local warehouse. Use it only while no writer starts."""
+    """Remove a probe's empty folders from a local warehouse. Call this only while no writer starts."""
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
     path = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
     folder, is_local = Path(urlsplit(path).path), urlsplit(path).scheme in {"", "file"}

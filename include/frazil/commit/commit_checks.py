@@ -1,6 +1,5 @@
 """The rules that each commit attempt checks against the table's metadata: fence, ancestry, continuity, and whether the
-staged files fit the table. Each rule is a pure function that returns a result, or raises the error that stops the
-writer.
+staged files fit the table. Each rule is a pure function that returns a result or raises the error for the writer.
 """
 
 from __future__ import annotations
@@ -44,9 +43,10 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 
 
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Raise RolledBack if the table was rolled back or replaced after the marker's snapshot. Rolled back: main's
-    history goes back to the marker's sequence number, but does not contain its snapshot. Replaced: the oldest snapshot
-    in main's history replaced the whole table. Otherwise, the marker's snapshot has only expired.
+    """Raise RolledBack if the table was rolled back or replaced after the marker's snapshot.
+
+    Rolled back: main's history reaches back to the marker's sequence number without its snapshot. Replaced: the oldest
+    snapshot in main's history replaced the whole table. Otherwise, the marker's snapshot has only expired.
     """
     current = head_of(metadata)
     if current is not None and current.snapshot_id == marker.snapshot_id:
@@ -71,7 +71,7 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 
 
 def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
-    """Return whether a snapshot without a parent replaced a table that had files (`CREATE OR REPLACE TABLE`)."""
+    """Return whether a snapshot without parent replaced a table that had files (`CREATE OR REPLACE TABLE`)."""
     if first.parent_snapshot_id is not None:
         return False
     before = _previous_main_snapshot(first, metadata, marker)
@@ -80,7 +80,7 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
 
 
 def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
-    """Return main's snapshot right before `first`; None if it may have expired."""
+    """Return main's snapshot before `first`; None if it may have expired."""
     # Java's Iceberg clears main's log when it replaces a table; snapshots of no other branch then count as main's.
     kept = {snapshot.sequence_number: snapshot for snapshot in metadata.snapshots}
     of_main = {marker.snapshot_id, *(entry.snapshot_id for entry in metadata.snapshot_log)}
@@ -98,7 +98,7 @@ def _summary_count(snapshot: Snapshot, key: str) -> int:
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Raise RolledBack unless the open branch's head is the snapshot that the marker names."""
+    """Raise RolledBack unless the marker names the head of the open branch."""
     name = open_branch_name(marker.stream)
     ref = metadata.refs.get(name)
     found = ref.snapshot_id if ref else None
@@ -113,7 +113,7 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
 
 
 def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream: str) -> None:
-    """Raise TopicRecreated if the cluster or a topic's id has changed. Topics that `known` does not have are new."""
+    """Raise TopicRecreated if the cluster or a topic's id has changed. Topics missing from `known` are new."""
     if known.cluster_id != current.cluster_id:
         raise TopicRecreated(
             f"stream {stream!r} has offsets of Kafka cluster {known.cluster_id}, but source.bootstrap-servers now "
@@ -145,7 +145,9 @@ def classify_batch(marker: Marker, journal: Journal) -> CommitDecision:
 
 
 def classify_dead_letters(marker: Marker, journal: Journal) -> CommitDecision:
-    """Return whether a batch's dead letters can be committed. They are stale if others were added since staging."""
+    """Return whether a batch's dead letters can be committed. They are stale if other dead letters were added after
+    staging.
+    """
     if marker.outcome_of(journal.key) is BatchOutcome.COMMITTED:
         return CommitDecision.COMMITTED
     if journal.newest_dead_letters is not None:
@@ -161,9 +163,9 @@ def classify_dead_letters(marker: Marker, journal: Journal) -> CommitDecision:
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
-    """Return whether staged files still fit the table after changes of its metadata. The table must still have the spec
-    and schema of each file. The schema must require every column that the table now requires. No column may have been
-    dropped and added again, because the new column would be null in these files.
+    """Return whether staged files still fit the changed table. The table must still have each file's spec and schema.
+    The files' schema must require all columns that the table now requires. No column may have been dropped and added
+    again: the new column would be null.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}

@@ -57,7 +57,7 @@ class Committer:
         self._tables = tables
         self.epoch = epoch
         self.followers = followers
-        """The routed tables; None if the stream never had any."""
+        """The routed tables; None if the stream never had a route."""
         self._existing: dict[TopicPartition, BitMap64] | None = None
 
     @classmethod
@@ -71,9 +71,10 @@ class Committer:
         after: int | None = None,
         following: Callable[[Marker], Followers] | None = None,
     ) -> Committer:
-        """Begin the next epoch. Once its marker is committed, no earlier epoch can commit to either table. A process
-        passes its own last epoch as `after`: if another epoch has begun since, it raises `Fenced`. `initial` returns
-        the offsets of a stream without a marker; `first_epoch` is above every epoch that staged files here. Raises
+        """Begin the next epoch. Once its marker is committed, no earlier epoch can commit to either table.
+
+        `initial` returns the offsets of a stream without a marker. `first_epoch` is above every epoch that staged files
+        here. `after` is this process's last epoch: raises `Fenced` if another epoch has begun since. Also raises
         `RolledBack`, `TopicRecreated`, `AdoptionRequired`, `SchemaIncompatible`.
         """
 
@@ -96,7 +97,7 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table, so that earlier writers can no longer commit to it."""
+        """Write the epoch to the dead-letter table, which prevents commits of earlier writers."""
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
@@ -122,8 +123,9 @@ class Committer:
         return self
 
     def commit(self, journal: Journal) -> Marker:
-        """Commit the batch's dead letters and then its rows, or both in one step. Returns the marker after the batch,
-        even if it was already committed. The main table is checked first, so dead letters of a stale batch never land.
+        """Commit the batch's dead letters, then its rows, or both in one step. Returns the marker after the batch, even
+        if it was already committed. Checks the main table first, so a stale batch adds no dead letters.
+
         Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
         `CommitUnavailable`.
         """
@@ -171,7 +173,7 @@ class Committer:
         return committed
 
     def _release_open_windows(self) -> None:
-        """Move to main the rows that an earlier `commit.align` kept on the stream's open branch."""
+        """Move rows from the stream's open branch to main, if `commit.align` is no longer declared."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -188,9 +190,7 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of a batch's dead letters. It raises StaleBatch if dead letters were added
-        since staging.
-        """
+        """Return the commit of a batch's dead letters. It raises StaleBatch if others were added after staging."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -218,9 +218,7 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Advance the marker to Kafka's first offsets, in partitions where these are higher. Raises the same errors as
-        `commit`.
-        """
+        """Advance the marker to Kafka's first offsets where these are higher. Raises the same errors as `commit`."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -237,7 +235,7 @@ class Committer:
         return commit_marker(self._tables, self._tables.main, decide, summary=summary)
 
     def existing_dead_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
-        """Return the offsets of dead letters from the marker's position on, as serialised `BitMap64`s."""
+        """Return the offsets of dead letters at or after the marker's position, as serialised `BitMap64`s."""
         if self._existing is None:
             table = self._tables.dead_letters.current()
             self._existing = existing_dead_letters(table, self._dead_letter_marker(), marker)
@@ -248,7 +246,7 @@ class Committer:
         }
 
     def newest_dead_letters(self) -> BatchKey:
-        """Return the batch that last added dead letters, or `NO_DEAD_LETTERS`."""
+        """Return the last batch with dead letters, or `NO_DEAD_LETTERS`."""
         marker = self._dead_letter_marker()
         return (marker and marker.settled) or NO_DEAD_LETTERS
 
@@ -322,8 +320,8 @@ def _check_can_land(
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets, from the stream's position on, whose records are already dead letters. Leaves out offsets
-    that Kafka has assigned to a second record.
+    """Return the offsets of dead letters at or after the stream's position. Omits offsets that Kafka has assigned to a
+    second record.
     """
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}

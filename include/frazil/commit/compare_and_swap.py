@@ -1,7 +1,6 @@
-"""Performs a compare-and-swap on one or several tables, repeated until its outcome is decided. After a conflict it
-proposes the change again on new metadata. After any other failure the commit may still land, so the next attempt first
-checks whether it has landed. Files of attempts that cannot land are deleted at the end; other files stay until orphan
-removal.
+"""Performs a compare-and-swap on one or several tables, until its outcome is certain. After a conflict, it proposes the
+change again on new metadata. After other failures, it first checks whether the commit has landed. Finally, it deletes
+files of attempts that cannot land. Orphan removal deletes other unused files.
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpd
 
 from frazil.commit.failed_rounds import Outage, Refusals, Step, TableNames, classify_error, may_refuse_one_update
 from frazil.errors import FrazilError
-from frazil.table.atomic_catalogs import CommitTables, TableChange
+from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0
-"""Maximum wait that a server's `Retry-After` can request: a wrong clock must not stop a stream."""
+"""Maximum wait that a server's `Retry-After` can request, in case the server's clock is wrong."""
 
 
 class SnapshotExpiry(Protocol):
@@ -42,10 +42,10 @@ class SnapshotExpiry(Protocol):
         """Return the updates to add to the next attempt of a commit. `load` loads the table."""
 
     def withdraw(self) -> bool:
-        """Pause the expiry if the refused attempt had such updates. Return whether it had."""
+        """If the refused attempt expired snapshots, pause the expiry. Return whether it did."""
 
     def continue_after(self, table: Table) -> None:
-        """Prepare the next expiry after a commit, without waiting."""
+        """Start to prepare the next expiry after a commit. Does not wait."""
 
     def end(self) -> None:
         """Finish at the end of the process."""
@@ -79,12 +79,12 @@ class TableHandle:
         return self._catalog.name
 
     def io_properties(self) -> Mapping[str, str]:
-        """Return the FileIO's properties as last loaded, with the credentials that the catalog vends."""
+        """Return the FileIO's last loaded properties, including credentials from the catalog."""
         return (self._loaded or self.refresh()).io.properties
 
     @property
     def store(self) -> ObjectStore:
-        """The storage of the table's own files. Raises SpecError for a location whose storage is not supported."""
+        """The storage of the table's own files. Raises SpecError if it is not supported."""
         if self._store is None:
             # The properties come from the handle, so that the store has the credentials of the newest load.
             location = (self._loaded or self.refresh()).location()
@@ -98,7 +98,7 @@ class TableHandle:
 
     @property
     def is_other_table(self) -> bool:
-        """Whether the name now refers to a different table than at first."""
+        """Whether the name now refers to another table than at first."""
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
     def current(self) -> Table:
@@ -112,8 +112,8 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog | None = None) -> Table:
-        """Load the table, through `catalog` if given, without changing the handle. If the loaded state is older than
-        the known one, return the known one.
+        """Load the table without changing the handle. Uses `catalog`, if given. Returns the known state if that is
+        newer.
         """
         return self._choose_newer((catalog or self._catalog).load_table(self.identifier))
 
@@ -157,17 +157,17 @@ class Done(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """A proposed change, and the swap's result once it has landed."""
+    """A proposed change, and the swap's result if it lands."""
 
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and value that only this change writes: proof that it landed, even if its snapshot expired."""
+    """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
 
     def has_landed_in(self, table: Table) -> bool:
         """Return whether this change has landed. With a `proof`, returns False if a later change has replaced the
-        property's value.
+        property.
         """
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
@@ -186,7 +186,7 @@ class WrittenFiles(Protocol):
     def may_have_unused_files(self) -> bool: ...
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that can never be needed again. `table` is the table after the last attempt."""
+        """Delete the files that nothing can need again. `table` is the table after the last attempt."""
 
 
 def commit_snapshot(
@@ -212,8 +212,8 @@ def commit_snapshots(
     commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, commit_atomically: CommitTables | None = None
 ) -> T:
     """Commit to several tables, and return the result of the last one. With `commit_atomically`, all or none change.
-    Otherwise they change in order, and a crash may leave the last ones unchanged. Each `propose` must therefore
-    recognise changes of earlier attempts. Raises the same errors as `swap`.
+    Otherwise they change in order, and a crash may leave the last ones unchanged: each `propose` must recognise changes
+    of earlier attempts. Raises the same errors as `swap`.
     """
     if commit_atomically is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -225,7 +225,7 @@ def commit_snapshots(
 
 
 def _delete_unused_files(handle: TableHandle, written: Iterable[WrittenFiles]) -> None:
-    """Delete unused files. A failure is only logged: it costs storage, and must not hide the result of the swap."""
+    """Delete unused files. Only logs a failure, because the swap has its result."""
     for files in [found for found in written if found.may_have_unused_files]:
         try:
             # The handle reloads the table after each failed attempt, so this is the state after the last one.
@@ -247,7 +247,7 @@ class RetryPolicy:
     wait: Callable[[float], object] = time.sleep
     """Waits for a number of seconds; returns true early if the writer is asked to end."""
     report: Callable[[str, int], None] = lambda *_: None
-    """Receives a sentence about each failed attempt, except for lost races, and its exit code."""
+    """Receives a sentence about each failed attempt and its exit code, except for lost races."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
         """Return the wait (s) before the next attempt: at least `requested_s`, limited to `MAX_RETRY_AFTER_S`."""
@@ -257,7 +257,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[T]):
-    """One attempt: the change of each table, by the table's index, and the swap's result if the changes land."""
+    """One attempt: the change of each table, by the table's index, and the swap's result if all land."""
 
     changes: Mapping[int, Change[T]]
     result: T
@@ -272,13 +272,13 @@ class _Rounds(Generic[T]):
     ) -> None:
         self._commits, self._commit_atomically, self._clock = commits, commit_atomically, clock
         self.proposing_s = 0.0
-        """Time spent in `propose`. It does not count towards the timeout, because a merge takes minutes."""
+        """Time spent in `propose`, which does not count towards the timeout."""
         self._tried: list[_Attempt[T]] = []
         self.step: Step = "load"
         self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
-        """Make one attempt and return the swap's result. Raises if the attempt does not decide the swap."""
+        """Make one attempt and return the swap's result. Raises an error if the outcome is still open."""
         self.step = "load"
         self.tables = tables = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
@@ -299,7 +299,7 @@ class _Rounds(Generic[T]):
         return attempt.result
 
     def have_tables_changed(self) -> bool:
-        """Reload the tables. Return whether one has changed since the last attempt; False if loading fails."""
+        """Reload the tables. Return whether one has changed since the last attempt; False if reloading fails."""
         self.forget()
         with suppress(Exception):  # catalogs' clients raise anything; the error that ended the attempt matters more
             found = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
@@ -313,7 +313,7 @@ class _Rounds(Generic[T]):
             commit.handle.forget()
 
     def withdraw_expiry(self) -> bool:
-        """Leave the expiry of snapshots out of the next attempts. Return whether the last attempt had any."""
+        """Expire no snapshots in the next attempts. Return whether the last attempt expired any."""
         if self.step != "commit":
             return False
         withdrawn = [commit.handle.expiry.withdraw() for commit in self._commits if commit.handle.expiry]
@@ -333,10 +333,11 @@ class _Rounds(Generic[T]):
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
-    """Commit the change that `propose` returns for the current table, and try again until one has landed. Each attempt
-    calls `propose` with new metadata, unless an earlier attempt turns out to have landed. Raises `CommitUnavailable` if
-    no attempt decides the swap within `retry_policy.total_s` or before the writer is asked to end. Raises
-    `CommitRefused` if the change is refused or cannot be prepared, and `AccessDenied`.
+    """Commit the change that `propose` returns for the current table, and try again until one has landed.
+
+    Each attempt first checks whether an earlier one has landed. Raises `CommitUnavailable` if the outcome is still open
+    after `retry_policy.total_s`, or when the writer is asked to end. Raises `CommitRefused` if the change is refused or
+    cannot be prepared. Raises `AccessDenied`.
     """
     return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
 

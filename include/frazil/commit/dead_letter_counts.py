@@ -20,7 +20,7 @@ SPAN_KEY = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 MAX_RECENT_AGE_MS = timedelta(days=1) // timedelta(milliseconds=1)
 BUCKET_HOURS = (1, 4, 12)
-"""Bucket sizes, each a divisor of the next. A summary that would be too long uses the next larger size."""
+"""Bucket sizes, each a divisor of the next. A larger size is used if the summary would be too long."""
 
 Counts = Mapping[tuple[str, int], int]
 """How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
@@ -29,14 +29,14 @@ Counts = Mapping[tuple[str, int], int]
 class CountChanges(NamedTuple):
     by: Counts
     span: int
-    """Bucket size in hours. A bucket's count is stored under its first hour."""
+    """Bucket size in hours. Buckets are named by their first hour."""
 
 
 UNCHANGED_COUNTS = CountChanges({}, BUCKET_HOURS[0])
 
 
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
-    """Count the recently rejected dead letters that are not discarded, by error class and hour."""
+    """Count the recently rejected dead letters by error class and hour. Omits discarded ones."""
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - MAX_RECENT_AGE_MS) // HOUR_MS, BUCKET_HOURS[-1])
     counts = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
@@ -70,7 +70,7 @@ def parse_dead_letter_summary(summary: Mapping[str, str]) -> CountChanges:
 
 
 def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:
-    """Sum the counts in buckets of `span` hours; each sum is stored under the bucket's first hour."""
+    """Sum the counts in buckets of `span` hours, named by their first hour."""
     sums = Counter[tuple[str, int]]()
     for (error_class, hour), count in changed.items():
         sums[error_class, span_start(hour, span)] += count

@@ -1,7 +1,7 @@
-"""Decides from metadata alone which snapshots of a table expire, which are kept longer, and why. Main's history is kept
-without gaps back to one snapshot, because readers follow parent links. Older snapshots are kept if something refers to
-them. A plan stays safe even if it is executed later: streams only move to newer snapshots, and Iceberg never expires a
-branch's head.
+"""Decides from metadata alone which snapshots of a table expire, which are kept longer, and why. Main's recent history
+is kept without gaps, because readers follow parent links. Older snapshots are kept while something refers to them.
+
+A plan may be executed later: streams only move to newer snapshots, and Iceberg never expires a branch's head.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from frazil.table.tables import may_delete_files
 READER_TAG_PREFIX = "frazil-reader-"
 """Prefix of incremental readers' tags. The tagged snapshot and all newer ones are kept."""
 MAX_UNREAD_AGE = timedelta(days=7)
-"""Maximum age of commits that are kept because their windows have no signal yet."""
+"""Maximum age of commits that are kept until their windows have a signal."""
 MAX_AUDIT_AGE = timedelta(days=1)
-"""Maximum age of a backfill's last commit while snapshots are kept for its audit."""
+"""How long snapshots are kept for the audit of a backfill, after its last commit."""
 AUDIT_RETENTION = timedelta(hours=6)
 """Minimum retention of snapshots that hourly audits need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """The needs of signals and of downstream jobs, which the table's metadata does not show."""
+    """The snapshots that signals and downstream jobs need. The table's metadata does not show this."""
 
     cursor: Cursor | None = None
-    """How far the signals have counted late rows and dead letters."""
+    """The commit up to which signals have counted late rows and dead letters."""
     signalled_snapshots: frozenset[int] = frozenset()
     """The snapshots of recent signals, which downstream jobs read."""
 
@@ -56,7 +56,7 @@ class ExpiryPlan:
     """Snapshots kept beyond the retention, with the reasons."""
     sentence: str
     refused: bool = False
-    """Whether nothing may expire until an operator acts; `sentence` has the reason."""
+    """Whether an operator must act before anything expires; `sentence` has the reason."""
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
@@ -94,7 +94,8 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snapshot]:
-    """Return the planned snapshots that a writer may expire, because later snapshots still have all their data files.
+    """Return the planned snapshots that a writer may expire. Later snapshots must still have all their data files.
+
     Leaves snapshots that removed files, and those right before them, to maintenance.
     """
     main, planned = list(ancestors(metadata)), set(plan.expire)
@@ -127,7 +128,7 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
 
 
 def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the indexes in `main` of commits with late rows or dead letters that signals may not have counted yet."""
+    """Return the indexes in `main` of commits whose late rows or dead letters signals may not have counted."""
     return [
         at
         for at, snapshot in enumerate(main)
@@ -140,7 +141,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 def _held_positions(
     metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
 ) -> dict[int, str]:
-    """Return indexes in `main`, each with the reason to keep all snapshots from the head to that index."""
+    """Return indexes in `main` with reasons. All snapshots from the head to the index must be kept."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
@@ -152,8 +153,8 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index in `main` of the oldest snapshot that an audit of open backfills may need, with the reason;
-    empty if none.
+    """Return the index in `main` of the oldest snapshot that audits of open backfills may need, with the reason, if
+    any.
     """
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
@@ -172,7 +173,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Map the ids of referenced snapshots outside main's kept history to the reasons."""
+    """Return why snapshots outside main's kept history are referenced, by snapshot id."""
     ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
     reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
@@ -194,7 +195,7 @@ def _branch_snapshots(
 ) -> Iterator[tuple[int, str]]:
     """Yield the snapshots that other users' branches keep, with reasons.
 
-    A branch keeps its snapshots that are not in main, and those within its own retention.
+    These are their snapshots that are not in main, and those within the branch's own retention.
     """
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:

@@ -25,15 +25,11 @@ log = logging.getLogger(__name__)
 
 REFUSAL_STATUS_CODES = frozenset({400, 405, 413, 422, 501})
 MAX_REFUSALS = 8
-"""Maximum number of times that the catalog may refuse to change the same metadata. A failing gateway may refuse a few
-times.
-"""
+"""Maximum number of times that the catalog may refuse to change the same metadata."""
 MAX_PREPARE_FAILURES = 20
 """Maximum number of failures to prepare a commit on the same metadata. The retries take a minute."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""Types of errors that defects in planning or merging raise. If such an error is also an OSError, a
-server caused it.
-"""
+"""Types of errors that defects in planning or merging raise, unless the error is also an OSError."""
 
 MAX_ERROR_CHARACTERS = 300
 _FAILED_STEPS = {
@@ -43,7 +39,7 @@ _FAILED_STEPS = {
 }
 
 _NO_ROW_ID = ("without first row id", "first-row-id is null")
-"""Error texts of PyIceberg and of Java catalogs that refuse a snapshot without row ids."""
+"""Error texts of PyIceberg and Java catalogs about a snapshot without row ids."""
 
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED_TABLES = 5
@@ -65,7 +61,7 @@ class TableNames:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts how often in a row the same change was refused, or could not be prepared."""
+    """Counts how often in a row the same change was refused or could not be prepared."""
 
     names: TableNames
     count: int = 0
@@ -92,22 +88,22 @@ class Refusals:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return whether the catalog itself refuses the change. A proxy's 408 or 5xx is not a refusal."""
+    """Return whether the catalog itself refuses the change. A 408 or 5xx may come from a proxy."""
     response = getattr(error.__cause__, "response", None)
     status = getattr(response, "status_code", None)
     return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSAL_STATUS_CODES
 
 
 def may_refuse_one_update(error: Exception) -> bool:
-    """Return whether the catalog refused a commit, and may accept it with fewer updates."""
+    """Return whether the catalog refused a commit that it may accept with fewer updates."""
     if isinstance(error, ForbiddenError):
         return not is_credentials_expiry(error)
     return _is_refusal(error) and not is_sequence_conflict(error)
 
 
 def is_sequence_conflict(error: Exception) -> bool:
-    """Return whether a snapshot was refused because another branch took its sequence number or row ids, or because the
-    table became format version 3, whose snapshots need row ids.
+    """Return whether a snapshot was refused for one of two reasons: another branch took its sequence number or row ids,
+    or the table became format version 3, whose snapshots need row ids.
     """
     taken = ("older than last sequence number", "next-row-id", *_NO_ROW_ID)
     return isinstance(error, ValueError | BadRequestError) and any(text in str(error) for text in taken)
@@ -115,7 +111,7 @@ def is_sequence_conflict(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """A failed attempt: a message to log now, and a message for the error if no retry succeeds in time."""
+    """A failed attempt, with a message for the log, and one for the error if no retry succeeds in time."""
 
     level: int
     log_message: str
@@ -124,7 +120,7 @@ class FailedAttempt:
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedAttempt:
-    """Return how to report an error if a retry may succeed. Raises AccessDenied or CommitUnavailable otherwise."""
+    """Return how to report an error that a retry may fix. Raises AccessDenied or CommitUnavailable otherwise."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_sequence_conflict(error)):
@@ -159,8 +155,8 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed attempts; lost races do not count. Its start is logged as a warning. Its end is logged if it
-    lasted at least 5 s.
+    """A series of failed attempts, without lost races. Its start is logged as a warning; its end, if it lasted at least
+    5 s.
     """
 
     names: TableNames

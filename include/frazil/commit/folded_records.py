@@ -1,7 +1,6 @@
-"""Folds about a thousand commit records into one immutable object,
-`<state>/records/<first>_<last>.jsonl.gz`. Its first line has the format and the keys; the
-unchanged journals follow in order. The object is read back before the journals are deleted, so
-folding needs no fence. Readers try the journal first.
+"""Folds about a thousand commit records into one immutable object, `<state>/records/<first>_<last>.jsonl.gz`: a line
+with format and keys, then the unchanged journals. The object is read back before the journals are deleted, so folding
+needs no fence. Readers try the journal first.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from frazil.commit.marker import BatchKey
-from frazil.table.storage import ObjectStore
+from frazil.table.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_SEGMENT_RECORDS = 1_024
 MAX_SEGMENT_BYTES = 16 * 1024**2
-"""Maximum size of the records in one object, before compression. Reading one record loads the whole object."""
+"""Maximum uncompressed size of the records in one object. Reading one record loads the whole object."""
 MAX_PARALLEL_READS = 8
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
@@ -33,7 +32,7 @@ RecordsByKey = dict[BatchKey, bytes]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """An object of folded records; the fields are parsed from its name."""
+    """An object of folded records, as described by its name."""
 
     first: BatchKey
     last: BatchKey
@@ -49,7 +48,7 @@ class Segment:
 
 
 class FoldedRecords:
-    """Reads and writes the folded commit records of one stream. Caches the object that was read last."""
+    """Reads and writes the folded commit records of one stream. Caches the last object."""
 
     def __init__(self, store: ObjectStore, state: str) -> None:
         self._store = store
@@ -129,7 +128,7 @@ def _decode_records(data: bytes, path: str) -> RecordsByKey:
 def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_SEGMENT_RECORDS
 ) -> Iterator[RecordsByKey]:
-    """Yield groups of journals that each fill one object. Omits the last, partial one. Ends if `read` returns None."""
+    """Yield groups of journals that each fill one object. Omits a last, partial group. Ends if `read` returns None."""
     group: RecordsByKey = {}
     size = 0
     with ThreadPoolExecutor(MAX_PARALLEL_READS, "fold") as pool:

@@ -1,6 +1,6 @@
-"""Commits the files of routed tables ("followers"). A batch's files are fixed once the default table has committed it,
-so commits to followers need no epoch: every writer, even an outdated one, commits the same files in the same order.
-A routed table's marker records its last batch, so each file is committed once.
+"""Commits the files of routed tables ("followers"). The default table's commit fixes a batch's files. Every writer,
+even an outdated one, then commits the same files in the same order, so these commits need no epoch. A routed table's
+marker records its last batch, so each file is committed once.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 FIRST_RECORD = "frazil.first-commit-record"
-"""Summary key for the first commit record, if the snapshot has rows of several batches."""
+"""Summary key for the first commit record of a snapshot with rows of several batches."""
 NO_BATCH = BatchKey(0, 0)
 MAX_PARALLEL_COMMITS = 16
 RETRY_TIMEOUT_S = 30.0
 RETRY_TIMEOUT_BEHIND_S = 3.0
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""How long after a journal's creation its commit to a routed table counts as in progress."""
+"""Age of a journal up to which its commit to a routed table counts as in progress."""
 CreateTable = Callable[[Target, Sequence[Journal]], None]
 """Creates or loads a table whose rows wait next to the default table, and writes its first marker."""
 
@@ -70,20 +70,18 @@ class TableAbsence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaggingTable:
-    """A routed table that is missing rows of the default table's batches."""
+    """A routed table without all rows of the default table's batches."""
 
     target: Target
     since_ms: int
-    """When the oldest journal that waits for the table was created, in milliseconds since 1970."""
+    """When the oldest journal that waits for the table was created (ms since 1970)."""
     batches: int
     rows: int
     reason: str
     backfill: str | None = None
-    """The backfill or replay that has the missing rows; None if batches have them. For a backfill,
-    `batches` counts chunks.
-    """
+    """The backfill or replay with the missing rows; None for batches. For a backfill, `batches` counts chunks."""
     only_last: bool = False
-    """Whether only the default table's last batch is missing, without an error."""
+    """Whether only the default table's last batch is missing, and no error occurred."""
     gone: TableAbsence | None = None
     """What happened to a table that no longer exists."""
 
@@ -113,22 +111,20 @@ class Followers:
 
     tables: StreamTables
     last_added: BatchKey
-    """The last batch that was added. All routed tables have all batches up to this one, except those in `waiting`."""
+    """The last added batch. Routed tables have all batches up to this one, except those in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
-    """Journals of each routed table, in order. They are committed to the default table, but perhaps not yet to the
-    routed table.
-    """
+    """Journals in order, by routed table. The default table has these batches; the routed table may not."""
     behind: dict[Target, LaggingTable] = field(default_factory=dict)
     refused: dict[Target, str] = field(default_factory=dict)
-    """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
+    """Why the last commit to each table failed. Includes dropped tables that had all rows."""
     merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
-    """Refused merges, by table and table UUID. The next attempt commits the files that they have written."""
+    """Refused merges, by table and table UUID. The next attempt reuses their files."""
     make: CreateTable | None = None
     """Creates missing tables; None for readers, which do not create tables."""
     epoch: int = 0
     """The writer's epoch. Files of earlier epochs were staged by other writers."""
     atomic: bool | frozenset[Target] = False
-    """The routed tables that are committed in one step with the default table; True for all, False for none."""
+    """Routed tables that are committed in one step with the default table; True for all, False for none."""
 
     @classmethod
     def load(
@@ -139,7 +135,9 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Load batches that routed tables may not have. Tables in `atomic` commit with the default one, if possible."""
+        """Load the batches that routed tables may be missing. Tables in `atomic` commit with the default table, if
+        possible.
+        """
         in_one_step = tables.commit_atomically is not None and (
             atomic if isinstance(atomic, bool) else frozenset(atomic)
         )
@@ -156,7 +154,7 @@ class Followers:
 
     @property
     def last_complete_batch(self) -> BatchKey:
-        """The last batch that is in all tables, as are all batches before it."""
+        """The last batch up to which every table has every batch."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
         return self.last_added if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 
@@ -168,7 +166,7 @@ class Followers:
         self.last_added = journal.key
 
     def commit(self) -> None:
-        """Commit the waiting batches to their tables, in parallel. Files of a failed commit wait for the next call."""
+        """Commit the waiting batches to their tables, in parallel. If a commit fails, the next call tries again."""
         targets = sorted(self.waiting)
         # Threads that merge mostly wait for the engine's jobs.
         max_threads = 64 if self.tables.merging else MAX_PARALLEL_COMMITS
@@ -190,7 +188,9 @@ class Followers:
                 self.behind.pop(target, None)
 
     def atomic_commits(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """Return the commits that land with the default table's. Raises `CommitUnavailable` if a table is behind."""
+        """Return the routed tables' commits for the default table's step. Raises `CommitUnavailable` if a table is
+        behind.
+        """
         if self.atomic is False:
             return ()
         self.commit()
@@ -249,7 +249,7 @@ class Followers:
             self.make(target, journals)
 
     def _commit_missing(self, target: Target, journals: Sequence[Journal], *, retry_policy: RetryPolicy) -> None:
-        """Commit the files that a table does not have: appended batches as one snapshot, merged batches one by one."""
+        """Commit a table's missing files: appended batches as one snapshot, merged batches one by one."""
         merges = self.merges.setdefault(target, {})
         while True:
             table = self.tables.handle(target).current()
@@ -312,7 +312,7 @@ def _row_count(journals: Iterable[Journal], target: Target) -> int:
 
 
 def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
-    """Yield the journals of batches that the default table has and some routed table may not have, newest first."""
+    """Yield the journals of batches that are in the default table, but maybe not in all routed tables, newest first."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.records(newest_first=True):
         if marker.routed is not None and journal.key <= marker.routed:
@@ -348,9 +348,7 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Raise RolledBack if a routed table was rolled back. The message suggests `frazil route
-    --give-up`, because `frazil reset` does not change routed tables.
-    """
+    """Raise RolledBack if a routed table was rolled back. `frazil reset` does not change routed tables."""
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:
@@ -364,7 +362,7 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 def _check_files_exist(
     tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
 ) -> None:
-    """Raise CommitUnavailable if a file that is still to be committed to the table does not exist."""
+    """Raise CommitUnavailable if a file to be committed does not exist."""
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in later for file in journal.staged_for(target)]
@@ -378,7 +376,7 @@ def _check_files_exist(
 
 
 def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the journals whose files a table does not have, according to its marker."""
+    """Return the journals whose files a table is missing, according to its marker."""
     marker = try_read_marker(table.metadata.properties, tables.stream)
     return journals if marker is None else later_journals(marker, journals)
 

@@ -16,16 +16,18 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
+FOLD_OPERATION = "fold"
+"""Value of `frazil.operation` in the summaries of snapshots in which a writer replaced small files."""
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
-"""Summary keys of skipped ranges and published backfills. These snapshots have no commit record, so their times are
-known only while they exist.
+"""Summary keys of skipped ranges and published backfills. Such snapshots have no commit record, so only the snapshot
+shows their time.
 """
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
     "dropped",
 )
-"""Possible outcomes of a record: the result of a merge, a dropped repeat, or an event that changes no row."""
+"""Possible outcomes of a record: a merge's result, a dropped repeat, or an event that changes no row."""
 
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:
@@ -43,7 +45,7 @@ def count_ancestors(metadata: TableMetadata) -> int:
 
 
 def ancestors_and_older_snapshots(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Yield main's snapshots, newest first, and then the older snapshots that expiry kept."""
+    """Yield main's snapshots, newest first, then older snapshots that have not expired."""
     oldest = 0
     for snapshot in ancestors(metadata):
         oldest = snapshot.sequence_number or 0
@@ -62,7 +64,7 @@ def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return when the stream's newest batch was committed, if main's history shows it."""
+    """Return the commit time of the stream's newest batch, if main's history shows it."""
     return next((snapshot.timestamp_ms for snapshot, _ in commit_records(metadata, stream)), None)
 
 
@@ -74,7 +76,7 @@ def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return when an operator last reset or adopted the stream; None if a writer has taken over since."""
+    """Return the time of the stream's last reset or adoption; None if a writer has taken over since."""
     for snapshot in ancestors(metadata):
         if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
             return snapshot.timestamp_ms if snapshot.summary.get("frazil.operation") in {"reset", "adopt"} else None
@@ -91,8 +93,8 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main; None if it never committed. Raises `RolledBack` if
-    the record is unreadable or the history has expired.
+    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack` if the record is
+    unreadable or the history has expired.
     """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
@@ -146,7 +148,7 @@ def is_replay(snapshot: Snapshot, stream: str) -> bool:
 
 
 def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
-    """Return how many rows the merges of other streams deleted from main; None if part of main's history expired."""
+    """Return how many rows of main other streams' merges deleted; None if part of main's history expired."""
     deleted = sequence_number = 0
     for snapshot in ancestors(metadata):
         summary, sequence_number = snapshot.summary, snapshot.sequence_number or 0
@@ -156,12 +158,12 @@ def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def parse_number(text: str | None) -> int:
-    """Parse a number in a snapshot summary. Returns 0 for an invalid value, which another program may have written."""
+    """Parse a number in a snapshot summary. Returns 0 for an invalid value."""
     return int(text) if text and text.isdecimal() else 0
 
 
 def merge_counts(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
-    """Return a merge's counts by outcome, from a snapshot's summary; empty if another program wrote it."""
+    """Return a merge's counts by outcome, from a snapshot's summary; empty for other programs' snapshots."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in RECORD_OUTCOMES)
     return {name: int(text) for name, text in counts if text.isdecimal()}
 

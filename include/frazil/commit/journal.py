@@ -1,6 +1,6 @@
 """The journal: one durable object per batch, written before the commit. After a crash, the next epoch commits the batch
-if it still starts at the marker's offsets, and discards it otherwise. A committed batch's journal becomes the commit
-record that the snapshot's summary names; `fold` packs old ones.
+if it starts at the marker's offsets, and discards it otherwise. A committed batch's journal is its commit record, which
+the snapshot's summary names. `fold` packs old commit records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from frazil.commit.rejection_reasons import Reasons, reasons_from_json, reasons_
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.object_store import ObjectStore
+from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
 """Number of the newest commit records that are not folded, because audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
-"""The content that closes a batch's key: the batch must never be committed."""
+"""The content that closes a batch's key. The batch can then never be committed."""
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
@@ -49,7 +50,7 @@ NO_DEAD_LETTERS = BatchKey(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Everything that the commit of one batch needs."""
+    """The data for a batch's commit."""
 
     stream: str
     key: BatchKey
@@ -59,26 +60,26 @@ class Journal:
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
     newest_dead_letters: BatchKey | None
-    """The batch with the newest dead letters at staging, or `NO_DEAD_LETTERS`; None in old journals."""
+    """The last batch with dead letters, as of staging, or `NO_DEAD_LETTERS`; None in old journals."""
     idle: frozenset[TopicPartition]
     """Partitions without a recent record."""
     offsets_after: Mapping[TopicPartition, int]
-    """The next offset of every partition of the stream after this batch."""
+    """The next offset of each of the stream's partitions after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that served the records before `offsets_after`, if known."""
+    """The leader epochs of the records before `offsets_after`, if known."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last transaction before `offsets_after`, if the stream commits whole transactions."""
+    """The last transaction before `offsets_after`, if batches have whole transactions."""
     windows: Mapping[int, int] | None = None
-    """Number of rows by window start, in microseconds since 1970; None if the rows were not counted."""
+    """Number of rows by window start (us since 1970); None if the rows were not counted."""
     partitions: int | None = None
-    """Number of table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
+    """Number of table partitions that each task wrote, summed over tasks; None without a shuffle."""
     with_ignored: int = 0
-    """Records with fields that did not become columns, counted if the table may evolve."""
+    """Number of records with fields that did not become columns, if the table may evolve."""
     without_columns: int = 0
-    """Records in which no field corresponds to a column."""
+    """Number of records that fill no column."""
     cast: int = 0
     other_events: int = 0
-    """Events that change no row; see `StageResult.other_events`."""
+    """Number of events that change no row; see `StageResult.other_events`."""
     cost: BatchCost | None = None
     reasons: Reasons = field(default_factory=dict)
     """New dead letters by error class."""
@@ -97,7 +98,7 @@ class Journal:
 
     @property
     def future_rows(self) -> int:
-        """Rows whose event time is too far in the future to advance the watermark."""
+        """Number of rows whose event time is too far in the future to advance the watermark."""
         return sum(p.future for p in self.progress)
 
     def staged_for(self, target: Target) -> tuple[StagedFile, ...]:
@@ -141,7 +142,7 @@ class Journal:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Journal | None:
-        """Parse a journal; returns None for an object that is incomplete, not a journal, or of a newer format."""
+        """Parse a journal; None for other or incomplete objects, and for newer formats."""
         try:
             raw = json.loads(data)
             return cls._from_json(raw) if raw["format"] == FORMAT_VERSION else None
@@ -177,7 +178,7 @@ class Journal:
 
 
 class UnusableJournal(Enum):
-    """Why the object under a batch's journal key cannot be used as its journal."""
+    """Why the object under a batch's key cannot be used as its journal."""
 
     ABSENT = "nothing"
     VOID = "the note that the batch must never be committed"
@@ -187,7 +188,7 @@ class UnusableJournal(Enum):
 
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`. A journal is
-    written once; a later epoch may close its key with `void`.
+    written once. A later epoch may close its key with `void`.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
@@ -205,14 +206,14 @@ class JournalStore:
         return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"
 
     def put(self, journal: Journal) -> bool:
-        """Write the journal durably. Returns False if another writer has closed this batch's key."""
+        """Write the journal durably. Returns False if another writer has closed its key."""
         self.store.sync_files([f.path for f in journal.files])
         path, data = self.path(journal.key), journal.to_bytes()
         # If the client lost the response and repeated the put, the object is already there.
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close a key that has no journal, so that a suspended writer cannot use it. Returns whether it is closed."""
+        """Close a key without a journal, so that a suspended writer cannot use it. Returns whether it is closed."""
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
@@ -234,7 +235,7 @@ class JournalStore:
         return self.read(self.path(key))
 
     def read(self, path: str) -> Journal | None:
-        """Return the commit record at a path from a snapshot's summary, if it is readable."""
+        """Return the commit record at a path from a snapshot's summary, if readable."""
         return _parse_journal(self._load(path))
 
     def _load(self, path: str) -> bytes | None:
@@ -248,7 +249,7 @@ class JournalStore:
         return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest batch key among folded records and unfolded journals. `keys` are the journals' keys."""
+        """Return the oldest batch key among folded records and the given journal keys."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
@@ -268,7 +269,7 @@ class JournalStore:
     def records(
         self, *, newest_first: bool = False, below: BatchKey | None = None, table_uuid: object = None
     ) -> Iterator[Journal]:
-        """Yield the readable journals, including folded ones, in key order; with `table_uuid`, only that table's."""
+        """Yield the readable journals, including folded ones, in key order. With `table_uuid`, only that table's."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -290,9 +291,8 @@ class JournalStore:
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
         """Fold the oldest commit records, and yield the number of records in each new object. Folds settled batches
-        only, and leaves the last `keep` of them. Safe at any time, from any process. If `forgotten` returns True, the
-        marker was removed while an object was written. The object is then deleted, because `forget` may have listed the
-        objects before it was written.
+        only, except the last `keep`. Safe at any time, from any process. If `forgotten` returns True after an object is
+        written, deletes that object, because `forget` may have missed it.
         """
         settled = [
             key
@@ -334,7 +334,7 @@ class JournalStore:
     def after(
         self, settled: BatchKey | None, keys: Iterable[BatchKey], *, table_uuid: str, stream: str
     ) -> Iterator[Journal]:
-        """Yield the complete journals of this stream and table after the batch `settled`, in the order of `keys`."""
+        """Yield this stream and table's complete journals after the batch `settled`, in the order of `keys`."""
         for key in keys:
             if settled is not None and key <= settled:
                 continue
@@ -351,7 +351,7 @@ def _parse_journal(data: bytes | None) -> Journal | None:
 
 
 def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
-    """Return the journals of batches that a routed table with this marker does not have."""
+    """Return the journals of batches that are missing from a routed table with this marker."""
     return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
 
 

@@ -1,5 +1,5 @@
-"""Counts late rows: rows added to a window after it was signalled, by delayed records, backfills, re-read records, or
-other streams and engines. The table's cursor names the last commit that the signals cover.
+"""Counts late rows: rows that land in a window after its signal. They come from delayed records, backfills, repeated
+reads, or other streams and engines. The table's cursor names the last commit that the signals cover.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WINDOWS_KEY = "frazil.windows"
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
-    """Return the summary entry with a commit's rows per window; empty if they are unknown or too many."""
+    """Return the summary entry with a commit's rows by window; empty if unknown or too long."""
     if windows is None:
         return {}
     text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
@@ -29,7 +29,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return how many rows commits after the cursor added to signalled windows, by window start (us since 1970)."""
+    """Return the number of rows that later commits than the cursor added to signalled windows, by window start (us)."""
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
         return {}

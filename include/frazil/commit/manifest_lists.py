@@ -1,6 +1,4 @@
-"""Writes and caches manifest lists, so that this process parses and encodes each manifest's entry only once. A list
-never changes, because its name has a UUID.
-"""
+"""Writes and caches manifest lists, which never change. This process parses and encodes each manifest's entry once."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 MAX_CACHED_LISTS = 32
-"""Maximum number of cached lists. This suffices for a commit to all tables and the open branch, with the lists before
-it and those of failed attempts.
-"""
+"""Maximum number of cached lists. Enough for one commit to all tables, with its failed attempts."""
 
 
 @dataclass(slots=True)
@@ -48,7 +44,7 @@ def _encoding(version: TableVersion) -> AvroEncoding:
 
 
 class ListWriter(ManifestListWriterV2):
-    """Writes a list of format version 2 or, with the table's `next_row_id`, of version 3."""
+    """Writes a manifest list of format version 2. If `next_row_id` is given, the version is 3."""
 
     def __init__(  # noqa: PLR0913 - what a manifest list consists of
         self,
@@ -76,7 +72,7 @@ class ListWriter(ManifestListWriterV2):
         return self
 
     def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
-        """Return a copy with sequence numbers and, in version 3, with the id of the first row."""
+        """Return a copy with sequence numbers and, in version 3, the first row's id."""
         prepared = super().prepare_manifest(ManifestFile(*manifest_file._data))
         is_data = prepared.content is ManifestContent.DATA
         if self.next_row_id is not None and is_data and first_row_id(prepared) is None:
@@ -90,11 +86,11 @@ _cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
 """Entries of each manifest list, by the list's path and the manifest's path."""
 MAX_CACHED_PATHS = 4_096
 _paths = BoundedCache[tuple[str, ...]](MAX_CACHED_PATHS)
-"""Paths of each list's manifests, by the list's path. The writer removes them when it expires the snapshot."""
+"""Paths of each list's manifests, by the list's path. The writer removes an expired snapshot's entry."""
 
 
 def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
-    """Return all manifests of a snapshot, in the order of its manifest list."""
+    """Return a snapshot's manifests, in the order of its manifest list."""
     entries = _cache.get(snapshot.manifest_list)
     if entries is None:
         count_request("reads", snapshot.manifest_list)
@@ -104,7 +100,7 @@ def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
 
 
 def manifest_paths(snapshot: Snapshot, file_io: FileIO) -> tuple[str, ...]:
-    """Return the paths of a snapshot's manifests, without a read if this process wrote the snapshot."""
+    """Return the paths of a snapshot's manifests. Reads no file if this process wrote the snapshot."""
     known = _paths.get(snapshot.manifest_list)
     return tuple(m.manifest_path for m in snapshot.manifests(file_io)) if known is None else known
 
@@ -116,7 +112,7 @@ def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestF
 
 
 def add_manifests(writer: ListWriter, manifests: Iterable[ManifestFile], *, path: str, parent: Snapshot | None) -> None:
-    """Write the entries of `manifests` as one block of the snapshot's list at `path`. Reuses the encoded entries of the
+    """Write the entries of `manifests` as one block of the snapshot's list at `path`. Reuses encoded entries of the
     parent's list.
     """
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
@@ -140,7 +136,7 @@ def add_manifests(writer: ListWriter, manifests: Iterable[ManifestFile], *, path
 
 
 class _EncodedRecordWriter:
-    """Replaces Avro's record writer, for records that are already encoded."""
+    """Replaces Avro's record writer for records that are already encoded."""
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:
         encoder.write(record)

@@ -1,6 +1,5 @@
-"""Merges a branch's small manifests, so that readers open few even after a commit each second.
-`FAN_IN` manifests of one size class become one of the next class. An entry is thus rewritten
-only once for each size class.
+"""Merges a branch's small manifests, so that readers open few even with a commit each second. `FAN_IN` manifests of one
+size class become one of the next class. An entry is rewritten once per size class.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ FAN_IN = 32
 """Number of manifests of one size class that are merged into one."""
 MAX_MERGED_ENTRIES = 2_048
 MERGE_ENABLED = "commit.manifest-merge.enabled"
-"""Iceberg's table property that switches merging off."""
+"""Iceberg's table property for merging manifests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +29,17 @@ class MergedManifest:
 
     manifest: ManifestFile
     replaces: frozenset[tuple[str, int | None]]
-    """Paths and first row ids of the merged manifests. Manifests get row ids when another engine upgrades the table to
-    format version 3.
-    """
+    """Paths and first row ids of the merged manifests. An upgrade to format version 3 assigns row ids."""
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
-        """Return `manifests`, with the merged ones replaced by the new one; None if a merged one is missing."""
+        """Replace the merged manifests in `manifests` by the new one. Returns None if one is missing."""
         others = [one for one in manifests if (one.manifest_path, first_row_id(one)) not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
 
 def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
-    """Return the manifests to merge next, with their entries. Selects only manifests that this process wrote.
-    Maintenance merges all others.
+    """Return the manifests to merge next, with their entries. Selects only manifests of this process; maintenance
+    merges others.
     """
     classes = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
     for manifest in manifests:
@@ -58,7 +55,7 @@ def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[Manife
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Merge small manifests into a new one. Returns None if there are fewer than two, or merging is off."""
+    """Merge small manifests into a new one, and return it; None if fewer than two are small, or merging is off."""
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
     found = select_mergeable_manifests(manifests)

@@ -1,6 +1,6 @@
-"""Writes manifests of data files or delete files. Schemas and encoders are cached: PyIceberg builds them for each
-manifest. Entries of a replaced manifest are copied without decoding, because other engines write fields that PyIceberg
-does not know.
+"""Writes manifests of data files or delete files. Caches schemas and encoders, which PyIceberg builds for each
+manifest. Copies the entries of a replaced manifest without decoding, because they may have fields that PyIceberg does
+not know.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from types import TracebackType
 from typing import Any, Self
 
@@ -86,20 +87,20 @@ class ManifestLayout:
 
 
 MAX_CACHED_ENCODINGS = 64
-"""Maximum number of encodings in memory. A stream uses two for each of its tables."""
+"""Maximum number of cached encodings. A stream uses two for each of its tables."""
 
 
 MAX_REMEMBERED_BYTES = 64 * 2**20
-"""Maximum memory (bytes) for manifest entries: about 1 KB for each file, and 40 bytes for each of its columns."""
+"""Maximum memory (bytes) for manifest entries: about 1 KB per file, and 40 bytes per column of a file."""
 MAX_REMEMBERED_FILES = 32
-"""Maximum number of files in a commit whose entries are kept. Few commits have more."""
+"""Maximum number of files in a commit whose entries are kept in memory."""
 MAX_REMEMBERED_ENTRIES = 1_024
-"""Entries are kept only for manifests with fewer entries than this. Larger manifests are not merged again."""
+"""Number of entries from which a manifest's entries are not kept, because it is not merged again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ManifestEncoding:
-    """The Avro encoding and header that manifests with the same layout, content and codec share."""
+    """The Avro encoding and header of all manifests with the same layout, content and codec."""
 
     layout: ManifestLayout
     avro: AvroEncoding
@@ -110,8 +111,8 @@ _encodings = BoundedCache[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of data files or delete files, up to format version 3. PyIceberg's own writer writes neither
-    delete files nor version 3. Caches encodings.
+    """Writes manifests of data files or delete files, up to format version 3. Caches encodings. PyIceberg's writer
+    supports neither delete files nor version 3.
     """
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
@@ -143,7 +144,7 @@ class _Writer(ManifestWriterV2):
         return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
 
     def record(self) -> RecordingWriter:
-        """Record the encoded data file of each entry that is written. Returns the recorder."""
+        """Record the encoded data file of each written entry. Returns the recorder."""
         encoding = self._encoding()
         fields: Any = encoding.avro.writer
         *others, (_, of_data_file) = fields.field_writers
@@ -158,7 +159,7 @@ class _Writer(ManifestWriterV2):
         return _ManifestEncoding(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _entry_schema(self, format_version: TableVersion) -> Schema:
-        """Return the entries' schema, in which partition values are optional even if their column is required."""
+        """Return the entries' schema. Partition values are optional even if their column is required."""
         values = [
             NestedField(field.field_id, field.name, field.field_type, required=False)
             for field in self._spec.partition_type(self._schema).fields
@@ -211,7 +212,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Rewrite a manifest with its live `entries`. Entries of files with the keys `removed` become deleted entries."""
+    """Rewrite a manifest with its live `entries`. Files with the keys `removed` get deleted entries."""
     layout = ManifestLayout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     entries = tuple(entries)
     written = (_updated_entry(entry, snapshot_id, deleted=file_key(entry.data_file) in removed) for entry in entries)
@@ -222,17 +223,31 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
 
 
 def write_merged(
-    merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
+    merged: Mapping[ManifestFile, WrittenEntries],
+    *,
+    path: str,
+    table: Table,
+    snapshot_id: int,
+    removed: Collection[str] = (),
 ) -> ManifestFile:
-    """Merge manifests of the same kind into one, whose entries are existing files. Return the new manifest."""
+    """Write one manifest with the entries of manifests of the same kind, as existing files. Return the new manifest.
+    Entries of files with the keys `removed` become deleted entries.
+    """
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
     copies = [written.copied.with_row_ids(manifest, written.entries) for manifest, written in merged.items()]
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
-    made = _write(entries, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
-    if len(entries) < MAX_REMEMBERED_ENTRIES:
-        recently_written.keep(path, WrittenEntries(copied, tuple(entries)))
+    leaves = [file_key(entry.data_file) in removed for entry in entries]
+    written = [
+        _updated_entry(one, snapshot_id, deleted=True) if gone else one
+        for one, gone in zip(entries, leaves, strict=True)
+    ]
+    made = _write(written, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
+    stays = [not gone for gone in leaves]
+    if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:
+        kept = replace(copied, data_files=tuple(compress(copied.data_files, stays)))
+        recently_written.keep(path, WrittenEntries(kept, tuple(compress(entries, stays))))
     for manifest in merged:
         recently_written.forget(manifest.manifest_path)
     return made
@@ -264,7 +279,7 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
     copied: CopiedEntries | None = None,
     keep: bool = False,
 ) -> ManifestFile:
-    """Write a manifest. With `keep`, its entries stay in memory for a later merge."""
+    """Write a manifest. `keep` keeps its entries in memory for a later merge."""
     written = []
     writer = _Writer(layout, content, path, table=table, snapshot_id=snapshot_id, copied=copied)
     with writer:
@@ -342,7 +357,7 @@ class _CountedStream(OutputStream):
 
 
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
-"""A manifest entry's field ids since format version 2, and whether each is required. The last is the data file."""
+"""Field ids of a manifest entry since format version 2, and whether each is required. The data file comes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,12 +370,12 @@ class CopiedEntries:
 
     @property
     def kind(self) -> frozenset[tuple[str, str]]:
-        """Properties that two manifests must share to be merged: all of the header except the codec."""
+        """Properties that manifests must share to be merged: the whole header except the codec."""
         return frozenset((key, text) for key, text in self.header.items() if key != AVRO_CODEC_KEY)
 
     @classmethod
     def from_manifest(cls, manifest: ManifestFile, file_io: FileIO) -> CopiedEntries | None:
-        """Copy a manifest's live entries; None for format version 1, whose entries have other fields."""
+        """Copy a manifest's live entries. Returns None for format version 1."""
         file = _Blocks(file_io.new_input(manifest.manifest_path))
         with file:
             if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:
@@ -378,10 +393,9 @@ class CopiedEntries:
             return cls(file.schema, file.header.meta, tuple(found))
 
     def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> CopiedEntries:
-        """Return copied entries with explicit row ids. In another manifest, ids derived from its first row id would
-        differ.
+        """Return copied entries with explicit row ids, because derived ids would change in another manifest.
 
-        Entries of format version 2 get the field for row ids if the table has version 3.
+        If the table has version 3, entries of version 2 get the field for row ids.
         """
         next_id = first_row_id(manifest)
         if next_id is None:
@@ -433,7 +447,7 @@ def _encode_long(value: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CopyingWriter:
-    """Replaces Avro's record writer. Entries must be written in the order of their copied data files."""
+    """Replaces Avro's record writer. Write entries in the order of their copied data files."""
 
     data_files: Iterator[bytes]
 
@@ -468,7 +482,7 @@ class RecordingWriter:
 
 @dataclass(frozen=True, slots=True)
 class WrittenEntries:
-    """The entries of a manifest that this process wrote. Only `copied` has the statistics of their files."""
+    """The entries of a manifest that this process wrote. Only `copied` has the files' statistics."""
 
     copied: CopiedEntries
     entries: tuple[ManifestEntry, ...]
@@ -517,7 +531,7 @@ _HEADER_WRITER = construct_writer(META_SCHEMA)
 
 @dataclass(frozen=True, slots=True)
 class AvroEncoding:
-    """Schema, schema JSON and encoder of one kind of Avro file. Threads may share it: encoders keep no state."""
+    """Schema, schema JSON and encoder of one kind of Avro file. Threads may share it."""
 
     file_schema: Schema
     schema_name: str
@@ -526,13 +540,15 @@ class AvroEncoding:
 
     @classmethod
     def resolve(cls, file_schema: Schema, record_schema: Schema, *, name: str) -> Self:
-        """Resolve the encoding of files with `file_schema`, whose records have `record_schema` in memory."""
+        """Resolve the encoding of files with `file_schema` whose records have `record_schema` in memory."""
         text = json.dumps(AvroSchemaConversion().iceberg_to_avro(file_schema, schema_name=name))
         return cls(file_schema, name, text, resolve_writer(record_schema=record_schema, file_schema=file_schema))
 
 
 class PreparedAvroFile(AvroOutputFile[D]):
-    """An Avro output file that reuses an `AvroEncoding`. Only its random sync marker differs from PyIceberg's bytes."""
+    """An Avro output file that reuses an `AvroEncoding`. PyIceberg would write the same bytes, apart from the sync
+    marker.
+    """
 
     def __init__(self, output_file: OutputFile, encoding: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
         self.output_file, self.file_schema, self.schema_name = output_file, encoding.file_schema, encoding.schema_name

@@ -1,5 +1,5 @@
 """Builds the update that changes a table together with its marker: a snapshot of main and, with `commit.align:
-watermark`, a snapshot of the open branch. The update's requirements cover both branches. Also removes branches.
+watermark`, a snapshot of the open branch. The update requires that both branches are unchanged. Also removes branches.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ M = TypeVar("M", Marker, Marker | None)
 ALIGN_OPERATION = "align"
 """Value of `frazil.operation` in the summaries of the open branch's snapshots."""
 OPEN_SNAPSHOT_KEY = "frazil.open-snapshot-id"
-"""Summary key for the open branch's head, to which a reset restores the branch after a rollback of main."""
+"""Summary key for the open branch's head. After a rollback of main, a reset restores the branch to this head."""
 
 
 @dataclass(slots=True)
 class MarkedUpdate:
-    """Prepares the update for each attempt of one swap, and records the files that the attempts wrote."""
+    """Prepares the update for each attempt of one swap, and records the attempts' files."""
 
     stream: str
     files: Sequence[StagedFile] = ()
     merge: MergeWriter | None = None
-    """Merges changes into main, instead of adding `files`."""
+    """Merges changes into main; `files` are then not added."""
     written: list[WrittenFiles] = field(default_factory=list)
     _main: SnapshotWriter | MergeWriter | None = None
 
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the next attempt's change. Without a `change` of the open branch, main gets all `files`."""
+        """Return the next attempt's change. Unless the open branch changes, main gets all `files`."""
         if change is not None:
             return self._prepare_both(table, marker, change, summary=summary, now_ms=now_ms)
         if self._main is None:
@@ -73,7 +73,7 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare a snapshot of each branch. Each attempt does so again, because the open branch may have changed."""
+        """Prepare a snapshot of each branch, for one attempt."""
         name = open_branch_name(self.stream)
         found = head_of(table.metadata, name)
         head_id, branch_updates = self._change_branch(table, change, found, now_ms=now_ms)
@@ -135,7 +135,7 @@ class MarkedUpdate:
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""Returns the next marker for a table and its marker, or `Done` with the result if nothing must be written."""
+"""Returns the next marker, given a table and its marker. Returns `Done` if nothing must be written."""
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
@@ -162,7 +162,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return a commit of the marker that `decide` returns. The commit also adds `files` or the result of `merge`."""
+    """Return a commit of the marker that `decide` returns, with `files` or the result of `merge`."""
     update = MarkedUpdate(tables.stream, files, merge)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
@@ -182,7 +182,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
 
 
 def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
-    """Return the merge of a batch's files, if they need one. Raises SpecError if the declared mode has changed."""
+    """Return the merge of a batch's files, if necessary. Raises SpecError if the declared mode has changed."""
     merging = tables.merging
     staged = tuple(file for file in files if file.content in MERGING_MODES)
     if not staged:
@@ -213,7 +213,7 @@ def _position_summary(marker: Marker) -> dict[str, str]:
 
 
 def format_iso_utc(us: int) -> str:
-    """Format microseconds since 1970 as ISO 8601. A time that is out of range becomes a number with its unit."""
+    """Format microseconds since 1970 as ISO 8601. Times out of range become a number with its unit."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:
@@ -223,8 +223,8 @@ def format_iso_utc(us: int) -> str:
 @dataclass(slots=True)
 class BranchRemoval:
     """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used. The
-    snapshots must go, because they list files as added that are now in main. Iceberg's incremental clean-up would
-    otherwise delete these files.
+    snapshots list files as added that are now in main. Iceberg's incremental clean-up would delete these files if the
+    snapshots stayed.
     """
 
     branch: str
@@ -239,7 +239,7 @@ class BranchRemoval:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """Return the updates that remove the branch, and the snapshots that no other branch or tag has."""
+        """Return the updates that remove the branch, and the snapshots that are in no other branch or tag."""
         metadata = table.metadata
         self.removed_ids, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
@@ -257,8 +257,8 @@ class BranchRemoval:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests. Keeps them if the removal did not land, or a tag now keeps a snapshot of the
-        branch.
+        """Delete the unused manifests. Keeps them if the removal did not land, or if a tag has one of the branch's
+        snapshots.
         """
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
@@ -270,6 +270,6 @@ class BranchRemoval:
 
 
 def require_unchanged(table: Table, branch: str) -> AssertRefSnapshotId:
-    """Return the requirement that the branch is unchanged, or still missing."""
+    """Return the requirement that the branch has not changed."""
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)

@@ -1,6 +1,6 @@
-"""A stream's marker: its position, which each commit stores as the table property `frazil.stream.<name>`. Nothing else
-records a stream's progress. A marker changes only in a commit that also adds a snapshot to the branch. The commit
-requires the branch's previous snapshot, so a concurrent writer cannot overwrite the marker.
+"""A stream's marker: its position, stored as the table property `frazil.stream.<name>`. Nothing else records a stream's
+progress. Each commit that changes a marker also adds a snapshot, and requires the branch's previous snapshot.
+Concurrent writers therefore cannot overwrite a marker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 MAX_EPOCHS = 256
-"""Maximum number of epochs in the marker (3 KB). Files of older, discarded batches have long been deleted."""
+"""Maximum number of epochs in the marker (3 KB)."""
 
 
 class BatchKey(NamedTuple):
-    """The permanent name of one batch of a stream: epochs never repeat, and batches count up within an epoch."""
+    """The permanent name of a batch. Epochs never repeat; batches count up within an epoch."""
 
     epoch: int
     batch: int
@@ -36,7 +36,7 @@ class BatchKey(NamedTuple):
 
 
 class BatchOutcome(Enum):
-    """What happened to a batch of an epoch that has ended."""
+    """The fate of a batch from an earlier epoch."""
 
     COMMITTED = "the batch is in the table"
     NOT_COMMITTED = "the batch is not in the table"
@@ -44,7 +44,7 @@ class BatchOutcome(Enum):
 
 
 class LastTransaction(NamedTuple):
-    """A captured database's last transaction before a position, to recognise events that are sent again."""
+    """A captured database's last transaction before a position. It shows which events are sent again."""
 
     id: str = ""
     position: str | None = None
@@ -55,7 +55,7 @@ NO_TRANSACTION = LastTransaction()
 
 
 class OwnTable(NamedTuple):
-    """The table that a stream writes to, as its dead-letter table records it."""
+    """The table that a stream writes to, according to its dead-letter table."""
 
     name: str
     location: str
@@ -83,21 +83,21 @@ class Marker:
     open_snapshot_id: int | None = None
     """The head of the stream's open branch (`commit.align: watermark`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that served the records before the offsets. They reveal truncated logs."""
+    """The leader epochs of the records before the offsets. They reveal truncated logs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that Kafka assigned to a second record: the first was lost, or its topic was recreated."""
+    """Offsets that Kafka assigned to a second record, after a truncation or in a recreated topic."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offsets at which the table's records ended at the last reset, in recreated or truncated partitions."""
+    """The end of the table's records, as of the last reset, in recreated or truncated partitions."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
+    """Committed offsets that a rollback removed. An operator accepted their loss."""
     given_up_epoch: int = 0
     """The epoch of the first reset that accepted a loss in `given_up`, if known."""
     adopted_rows: int = 0
-    """Rows that the table had when an operator let the stream append to it."""
+    """The table's number of rows when an operator let the stream append to it."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
-    """The last batch up to which all routed tables have every batch; None if the stream never had a route."""
+    """The last batch up to which all routed tables are complete; None if the stream never had a route."""
     own_table: OwnTable | None = None
     """The stream's own table; only in the dead-letter table's marker."""
 
@@ -121,7 +121,7 @@ class Marker:
         return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
 
     def with_batch(self, journal: BatchKey) -> Marker:
-        """Return the marker after the batch with this key, which may belong to an earlier epoch."""
+        """Return the marker after this batch, which may belong to an earlier epoch."""
         return dataclasses.replace(
             self,
             at=BatchKey(self.at.epoch, self.at.batch + 1),
@@ -136,7 +136,7 @@ class Marker:
         return BatchOutcome.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else BatchOutcome.NOT_COMMITTED
 
     def to_property(self) -> str:
-        """Return the marker as JSON, which is compact because every metadata file of the table contains it."""
+        """Return the marker as compact JSON."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -207,7 +207,7 @@ class Marker:
 
 
 def open_branch_name(stream: str) -> str:
-    """Return the name of the branch where rows wait for their window with `commit.align: watermark`."""
+    """Return the name of the stream's open branch."""
     return f"frazil-open-{stream}"
 
 
@@ -259,7 +259,7 @@ def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, in
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the current identity, plus the ids of topics that this cluster's stream no longer reads."""
+    """Return the current identity, with the ids of topics in this cluster that the stream no longer reads."""
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
@@ -267,7 +267,7 @@ def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceId
 def keep_same_topics(
     offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
-    """Return the offsets that are still valid in `current`, without those of another cluster or recreated topics."""
+    """Return the offsets that are still valid in `current`. Omits other clusters and recreated topics."""
     if known is None or known.cluster_id != current.cluster_id:
         return {}
     return {
@@ -278,15 +278,15 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the end offset of a table's records in each partition that was recreated or truncated.
+    """Return the end offset of a table's records in each recreated or truncated partition.
 
-    `marker` is the table's own marker, `main` is the main table's marker.
+    `marker` is the table's own marker; `main` is the main table's.
     """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Return the markers of all the table's streams, declared or not, by stream. Raises `MarkerUnreadable`."""
+    """Return all markers in the table, by stream, even of undeclared streams. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
     return {stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in streams}

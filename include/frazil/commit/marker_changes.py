@@ -1,6 +1,6 @@
 """Changes a marker for an operator (reset, adopt, forget, give up), and writes a routed table's first marker. Each
-change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset drops those rows of open
-windows that the stream will read again, and keeps the others.
+change is a compare-and-swap with an empty snapshot, which fences a running writer. A reset drops rows of open windows
+only if the stream will read them again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def reset(
 
 
 def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: int, source: SourceIdentity) -> None:
-    """Set the dead-letter table's marker, even a damaged one, to `epoch` and offsets after all records ever read."""
+    """Set the dead-letter table's marker to `epoch`, and to offsets after all records ever read. Replaces even a
+    damaged marker.
+    """
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
@@ -113,7 +115,7 @@ def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: 
 
 
 def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
-    """Write a stream's first marker to a table that has rows. Returns it, or the existing marker."""
+    """Write a stream's first marker to a table with rows. Returns this marker, or the existing one."""
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
@@ -130,10 +132,11 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, which fences its writers on any host, then its objects under
-    `state`. Keeps all rows, and moves those of open windows to main. Raises TableLost, before any change, if the folder
-    also has another table's metadata. Does not raise it if the dead-letter table shows that this catalog is the
-    stream's own. Returns the number of objects.
+    """Remove the stream's markers from all tables, which fences its writers, then its objects under `state`. Returns
+    the number of objects. Keeps all rows; moves those of open windows to main.
+
+    Raises TableLost, before any change, if the folder also has another table's metadata, and the dead-letter table does
+    not confirm the catalog.
     """
     main = tables.main.refresh()
     check_own_folder(main.catalog, main)
@@ -158,8 +161,8 @@ def forget(tables: StreamTables, *, state: str) -> int:
 
 
 def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
-    """Return whether the dead-letter table shows that the stream wrote a table with one of these UUIDs, or that
-    `frazil forget` ran for the stream.
+    """Return whether the dead-letter table shows that the stream wrote a table with one of these UUIDs, or that it was
+    forgotten.
     """
     properties = tables.dead_letters.refresh().metadata.properties
     marker = try_read_marker(properties, tables.stream)
@@ -168,7 +171,7 @@ def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
 
 
 def forget_dead_letters(tables: StreamTables) -> None:
-    """Remove the stream's marker from its dead-letter table. Used if the stream's own table no longer exists."""
+    """Remove the stream's marker from its dead-letter table, after the stream's own table was dropped."""
     change_marker(tables, tables.dead_letters, lambda _: None, operation="forget")
 
 
@@ -180,7 +183,7 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Commit the marker that `decide` returns; if it returns None, remove the existing one, which may be unreadable."""
+    """Commit the marker that `decide` returns. If it returns None, remove the existing, maybe unreadable, marker."""
     update = MarkedUpdate(tables.stream)
     handle.forget()
 
@@ -201,7 +204,7 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """Return the highest epoch, or 0. If a marker is unreadable, searches staged files and snapshots."""
+    """Return the highest epoch, or 0. Searches staged files and snapshots if a marker is unreadable."""
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:
@@ -296,7 +299,7 @@ def discard_rows_of_existing_table(tables: StreamTables, target: Target, default
 
 
 def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard the rows that wait for a missing table; once created, it receives only later batches."""
+    """Discard the rows that wait for a missing table. Once created, it gets only later batches."""
     note = load_missing_table_note(tables, target) or MissingTableNote(
         target, None, "the rows for this table were discarded"
     )
@@ -304,7 +307,7 @@ def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_
 
 
 def is_ahead(table: Marker, default_marker: Marker) -> bool:
-    """Return whether a routed table is ahead of the default table, for example because the latter was recreated."""
+    """Return whether a routed table is ahead of the default table, as after the default table was recreated."""
     return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
 
 

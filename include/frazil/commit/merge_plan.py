@@ -1,7 +1,6 @@
 """Plans a merge: selects the table's files that may contain keys of a batch's changes, and divides them into tasks.
-Changes and files are grouped by the partition fields that depend only on the key. A group far larger than a task's
-share is split: each task gets all changes of the group and some of its files. One more task then inserts the changes
-that matched no row.
+Changes and files are grouped by the partition fields that depend only on the key. A large group is split: each task
+gets all changes of the group and some of its files. One more task then inserts the changes without a match.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MIN_SPLIT_BYTES = 64 * 2**20
-"""Minimum size of a group that is split: for a smaller group, a second phase of tasks costs more than it saves."""
+"""Minimum size of a group that is split."""
 
 F = TypeVar("F", StagedFile, TableFile)
 GroupValues = tuple[Any, ...]
@@ -47,7 +46,7 @@ KeyBounds = tuple[tuple[Any, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class InsertTask:
-    """Inserts the changes that no earlier task of its group has matched."""
+    """Inserts the changes that no earlier task of the group has matched."""
 
     index: int
     changes: tuple[str, ...]
@@ -65,7 +64,7 @@ class MergePlan:
     tasks: tuple[MergeTask, ...]
     insert_tasks: tuple[InsertTask, ...]
     read: Mapping[str, Sequence[ManifestEntry]]
-    """Live entries, by manifest path, of the manifests that may list files of the tasks."""
+    """Live entries of the manifests that may list the tasks' files, by manifest path."""
     manifests: Sequence[ManifestFile]
     bins: Mapping[GroupValues, int]
     """The task of each group that is not split."""
@@ -77,7 +76,7 @@ class MergePlan:
 def plan_merge(
     table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
-    """Plan a merge. Groups keep the task that they had in `before`. Raises SchemaIncompatible for unsuitable tables."""
+    """Plan a merge. Groups keep their task in `before`. Raises SchemaIncompatible for unsuitable tables."""
     head = head_of(table.metadata)
     manifests = live_manifests(head, table.io)
     if not changes:
@@ -101,7 +100,7 @@ def key_schema(table: Table, key: Collection[str]) -> Schema:
 
 
 class _ChangeIndex:
-    """Selects the manifests and files to read, by the groups, key bounds and partition values of changes."""
+    """Selects the manifests and files to read, by the changes' groups, key bounds and partition values."""
 
     def __init__(self, table: Table, changes: tuple[StagedFile, ...], key: Schema) -> None:
         self.table = table
@@ -144,7 +143,7 @@ class _ChangeIndex:
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
     def _matches_summaries(self, manifest: ManifestFile) -> bool:
-        """Return whether a manifest's partition summaries may include the partition values of a change."""
+        """Return whether a manifest's partition summaries may include a change's partition values."""
         summaries = manifest.partitions
         if not summaries:
             return True
@@ -182,7 +181,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
-    """Return the types of a spec's partition values in the newest schema with all of its columns."""
+    """Return the types of a spec's partition values, in the newest schema with all of the spec's columns."""
     sources = {part.source_id for part in spec.fields}
     for schema in (table.schema(), *reversed(table.metadata.schemas)):
         if sources <= set(schema._lazy_id_to_name):
@@ -205,7 +204,7 @@ def column_bounds(field_id: int, kind: PrimitiveType, files: Sequence[StagedFile
 
 
 def _build_evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Return a predicate for manifests that may list matching rows; None if a column of the spec no longer exists."""
+    """Return a predicate for manifests that may list matching rows; None if one of the spec's columns was dropped."""
     if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
         return None
     return manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(rows))
@@ -229,7 +228,9 @@ class _Group:
 def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
-    """Return groups of changes with files that may have their keys; one group if a file has another partition spec."""
+    """Return groups of changes, with the files that may have their keys. Returns one group if a file has another
+    partition spec.
+    """
     deletes = _index_deletes(wanted.table, manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
@@ -270,7 +271,7 @@ class PartitionKeys:
         )
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
-        """Return the values, by field id, of identity partition columns that the file itself does not contain."""
+        """Return the values of identity partition columns that the file does not contain, by field id."""
         if file.spec_id not in self._identities:
             fields = enumerate(self._table.metadata.specs()[file.spec_id].fields)
             identities = {i: part.source_id for i, part in fields if isinstance(part.transform, IdentityTransform)}
@@ -385,7 +386,9 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
-    """Return each group's task number. Groups in `before` keep it; others, heaviest first, get the lightest task."""
+    """Return each group's task number. Groups keep their number in `before`. The others, heaviest first, go to the
+    lightest task.
+    """
     bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

@@ -1,6 +1,6 @@
 """Merges a batch's changes into a table in one snapshot. If the table has changed, the next attempt plans again, and
-runs only the tasks that differ. When the swap ends, result files are deleted. Files are kept if the table has them, or
-an attempt that uses them may still land.
+runs only the tasks that differ. At the end, result files are deleted unless the table has them, or an attempt with them
+may still land.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def run_in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[Me
 
 
 MERGED_FOLDER = "merged"
-"""The folder of merged files, below that of their batch's change files."""
+"""The folder of merged files, below their batch's change files."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeConfig:
-    """How a stream's commits merge: the rules, the function that runs the tasks, and the mode."""
+    """How a stream's commits merge: the rules, the function that runs tasks, and the mode."""
 
     rules: Callable[[Table], MergeRules]
     """Returns the merge rules, with the current names of the table's columns."""
@@ -50,7 +50,7 @@ class MergeConfig:
     mode: MergingMode = UPSERT_MODE
 
     def staging_target(self, table: Table, *, folder: str) -> TargetTable:
-        """Return how files are staged for a table of the stream."""
+        """Return the layout of staged files for a table of the stream."""
         return self.mode.staging_target(target_table(table, folder=folder), self.rules(table).key)
 
 
@@ -64,7 +64,7 @@ def merge_config(
 
 @dataclass(slots=True)
 class _Attempt:
-    """An attempt's snapshot, and the state of the table on which it is based."""
+    """An attempt's snapshot, and the state of the table before it."""
 
     writer: SnapshotWriter
     files: Collection[str]
@@ -75,7 +75,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class MergeWriter:
-    """Prepares the snapshot of a merge for each attempt of a swap, and deletes the files of failed attempts."""
+    """Prepares a merge's snapshot for each attempt of a swap, and deletes files of failed attempts."""
 
     stream: str
     changes: tuple[StagedFile, ...]
@@ -86,7 +86,7 @@ class MergeWriter:
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
     _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
-    """The folder of merged files, by merge rules, table metadata and properties: the files depend on all of these."""
+    """The folder of merged files, by merge rules, table metadata and properties."""
     _plan: MergePlan | None = None
 
     @property
@@ -94,7 +94,7 @@ class MergeWriter:
         return bool(self._results) or any(attempt.writer.may_have_unused_files for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
-        """Return the next attempt; its snapshot is empty if nothing changes. Raises its tasks' errors."""
+        """Return the next attempt, whose snapshot is empty if nothing changes. Raises the tasks' errors."""
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
@@ -142,7 +142,7 @@ class MergeWriter:
         return attempt
 
     def _run(self, context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
-        """Return the tasks' results. Runs only the tasks that have no result yet."""
+        """Return the tasks' results. Runs only tasks without a result."""
         folder = context.target.folder
         missing = [task for task in tasks if (folder, task) not in self._results]
         if missing:

@@ -1,5 +1,5 @@
 """How staged files are committed: rows are appended, changes are upserted, or repeats are dropped. The files' content
-type determines the mode, so their journal is enough to commit them.
+type determines the mode.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MergingMode:
     """Returns the layout of staged files, for a table and its key."""
     plan: PlanMerge
     adds_staged_files: bool
-    """Whether the commit adds the staged files. It never adds those that the merge rewrites."""
+    """Whether the commit adds staged files, except those that the merge rewrites."""
     summary_counts: Callable[[MergeCounts], Mapping[str, str]]
     """Converts a merge's counts to summary entries."""
 
@@ -88,12 +88,12 @@ MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
-    """Return how a stream's staged files are merged; None if they are appended."""
+    """Return how a stream's staged files are merged; None if appended."""
     return {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
 
 
 def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """Return the rules for merging the stream's changes into this table, or for finding repeats."""
+    """Return the rules for merging a stream's changes into this table, or for finding repeats."""
     schema, other_names = table.schema(), find_aliases(table.schema(), parse_former_columns(table.properties))
     called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(
@@ -109,5 +109,5 @@ def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
 
 
 def current_column_name(table: Schema, other_names: Mapping[str, int], name: str) -> str:
-    """Return a declared column's current name; it may have been renamed."""
+    """Return the current name of a declared column."""
     return find_current_name(table, other_names.get(name)) or name

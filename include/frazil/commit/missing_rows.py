@@ -1,4 +1,4 @@
-"""Finds routed tables that do not have all rows of the default table yet, by loading the tables. Commits nothing."""
+"""Finds routed tables that are missing rows of the default table, by loading the tables. Commits nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_lagging_tables(
     waiting: Mapping[Target, list[Journal]] | None = None,
     remedy: ExplainMissingTable = lambda _: None,
 ) -> list[LaggingTable]:
-    """Return the routed tables that are missing rows of `waiting` batches (default: of all batches), sorted by name."""
+    """Return the routed tables that are missing rows of `waiting` batches (default: all), sorted by name."""
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
@@ -109,7 +109,7 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
 
 
 def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
-    """Return the first batch that some routed table does not have. Loads the tables."""
+    """Return the first batch that a routed table is missing. Loads the tables."""
     found = list[Journal]()
     for target, journals in Followers.load(tables, default_marker).waiting.items():
         try:
@@ -122,7 +122,7 @@ def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -
 def first_missing_batch(
     decided: Callable[[], Iterable[Journal]], default_marker: Marker, target: Target, marker: Marker
 ) -> BatchKey | None:
-    """Return the first batch that is missing from a routed table. `decided` returns the `decided_journals`."""
+    """Return the first batch that a routed table is missing. `decided` returns the `decided_journals`."""
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None

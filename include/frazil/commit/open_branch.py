@@ -1,5 +1,5 @@
 """Decides which files join, stay on and leave the open branch, where rows of open windows wait (`commit.align:
-watermark`). Each of the branch's manifests lists files of only one time partition, so the manifest list shows which
+watermark`). Each of the branch's manifests lists files of one time partition, so the manifest list shows which
 manifests leave.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BranchChange:
-    """One update's change of the stream's open branch, and the files that the update adds to main."""
+    """An update's change of the open branch, and the files that it adds to main."""
 
     base: Snapshot | None
     """The branch's head, or an older snapshot after a reset."""
@@ -42,14 +42,14 @@ class BranchChange:
     joining_files: tuple[StagedFile, ...] = ()
     to_main: tuple[StagedFile, ...] = ()
     drops: bool = False
-    """Whether leaving files are dropped instead of moving to main."""
+    """Whether leaving files are dropped, not moved to main."""
     removes_branch: bool = False
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""
 
 
 class _TimeField(NamedTuple):
-    """The event-time field's index in a partition spec, and the duration of a partition."""
+    """Index of the event-time field in a partition spec, and the duration of its partitions."""
 
     position: int
     length_us: int
@@ -60,7 +60,7 @@ class _TimeField(NamedTuple):
 
 
 class _TimeFields:
-    """The event-time field of each partition spec that has one. Spans are start and length in microseconds."""
+    """The event-time field of each partition spec, if any. Spans are start and length in microseconds."""
 
     def __init__(self, metadata: TableMetadata, column: str) -> None:
         source_id = metadata.schema().find_field(column).field_id

@@ -25,7 +25,7 @@ from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
 
 RETRY_TIMEOUT_S = 60.0
-"""Timeout of a command's catalog calls; shorter than a writer's, because a user is waiting."""
+"""Timeout of an interactive command's catalog calls, shorter than a writer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ def open_stream(spec: StreamSpec) -> OpenStream:
 
 
 def open_with_table(spec: StreamSpec, table: Table) -> OpenStream:
-    """Open a stream with the table that now has the declared name, even if the stream wrote to an earlier table."""
+    """Open a stream with the table that now has the declared name, even if the stream wrote to another one."""
     return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
-    """Open the dead-letter table of a stream whose own table no longer exists. Returns None if neither table exists."""
+    """Open the dead-letter table of a stream whose own table is missing. Returns None if both are missing."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         try:
@@ -101,7 +101,7 @@ def _open(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) -> KafkaAdmin:
-    """Open the stream's source in Kafka. Raises SpecError for a reference that cannot be resolved."""
+    """Open the stream's source in Kafka. Raises SpecError for an unresolvable reference."""
     # By default librdkafka logs every lost connection to stderr; the raised error already reports it.
     properties = {"log_level": "2", **resolve_kafka_properties(spec, os.environ)}
     return KafkaAdmin(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)

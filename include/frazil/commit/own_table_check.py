@@ -1,5 +1,5 @@
-"""Detects that a stream's table was dropped or renamed, even if another table now has its name. The marker in the
-dead-letter table, which `frazil forget` removes last, names the stream's own table.
+"""Detects that a stream's table was dropped or renamed, even if another table now has its name. The dead-letter table's
+marker names the stream's own table. `frazil forget` removes this marker last.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from frazil.table.storage import open_store
 
 
 def check_own_table(spec: StreamSpec, table: Table | None) -> None:
-    """Raise TableLost if the stream's own table is no longer in the catalog under its name."""
+    """Raise TableLost if the catalog no longer has the stream's own table under its name."""
     if lost := explain_lost_table(spec, table):
         raise TableLost(f"stream {spec.name!r}: {lost}")
 
 
 def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
-    """Return why the stream's table name no longer leads to its own table; None if it does. `table` is the table that
-    has the name now, or None.
+    """Return why the name no longer leads to the stream's own table; None if it does. `table` is the table with this
+    name, if any.
     """
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None

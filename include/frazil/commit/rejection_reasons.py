@@ -1,5 +1,5 @@
 """Counts a batch's new dead letters by error class, with sample coordinates, for journals and summaries. Leaves out
-values, and error messages, because these may quote values.
+values and error messages, which may be sensitive.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def count_reasons(rejects: Rejects) -> Reasons:
 
 
 def reasons_summary(reasons: Reasons) -> dict[str, str]:
-    """Return the summary entry, without coordinates if it would be too long."""
+    """Return the summary entry. Omits coordinates if it would be too long."""
     if not reasons:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
@@ -50,7 +50,7 @@ def reasons_summary(reasons: Reasons) -> dict[str, str]:
 
 
 def parse_reasons(summary: Mapping[str, str]) -> Reasons:
-    """Parse the entry of `reasons_summary`; empty if another program wrote the summary."""
+    """Parse the entry of `reasons_summary`; empty for other programs' summaries."""
     try:
         return reasons_from_json(json.loads(summary.get(SUMMARY_KEY, "{}")))
     except (ValueError, TypeError, AttributeError, OverflowError):

@@ -1,5 +1,5 @@
-"""Plans the search for repeats (`dedupe`) among the table's files with rows near the batch in event time. Each task of
-the first phase looks up the batch's keys in some of these files. Each task of the second phase rewrites some of the
+"""Plans the search for repeats (`dedupe`) in the table's files whose event times are near the batch's. Each task of the
+first phase searches some of these files for the batch's keys. Each task of the second phase rewrites some of the
 batch's own files without their repeats.
 """
 
@@ -34,7 +34,7 @@ from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Maximum number of event-time spans in one scan. If there are more, the nearest ones are joined."""
+"""Maximum number of event-time spans in one scan. With more, the nearest ones are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
 
 Span = tuple[int, int]

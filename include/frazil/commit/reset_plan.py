@@ -35,16 +35,16 @@ class AvailableOffsets:
     first: Offsets
     end: Offsets
     truncated_at: Offsets = field(default_factory=dict)
-    """Offsets, below the stream's position, at which logs were truncated. Kafka has other records from there on."""
+    """Offsets, below the stream's position, from which Kafka has other records after a truncation."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBeforeReset:
     marker: Marker | None
     marker_text: str | None
-    """The marker's property. A reset is refused if it has changed since."""
+    """The marker's property. A reset is refused once this has changed."""
     held: Offsets
-    """The next offsets after the stream's records in the table; below the marker's offsets after a rollback."""
+    """The next offsets after the stream's records in the table. A rollback leaves them below the marker's offsets."""
     source: SourceIdentity | None
     """The source of the offsets in `held`; None if `held` is unknown."""
     rolled_back: bool
@@ -63,7 +63,7 @@ class OffsetMove:
     first: int
     end: int
     truncated_at: int | None = None
-    """The offset, below `held`, at which Kafka's log was truncated; None if it was not."""
+    """The offset below `held` at which Kafka's log was truncated, if it was."""
 
     @property
     def skipped(self) -> int:
@@ -92,7 +92,7 @@ class OffsetMove:
 
 
 def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
-    """Read the stream's marker, and how far main has the stream's records."""
+    """Read the stream's marker, and the end of its records in main."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
     marker = try_read_marker(table.metadata.properties, tables.stream)
@@ -108,7 +108,7 @@ def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
 
 
 def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
-    """Return whether main was rolled back to before the marker's snapshot."""
+    """Return whether main was rolled back beyond the marker's snapshot."""
     try:
         check_ancestry(table.metadata, marker, table=name)
     except RolledBack:
@@ -117,7 +117,7 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Limit the wanted offsets to Kafka's range. Partitions without a wanted offset begin at their first offset."""
+    """Limit the wanted offsets to Kafka's range. Other partitions begin at their first offset."""
     return {
         tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
         for tp, first in available.first.items()
@@ -125,7 +125,7 @@ def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[Top
 
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Return each partition's offset, lowered to where Kafka's log was truncated."""
+    """Return each partition's offset, but not after a truncation of Kafka's log."""
     return {tp: min(offset, available.truncated_at.get(tp, offset)) for tp, offset in offsets.items()}
 
 
@@ -167,7 +167,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
 
 
 def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the leader epochs that stay valid. Leaves out partitions that skip records: they may have later epochs."""
+    """Return the leader epochs that stay valid. Omits partitions that skip records."""
     known = keep_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
@@ -180,7 +180,7 @@ def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, tr
 
 
 def _landed_ends(before: Marker, source: SourceIdentity, truncated_at: Offsets) -> dict[TopicPartition, int]:
-    """Return the offset at which the table's current records end in each recreated or truncated partition."""
+    """Return the end of the table's current records in each recreated or truncated partition."""
     same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in truncated_at or tp not in same}
@@ -196,6 +196,6 @@ def _given_up_spans(seen: StateBeforeReset, before: Marker, target: Offsets, sou
 
 
 def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
-    """Merge both sets of spans, except spans of recreated topics."""
+    """Merge both sets of spans. Omits recreated topics."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
     return merge_spans((*kept, *new.items()))

@@ -1,5 +1,5 @@
-"""Records each table that a stream's route has had, in a small object, so that a dropped table is noticed. The object
-is written when the stream begins to write to the table, and kept until the stream is forgotten.
+"""Records each table that a stream's route has had, in a small object that reveals dropped tables. An object exists
+from the stream's first write to the table until the stream is forgotten.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class RoutedTableRecord:
     """The template's value for which the table was created, if any."""
     location: str
     uuid: str | None = None
-    """The table's UUID; None if an earlier version wrote this record."""
+    """The table's UUID, if known."""
 
     def is_other_table(self, table: Table) -> bool:
-        """Return whether another table of the same name replaced the route's."""
+        """Return whether `table` is another table with the same name."""
         return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
 
 def list_recorded_tables(tables: StreamTables) -> set[Target]:
-    """Return the names of the tables that the route has had. Sends one listing request."""
+    """Return the names of all tables that the route has had."""
     return list_targets(tables.store, _folder(tables))
 
 
 def read_table_record(tables: StreamTables, target: Target) -> RoutedTableRecord | None:
-    """Return the record of a table; None if it is missing or another version wrote it."""
+    """Return the record of a table; None if it is missing or of another version."""
     data = tables.store.get(_path(tables, target))
     try:
         return None if data is None else RoutedTableRecord(**json.loads(data))
@@ -75,7 +75,7 @@ def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequ
 
 
 def newest_remaining_metadata(tables: StreamTables, member: RoutedTableRecord) -> MetadataFile | None:
-    """Return the newest metadata file of a missing table, if one remains and can be read."""
+    """Return the newest readable metadata file of a missing table, if any."""
     if member.uuid is None:
         return None
     try:

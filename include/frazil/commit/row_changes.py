@@ -1,6 +1,5 @@
-"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that contain them. After a
-replay, this removes the dead letters that became rows. Each dead letter that failed again gets the new error in front
-of its earlier errors.
+"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting their files. A replay removes the dead
+letters that became rows. It puts the new error of each other dead letter in front of the earlier ones.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseR
 
 
 def offset_spans(dead_letters: DeadLetterOffsets) -> OffsetRanges:
-    """Return one offset span per partition that contains all of these dead letters."""
+    """Return, for each partition, one offset span that contains all of these dead letters."""
     found: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(dead_letters.items(), key=str):
         lowest, end = found.get((topic, partition), (offsets.min(), 0))
@@ -74,10 +73,10 @@ def offset_spans(dead_letters: DeadLetterOffsets) -> OffsetRanges:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A change of rows. Its functions have no side effects, because each attempt may call them again."""
+    """A change of rows. Each attempt may call its functions again, so they must have no side effects."""
 
     within: OffsetRanges
-    """Offset spans that contain the chosen rows. Files without offsets in them are not read."""
+    """Offset spans that contain the chosen rows. Files outside these spans are not read."""
     choose: ChooseRows
     replace: ReplaceRows
     extra_columns: tuple[str, ...] = ()
@@ -88,14 +87,14 @@ class RowChange:
 class _Attempt:
     writer: SnapshotWriter
     paths: tuple[str, ...]
-    """Files that the attempt wrote in addition to its writer's files."""
+    """Files that the attempt wrote, except those of its writer."""
     head: Snapshot | None
     summary: Mapping[str, str]
 
 
 @dataclass(slots=True)
 class RowChangeWriter:
-    """Prepares the snapshot of a row change for each attempt of a swap, and deletes files of failed attempts."""
+    """Prepares a row change's snapshot for each attempt of a swap, and deletes files of failed attempts."""
 
     change: RowChange
     attempts: list[_Attempt] = field(default_factory=list)
@@ -107,7 +106,7 @@ class RowChangeWriter:
         return any(attempt.writer.may_have_unused_files for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
-        """Return the next attempt. Its snapshot is empty if no row is chosen."""
+        """Return the next attempt, whose snapshot is empty if no row is chosen."""
         head = head_of(table.metadata)
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
@@ -187,7 +186,7 @@ class _FileRewrite:
             yield pa.Table.from_batches([batch])
 
     def base(self, snapshot_id: int) -> BaseManifests:
-        """Return the manifests that the snapshot keeps, rewritten if they list replaced files."""
+        """Return the manifests that the snapshot keeps. Manifests of replaced files are rewritten."""
 
         def read_entries(manifest: ManifestFile) -> list[ManifestEntry]:
             reads = self.replaced and manifest.content is ManifestContent.DATA
@@ -203,7 +202,7 @@ ErrorEntry = tuple[str, str]
 
 
 def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, ErrorEntry]:
-    """Return the new error of each dead letter that failed again, from the replay's staged files."""
+    """Return the new errors of dead letters that failed again, from the replay's staged files."""
     columns = [*COORDINATES, "error_class", "error"]
     found: dict[Coordinates, ErrorEntry] = {}
     for file in files:
@@ -222,9 +221,7 @@ def change_after_replay(
     topic_ids: Mapping[str, str],
     failed: Mapping[Coordinates, ErrorEntry],
 ) -> RowChange:
-    """Return the change of dead letters after a replay. It deletes those that are not in `failed`, and adds the new
-    errors to the others.
-    """
+    """Return the change of dead letters after a replay: adds the new errors in `failed`, and deletes the others."""
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
@@ -238,7 +235,7 @@ def change_after_replay(
 def dead_letters_at(
     replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
 ) -> DeadLetterOffsets:
-    """Return the dead letters at these offsets, including those that earlier versions wrote without topic id."""
+    """Return the dead letters at these offsets, even without topic id, as earlier versions wrote them."""
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
@@ -250,7 +247,7 @@ def dead_letters_at(
 
 
 def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
-    """Return the dead letters with `replays` increased by one, and each new error in front of the earlier errors."""
+    """Add one to the dead letters' `replays`, and put each new error in front of the earlier ones."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],

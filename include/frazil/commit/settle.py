@@ -1,5 +1,5 @@
 """Settles the journals of earlier epochs: commits those that continue the marker, and discards the others. Runs after
-the new epoch is committed to both tables; from then on no earlier epoch can commit.
+the take-over, when earlier epochs can no longer commit.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
 
 
 def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Yield the uncommitted journals of earlier epochs, except those older than a `forget`."""
+    """Yield the uncommitted journals of earlier epochs. Omits those from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.outcome_of(journal.key) is BatchOutcome.NOT_COMMITTED:

@@ -1,6 +1,6 @@
-"""Writes one snapshot of a branch from staged files: its manifests, its manifest list, and the table updates that add
-it. Replaces PyIceberg's `Transaction`, which retries without frazil's requirements, writes every file with the default
-spec, and copies the metadata about fourteen times.
+"""Writes one snapshot of a branch from staged files: its manifests, its manifest list, and the table updates. Replaces
+PyIceberg's `Transaction`, which retries without frazil's requirements, writes every file with the default spec, and
+copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from frazil.table.metadata_times import next_ms
 FOREVER_MS = 2**63 - 1
 
 MAX_SUMMARY_CHARACTERS = 2_000
-"""Maximum length of a summary's text, which every metadata file contains while the snapshot exists."""
+"""Maximum length of a snapshot summary, which every metadata file contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSnapshot:
-    """A snapshot that is written but not committed."""
+    """A written, but uncommitted snapshot."""
 
     snapshot: Snapshot
     updates: tuple[TableUpdate, ...]
@@ -68,33 +68,34 @@ class PreparedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class BaseManifests:
-    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only snapshots of
-    main mark files as deleted. Files that leave another branch move to main, where snapshot expiry could delete marked
-    files.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only main's
+    snapshots mark such files as deleted: elsewhere the files move to main, and expiry could delete them.
     """
 
     remaining_manifests: Sequence[ManifestFile]
     removed_files: Sequence[DataFile]
     summary: Summary | None
-    """Summary of the previous snapshot, which still counts `removed_files`; None before the first snapshot."""
+    """Summary of the previous snapshot, including `removed_files`; None before the first snapshot."""
     written: Sequence[ManifestFile] = ()
-    """Manifests of `stays` that were rewritten to mark files as deleted."""
+    """Manifests of `stays` that were rewritten because files were deleted."""
 
 
 @dataclass(slots=True)
 class SnapshotWriter:
     """Writes a commit's manifests once, and a manifest list for each attempt. A new branch's first snapshot has no
-    parent. All attempts have the same snapshot id, because the manifests contain it. Without files, each attempt has
-    its own id: an attempt that landed unnoticed then does not block the next.
+    parent. All attempts share a snapshot id, which the manifests contain. Without files, each attempt has its own id,
+    so an unnoticed success does not block the next attempt.
     """
 
     files: Sequence[StagedFile]
     branch: str = MAIN
     moved: Sequence[DataFile] = ()
-    """Files that move here from another branch."""
+    """Files that move to this branch from another one."""
     base: BaseManifests | None = None
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""
+    operation: Operation | None = None
+    """The snapshot's operation; None derives it from the files."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -102,7 +103,7 @@ class SnapshotWriter:
     merged: MergedManifest | None = None
     """Small manifests of main, merged for the first attempt."""
     merged_in: set[str] = field(default_factory=set)
-    """The manifest lists that have the merged manifest."""
+    """The manifest lists with the merged manifest."""
 
     @property
     def may_have_unused_files(self) -> bool:
@@ -116,8 +117,8 @@ class SnapshotWriter:
     def prepare(
         self, table: Table, *, summary: Mapping[str, str], now_ms: int, before: Snapshot | None = None
     ) -> PreparedSnapshot:
-        """Return the next attempt, based on the metadata of `table`, with `summary` in its summary. `before` is the
-        snapshot that the same update adds first.
+        """Return the next attempt, based on the metadata of `table`. The same update adds the snapshot `before` first,
+        if any.
         """
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
@@ -143,7 +144,7 @@ class SnapshotWriter:
             manifest_list=path,
             sequence_number=number,
             timestamp_ms=next_ms(metadata, now_ms),
-            summary=_build_summary(self.files, self.moved, extra=summary, base=base),
+            summary=_build_summary(self.files, self.moved, extra=summary, base=base, operation=self.operation),
             schema_id=metadata.current_schema_id,
             first_row_id=first_row_id,
             added_rows=None if first_row_id is None else (writer.next_row_id or 0) - first_row_id,
@@ -163,7 +164,7 @@ class SnapshotWriter:
         return prepared
 
     def _base(self, table: Table, parent: Snapshot | None, path: str, snapshot_id: int) -> BaseManifests:
-        """Return the branch's live manifests. The first attempt on main merges small ones, if there are many."""
+        """Return the branch's live manifests. If main has many small ones, the first attempt merges them."""
         stays = live_manifests(parent, table.io)
         if self.branch == MAIN and self.files and not self.attempts:
             self.merged = merge_manifests(stays, table, snapshot_id=snapshot_id)
@@ -173,17 +174,18 @@ class SnapshotWriter:
         return BaseManifests(fewer or stays, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Require an unchanged main for a branch's first snapshot, which could otherwise lower the sequence number."""
+        """Require an unchanged main for a branch's first snapshot. Otherwise the sequence number might decrease."""
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete files of failed attempts that are no longer needed. `table` is the table after the attempts. A
-        manifest list is waste once its sequence number is below the table's next one, because every catalog then
-        refuses the attempt. The attempt's snapshot may have landed and expired, so manifests are waste only if no later
-        snapshot lists them.
+        """Delete files of failed attempts that are no longer needed. `table` is the table after the attempts.
+
+        A manifest list is deleted once its sequence number is below the table's next one: every catalog then refuses
+        its attempt. Manifests are deleted only if no later snapshot lists them, because their snapshot may have landed
+        and expired.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         written = {m.manifest_path for m in self._written_manifests}
@@ -245,7 +247,7 @@ def base_without_files(
     table: Table,
     snapshot_id: int,
 ) -> BaseManifests:
-    """Return the manifests that a snapshot of main keeps, rewritten if they list files with the keys `removed`."""
+    """Return the manifests that main's next snapshot keeps. Rewrites manifests of files with the keys `removed`."""
     remaining_manifests: list[ManifestFile] = []
     written: list[ManifestFile] = []
     leaves: list[DataFile] = []
@@ -331,7 +333,12 @@ def _require_primitive(kind: object) -> PrimitiveType:
 
 
 def _build_summary(
-    files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: BaseManifests
+    files: Sequence[StagedFile],
+    moved: Sequence[DataFile],
+    *,
+    extra: Mapping[str, str],
+    base: BaseManifests,
+    operation: Operation | None,
 ) -> Summary:
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
@@ -354,14 +361,14 @@ def _build_summary(
     if partitions:
         counts["changed-partition-count"] = str(len(partitions))
     overwrites = base.removed_files or metrics.added_delete_files
-    operation = Operation.OVERWRITE if overwrites else Operation.APPEND
-    return update_snapshot_summaries(Summary(operation=operation, **counts, **extra), base.summary)
+    derived = Operation.OVERWRITE if overwrites else Operation.APPEND
+    summary = update_snapshot_summaries(Summary(operation=derived, **counts, **extra), base.summary)
+    # PyIceberg computes totals only for operations that it makes itself.
+    return summary if operation is None else Summary(operation=operation, **summary.additional_properties)
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Return the update that moves the branch. A new branch other than main never expires, because no other branch has
-    its rows.
-    """
+    """Return the update that moves the branch. A new branch other than main never expires."""
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,

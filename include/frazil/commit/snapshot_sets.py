@@ -1,6 +1,6 @@
 """Finds a consistent set of snapshots (a cut): one for each table of one or more streams. Within a stream, the cut ends
-before the first batch that is missing from a routed table, and never splits batches that one snapshot added. With
-several streams, the cut ends at the newest watermark that all of them had reached.
+before the first batch that a routed table is missing. Batches in one snapshot stay together. With several streams, the
+cut ends at the newest watermark that all have reached.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StreamTableNames:
     dead_letters: str
     routed: tuple[str, ...] = ()
     missing_since: BatchKey | None = None
-    """The first batch that a routed table did not have when the tables were loaded; None if no batch was missing."""
+    """The first batch that a routed table was missing when the tables were loaded, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TableSnapshot:
     holds: Literal["rows", "dead letters"]
     streams: tuple[str, ...]
     snapshot_id: int | None
-    """The table's snapshot; None if the table had no snapshot at that time."""
+    """The table's snapshot, if one existed at that time."""
     committed_at_ms: int | None
     batches: Mapping[str, str]
     """The last batch ("epoch-batch") of each stream in the snapshot's unexpired history."""
@@ -57,7 +57,7 @@ class TableSnapshot:
 @dataclass(frozen=True, slots=True)
 class SnapshotSet:
     watermark_ms: int | None
-    """The watermark at which the cut of several streams ends; None for one stream."""
+    """The watermark at which the cut ends; None for a single stream."""
     tables: tuple[TableSnapshot, ...]
 
 
@@ -74,11 +74,11 @@ class _MainHistory:
                 yield index, snapshot
 
     def newest(self, stream: str, begin: int, read: Callable[[Snapshot], T | None]) -> T | None:
-        """Apply `read` to the stream's commits, newest first. Return the first result that is not None."""
+        """Return the first result of `read`, applied to the stream's commits, newest first, that is not None."""
         return next((value for _, s in self.commits(stream, begin) if (value := read(s)) is not None), None)
 
     def index_at(self, at_ms: int | None) -> int:
-        """Return the index of the newest snapshot that was committed at `at_ms` or before."""
+        """Return the index of the newest snapshot committed at or before `at_ms`."""
         if at_ms is None:
             return 0
         return self.require_unexpired(
@@ -86,13 +86,11 @@ class _MainHistory:
         )
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot, from `begin` on, whose history has no commit that `excluded`
-        selects.
-        """
+        """Return the index of the newest snapshot, from `begin` on, whose history has no commit in `excluded`."""
         return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def require_unexpired(self, index: int) -> int:
-        """Return `index`. Raises FrazilError if its snapshot has expired. `len(snapshots)` means the empty table."""
+        """Return `index`. Raises FrazilError if its snapshot has expired. `len(snapshots)` is the empty table."""
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
         oldest = self.snapshots[-1]
@@ -106,7 +104,7 @@ class _MainHistory:
 def find_snapshot_set(
     streams: Sequence[StreamTableNames], tables: Mapping[str, Table], *, at_ms: int | None = None
 ) -> SnapshotSet:
-    """Return the newest cut, up to `at_ms`. Raises FrazilError for an unknown cut, RolledBack for lost commits."""
+    """Return the newest cut up to `at_ms`. Raises FrazilError if no cut is known, and RolledBack for lost commits."""
     for stream in streams:
         _check_not_rolled_back(stream, tables)
     histories = {name: _MainHistory(name, t.metadata, tuple(ancestors(t.metadata))) for name, t in tables.items()}
@@ -144,7 +142,7 @@ def _check_not_rolled_back(stream: StreamTableNames, tables: Mapping[str, Table]
 def _first_excluded_batch(
     stream: StreamTableNames, histories: Mapping[str, _MainHistory], main: int
 ) -> BatchKey | None:
-    """Return the first batch that the cut leaves out; None if the stream has never committed a batch."""
+    """Return the first batch after the cut; None if the stream has never committed a batch."""
     history = histories[stream.main]
     later = [key for _, s in history.commits(stream.stream, 0, main) if (key := _batch_of(s))]
     marker = read_marker(history.metadata.properties, stream.stream)
@@ -167,9 +165,7 @@ def _first_excluded_batch(
 def _choose_snapshots(
     stream: StreamTableNames, histories: Mapping[str, _MainHistory], main: int
 ) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Return the index of the default table's snapshot. Also return a predicate that selects other tables' snapshots to
-    leave out.
-    """
+    """Return the index of the default table's snapshot, and a predicate for other tables' snapshots after the cut."""
     # If another table received a batch only after a later publication, the cut ends before that batch.
     history, end = histories[stream.main], _first_excluded_batch(stream, histories, main)
     while True:
@@ -198,7 +194,7 @@ def _is_left_out(stream: str, end: BatchKey | None, later_backfills: Collection[
 
 
 def _has_batch_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
-    """Return whether a snapshot has the batch `end` or a later one; for None, whether it has any batch."""
+    """Return whether a snapshot has the batch `end` or a later one. If `end` is None, any batch counts."""
     key = _batch_of(snapshot)
     return key is not None and (end is None or key >= end)
 

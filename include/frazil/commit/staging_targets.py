@@ -8,13 +8,13 @@ from pyiceberg.table import Table, TableProperties
 
 from frazil.commit.marker import PROPERTY_PREFIX
 from frazil.ingest.contract import Target, TargetTable
-from frazil.table.storage import ObjectStore, file_io_properties
+from frazil.table.object_store import ObjectStore, file_io_properties
 
 TARGET_FILE_BYTES = 512 * 2**20
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """Describe the table to the tasks that write its files. Leaves out the streams' markers."""
+    """Describe the table to the tasks that write its files. Omits the streams' markers."""
     metadata = table.metadata
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),

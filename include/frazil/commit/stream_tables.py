@@ -14,8 +14,9 @@ from frazil.commit.marker import BatchKey, Marker, OwnTable, landed_ends, read_m
 from frazil.commit.merging import MergeConfig
 from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.completeness import Alignment
-from frazil.table.atomic_catalogs import CommitTables, find_commit_tables
-from frazil.table.storage import ObjectStore
+from frazil.table.atomic_catalogs import find_commit_tables
+from frazil.table.atomic_commit import CommitTables
+from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
 
 
@@ -28,11 +29,11 @@ class StreamTables:
     clock_ms: Callable[[], int]
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
-    """How the writer keeps rows of open windows out of main, if declared. None for readers."""
+    """How the writer hides rows of open windows, if declared. None for readers."""
     commit_atomically: CommitTables | None = None
-    """Commits all tables of a batch in one step; None if the tables are committed one by one."""
+    """Commits all tables of a batch in one step. None if they are committed one by one."""
     merging: MergeConfig | None = None
-    """How staged files are merged; None for readers, and if they are appended."""
+    """How staged files are merged. None for readers, and for appended files."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
     """The routed tables that this process has used."""
 
@@ -65,7 +66,7 @@ class StreamTables:
         return self.targets["dead-letters"]
 
     def own_table(self) -> OwnTable:
-        """Return the main table as the dead-letter table's marker names it."""
+        """Return the main table, as recorded in the dead-letter table's marker."""
         table = self.main.current()
         return OwnTable(self.main.identifier, table.location(), str(table.metadata.table_uuid))
 
@@ -91,7 +92,7 @@ class StreamTables:
         return self.journals.state
 
     def waiting_folder(self, key: BatchKey | None = None) -> str:
-        """Return the folder of rows that wait for missing tables: one batch's folder, or the folder of all batches."""
+        """Return the folder of rows that wait for missing tables, for one batch or all batches."""
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
@@ -99,7 +100,7 @@ class StreamTables:
         return read_marker(self.main.refresh().metadata.properties, self.stream)
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:
-        """Return where a table's records end, by `topic/partition`; see `MergeRules.landed`."""
+        """Return the end of a table's records by `topic/partition`; see `MergeRules.landed`."""
         own, main = (read_marker(of.metadata.properties, self.stream) for of in (table, self.main.current()))
         ends = landed_ends(own, main) if own and main else {}
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))

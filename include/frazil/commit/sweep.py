@@ -1,6 +1,6 @@
-"""Deletes staged files that can never become part of a table. A suspended writer may still journal its files, which a
-later epoch would commit. So a batch's files are deleted only once its key is closed (`JournalStore.void`), or a later
-batch is committed.
+"""Deletes staged files that can never become part of a table. A suspended writer may still write a journal, whose files
+a later epoch would commit. Files are therefore deleted only after the batch's key is closed (`JournalStore.void`), or a
+later batch is committed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import format_error
 from frazil.ingest.contract import Target, is_routed
+from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
-from frazil.table.storage import ObjectStore
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,10 @@ def sweep(
     tables: StreamTables, *, below_epoch: int, just_settled: bool = False, keys: Sequence[BatchKey] | None = None
 ) -> int:
     """Delete staged files of epochs below `below_epoch` that never became part of the tables. Returns their number.
-    Safe at any time, from any process. Batches after the last committed one are swept only with `just_settled`: this
-    epoch has then made sure that no writer will commit them. Skips batches that earlier sweeps covered. `keys` are the
-    unfolded journals' keys, if already listed.
+    Safe at any time, from any process.
+
+    `just_settled` also sweeps batches after the last committed one, which this epoch has made sure are never committed.
+    Skips batches that earlier sweeps covered. `keys` are the unfolded journals' keys, if already listed.
     """
     marker = tables.marker()
     if marker is None:
@@ -135,7 +136,7 @@ class _SweptTable:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the paths of files that this batch's merge added; all paths of the table if the snapshot expired."""
+        """Return the paths of files that this batch's merge added; all of the table's paths if the snapshot expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
             if summary and summary.get("frazil.commit-record") and _is_commit_of(summary, self.stream, key):
@@ -148,14 +149,14 @@ class _SweptTable:
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
-    """Return whether a snapshot's summary names this batch, or the backfill that stages under the name `stream`."""
+    """Return whether a snapshot's summary names this batch, or the backfill whose staging name is `stream`."""
     found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
-    """Delete fenced writers' journals and closed keys of batches that can no longer be committed."""
+    """Delete fenced writers' journals and closed keys, if their batches can no longer be committed."""
     dead = [
         key
         for key in view.keys
@@ -168,15 +169,15 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether earlier sweeps covered a batch. Returns False for an epoch's last two batches, because files of
-    these may appear after a sweep.
+    """Return whether earlier sweeps covered a batch. False for an epoch's last two batches, whose files may appear
+    later.
     """
     fate, last = view.marker.outcome_of(key), view.marker.batches.get(key.epoch)
     return fate is BatchOutcome.UNKNOWN or (fate is BatchOutcome.COMMITTED and (last is None or key.batch < last - 1))
 
 
 def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
-    """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
+    """Return the bare paths to keep in a batch's folder of one table; None to keep all."""
     fate, record = view.marker.outcome_of(key), view.entry(key)
     if record is UnusableJournal.OTHER_TABLE:
         return None
@@ -193,7 +194,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
 
 
 def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
-    """Return which of a committed batch's bare paths to keep; None while another writer may still merge the batch."""
+    """Return the bare paths of a committed batch to keep; None while another writer may still merge the batch."""
     if not _is_merged(record, swept.target):
         return _paths_of(record)
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
@@ -202,7 +203,7 @@ def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | 
 
 
 def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether it is certain that no writer will commit this batch. Closes its key if it has no journal."""
+    """Return whether certainly no writer will commit this batch. Closes its key if it has no journal."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
@@ -214,9 +215,9 @@ def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the table's referenced paths if an uncommitted batch may own some of them; otherwise an empty set.
+    """Return the table's referenced paths if some may belong to an uncommitted batch; otherwise an empty set.
 
-    Only the dead-letter table can reference such files, because dead letters are committed before their batch.
+    This concerns only dead letters, which are committed before their batch.
     """
     if swept.target != "dead-letters" or (
         swept.marker is not None and swept.marker.outcome_of(key) is BatchOutcome.NOT_COMMITTED
@@ -226,13 +227,13 @@ def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete a committed batch's leftovers: files of failed attempts, and merged change files. Returns their number."""
+    """Delete a committed batch's files of failed attempts, and its merged change files. Returns their number."""
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
 
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete merged change files of batches that had to wait for a table. Never raises."""
+    """Delete merged change files of batches that waited for a table. Never raises."""
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
@@ -250,7 +251,7 @@ def discard_batch(tables: StreamTables, key: BatchKey) -> int:
 
 
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete a fenced writer's last batch, if it can no longer be committed. Returns the number of files."""
+    """Delete a fenced writer's last batch if it can no longer be committed. Returns the number of files."""
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED:
         return 0
@@ -302,7 +303,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether a batch's files are merged into the table. The table then has few of the staged files."""
+    """Return whether a batch's files are merged into the table, which then contains few of the staged files."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
@@ -324,5 +325,5 @@ def referenced_paths(table: Table) -> set[str]:
 
 
 def bare_path(path: str) -> str:
-    """Return a path without its scheme. frazil writes `file:///x`, Spark writes `file:/x`, and listings return `/x`."""
+    """Return a path without its scheme, so that paths of frazil, Spark and listings can be compared."""
     return re.sub(r"^file:(//)?(?=/)", "", path)

@@ -1,6 +1,6 @@
-"""Stores the rows of routed tables that cannot be loaded or created. The rows wait in files next to the default table,
-in the default table's format. Once a routed table exists, its rows are rewritten with its own columns, and a record
-lists the new files. A note states why the table is missing, and up to which batch an operator discarded its rows.
+"""Stores the rows of routed tables that cannot be loaded or created, as files next to the default table, in its format.
+Once a routed table exists, its rows are rewritten with its columns, and a record lists the new files. A note states why
+the table is missing, and the last batch whose rows an operator discarded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 REWRITTEN_FOLDER = "waited"
-"""Folder of rewritten rows. No batch folder has this name, so no sweep deletes the rows."""
+"""Folder of rewritten rows. Sweeps ignore this name."""
 RECORD_FILE_NAME = "files.json"
 
 
@@ -38,7 +38,7 @@ RECORD_FILE_NAME = "files.json"
 class MissingTableNote:
     target: Target
     value: str | None
-    """The template's value for the table, if any."""
+    """The table's route value, if a template names the table."""
     reason: str
     given_up: BatchKey | None = None
     """The last batch whose rows for this table an operator discarded."""
@@ -57,7 +57,7 @@ def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Ta
 
 
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """Return a batch's files for the table. Files outside the table's folder are rewritten first, but only once."""
+    """Return a batch's files for the table. Files outside the table's folder are rewritten once."""
     files = journal.staged_for(target)
     folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
     own = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
@@ -80,7 +80,7 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
 def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """Rewrite staged files of the default table or an earlier table as files of `table`. Returns the new files."""
+    """Rewrite staged files of the default table, or an earlier table, as files of `table`. Returns the new files."""
     from frazil.ingest.routed_writers import fit_rows, other_names  # loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
@@ -108,7 +108,7 @@ def rewrite_files(
 
 
 def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the waiting files of batches that the table now has. The next start deletes files that remain."""
+    """Delete the waiting files of batches that are now in the table. The next start deletes any that remain."""
     waited = [journal for journal in journals if has_waiting_files(tables, [journal], target)]
     if not waited:
         return
@@ -126,9 +126,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete the waiting files and notes of tables that no rows wait for. Call it right after
-    `settle`.
-    """
+    """Delete the files and notes of tables for which no rows wait. Call this right after `settle`."""
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
     for folder in store.list_folders(tables.waiting_folder()):
@@ -152,7 +150,7 @@ def load_missing_table_notes(tables: StreamTables) -> list[MissingTableNote]:
 
 
 def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> None:
-    """Write a missing table's note, before any row waits for the table. Keeps an earlier `given_up`."""
+    """Write a missing table's note before any row waits for the table. Keeps an earlier `given_up`."""
     before = load_missing_table_note(tables, note.target)
     if before is not None and note.given_up is None:
         note = dataclasses.replace(note, given_up=before.given_up)
@@ -161,7 +159,7 @@ def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> No
 
 
 def drop_discarded(journals: Iterable[Journal], note: MissingTableNote | None) -> list[Journal]:
-    """Return the batches whose rows still wait for a table, except batches that an operator discarded."""
+    """Return the batches whose rows still wait for a table. Omits those that an operator discarded."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 

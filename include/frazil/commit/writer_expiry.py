@@ -1,6 +1,5 @@
-"""Expires main's oldest snapshots with the writer's own commits. At a commit per second, thousands of snapshots would
-accumulate between two runs of maintenance. A thread plans by the rules of maintenance, and deletes files that the
-metadata no longer names.
+"""Expires main's oldest snapshots with the writer's own commits, because maintenance runs too rarely for a commit each
+second. A thread plans by the rules of maintenance, and deletes files that the metadata no longer names.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from frazil.table.tables import may_delete_files
 log = logging.getLogger(__name__)
 
 DELETE_DELAY_MS = 900_000
-"""Time from a snapshot's expiry to the deletion of its files, for readers and maintenance that loaded it before."""
+"""Time from a snapshot's expiry to the deletion of its files. Readers may have loaded the snapshot before."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Removal:
-    """Snapshots to expire, and the heads of branches and tags when this was planned."""
+    """Snapshots to expire, and the heads of branches and tags when they were chosen."""
 
     snapshots: tuple[Snapshot, ...]
     refs: Mapping[str, int]
@@ -56,7 +55,7 @@ def _start_thread(work: Callable[[], None]) -> threading.Thread:
 
 @dataclass(slots=True)
 class WriterExpiry:
-    """Expires one table's snapshots once there are more than `at-most`. Each removal has an eighth of `at-most`; with a
+    """Expires a table's snapshots once it has more than `at-most`. Each removal has an eighth of `at-most`; with a
     backlog, up to `at-most`.
     """
 
@@ -67,13 +66,13 @@ class WriterExpiry:
     delete_delay_ms: int = DELETE_DELAY_MS
     _planned: _Removal | None = None
     _proposed: tuple[Snapshot, ...] = ()
-    """The snapshots that attempts of the current commit expire."""
+    """The snapshots that the current commit's attempts expire."""
     _in_attempt: bool = False
     """Whether the last attempt of a commit expires snapshots."""
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
     """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
     _former: list[str] = field(default_factory=list)
-    """Old `metadata.json` files to delete. PyIceberg deletes them only after its own transactions."""
+    """Old `metadata.json` files to delete."""
     _running: threading.Thread | None = None
     _due: int = 0
     """Number of snapshots in main's history at which the next removal is planned."""
@@ -88,8 +87,8 @@ class WriterExpiry:
         return max(self.settings.at_most // 8, 1)
 
     def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
-        """Return the planned removal, but only once: if the attempt fails, the next one goes without it. Loads the
-        table first. Returns nothing if branches or tags have changed since the plan.
+        """Return the planned removal once, after loading the table. Returns nothing in later attempts, or if branches
+        or tags have changed.
         """
         planned, self._planned, self._in_attempt = self._planned, None, False
         if planned is None:
@@ -108,8 +107,8 @@ class WriterExpiry:
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
 
     def withdraw(self) -> bool:
-        """If the refused attempt expired snapshots, pause until main's history has `at-most` more snapshots. Return
-        whether it did.
+        """If the refused attempt expired snapshots, pause until main's history has `at-most` more. Return whether it
+        did.
         """
         withdrawn, self._in_attempt = self._in_attempt, False
         if withdrawn and self._last is not None:
@@ -117,7 +116,7 @@ class WriterExpiry:
         return withdrawn
 
     def continue_after(self, table: Table) -> None:
-        """Start the thread after a commit, if files or snapshots are due for removal. Does not wait."""
+        """After a commit, start the thread if files or snapshots are due for removal. Does not wait."""
         last, self._last = self._last, table
         proposed, self._proposed = self._proposed, ()
         if proposed:
@@ -135,7 +134,7 @@ class WriterExpiry:
             self._running = self.start(lambda: self._run(table, delete_before_ms, is_due=is_due))
 
     def end(self) -> None:
-        """Delete what is due. The orphan cleanup deletes the files of snapshots that expired within the delay."""
+        """Delete the files that are due. The orphan cleanup deletes the files of later expired snapshots."""
         if self._running is not None:
             self._running.join()
         if self._last is not None:
@@ -174,9 +173,7 @@ class WriterExpiry:
         log.debug("%s, %d by this writer", plan.sentence, len(found))
 
     def _delete_files(self, table: Table, before_ms: int) -> None:
-        """Delete the files of snapshots that expired before `before_ms`. After a failure, only the orphan cleanup
-        deletes them.
-        """
+        """Delete the files of snapshots that expired before `before_ms`. The orphan cleanup handles failures."""
         expired, former = self._expired_before(before_ms), self._former[:]
         del self._expired[: len(expired)], self._former[: len(former)]
         waste = sorted({*_unused_files(expired, [s for _, s in self._expired], table), *former})
@@ -185,8 +182,8 @@ class WriterExpiry:
 
 
 def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table: Table) -> set[str]:
-    """Return the manifest lists of expired snapshots, and the manifests that only these snapshots use. `later` are
-    snapshots that expired later: their manifests are still needed.
+    """Return the manifest lists of expired snapshots, and the manifests that only these snapshots use. The `later`
+    expired snapshots still need their manifests.
     """
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
@@ -205,6 +202,6 @@ def _versions(table: Table) -> set[str]:
 
 
 def _refs(metadata: TableMetadata) -> dict[str, int]:
-    """Return the snapshot ids of branches and tags by name, except branches that writers move with each commit."""
+    """Return the snapshot ids of branches and tags by name. Omits branches that move with each commit."""
     others = {name: ref for name, ref in metadata.refs.items() if name != MAIN}
     return {name: ref.snapshot_id for name, ref in others.items() if not name.startswith(open_branch_name(""))}

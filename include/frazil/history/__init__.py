@@ -1,1 +1,1 @@
-"""Stores a stream's history for display. Nothing else depends on it. A failed write loses at most one minute."""
+"""Stores a stream's history for display only. A failed write loses at most one minute."""

@@ -1,6 +1,6 @@
 """Stores and reads a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`. Each
-write replaces a part's whole object. A writer loads the objects of earlier epochs and then deletes them; readers use
-the highest epoch. Objects of another table in the same folder are ignored.
+write replaces the whole object of a part. A writer loads the objects of earlier epochs, then deletes them; readers use
+the highest epoch. Other tables' objects in the folder are ignored.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from pyiceberg.table import Table
 from frazil.errors import format_error
 from frazil.history.points import EventKind, HistoryEvent, HistoryPart, Point, RecordedHistory, StreamHistory
 from frazil.spec.model import StreamSpec
+from frazil.table.object_store import ObjectStore
 from frazil.table.remains import STATE_FOLDER
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table
 
 FORMAT_VERSION = 1
 READ_ATTEMPTS = 2
-"""Number of attempts to read. A writer that takes over may delete objects after a reader has listed them."""
+"""Maximum number of attempts to read objects, which a new writer may delete."""
 _NAME = re.compile(rf"(\d{{8,}})-({'|'.join(HistoryPart)})\.json")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Point))
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
@@ -90,7 +91,7 @@ class HistoryStore:
     ) -> tuple[StreamHistory, list[str]]:
         """Return the history in these objects, and a message for each unreadable object.
 
-        An earlier object is used in place of an unreadable one.
+        Reads an earlier object in place of an unreadable one.
         """
         past, problems = StreamHistory(), []
         newest_first = sorted(objects, key=lambda one: one.epoch, reverse=True)
@@ -106,7 +107,7 @@ class HistoryStore:
         return past, problems
 
     def read_actions(self, action_log: ActionLog) -> tuple[list[HistoryEvent], list[str]]:
-        """Return the actions in a log, oldest first, and messages about unreadable objects."""
+        """Return a log's actions, oldest first, and messages about unreadable objects."""
         past, path = StreamHistory(), self._action_path(action_log)
         try:
             if (data := self.store.get(path)) is not None:
@@ -123,7 +124,7 @@ class HistoryStore:
 
 
 def read_history(spec: StreamSpec, *, since_ms: int) -> RecordedHistory:
-    """Return a stream's history after `since_ms`. Never raises, but may block as long as the storage does."""
+    """Return a stream's history after `since_ms`. Never raises; blocks if the storage does."""
     try:
         table = load_stream_table(spec)
     except Exception as error:  # catalogs raise what their clients raise
@@ -132,7 +133,7 @@ def read_history(spec: StreamSpec, *, since_ms: int) -> RecordedHistory:
 
 
 def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedHistory:
-    """Return the history after `since_ms` that is stored next to a loaded table. Never raises."""
+    """Return the history after `since_ms` from the storage of a loaded table. Never raises."""
     try:
         store = HistoryStore.open(table, stream)
         past, problems = _read_recent(store, since_ms=since_ms)
@@ -150,8 +151,8 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
 
 
 def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, list[str]]:
-    """Return the history since a time, and messages about unreadable objects. Reads ten-minute points only if the
-    one-minute points begin later.
+    """Return the history since a time, and messages about unreadable objects. Reads ten-minute points only for times
+    before the one-minute points.
     """
     past, problems = StreamHistory(), list[str]()
     for _ in range(READ_ATTEMPTS):
@@ -181,7 +182,7 @@ def encode_part(past: StreamHistory, part: HistoryPart, table_uuid: str) -> byte
 
 
 def decode_part(data: bytes, part: HistoryPart, past: StreamHistory, table_uuid: str) -> bool:
-    """Load a part into `past`. Return False if it belongs to another table. Raises HistoryUnreadable."""
+    """Load a part into `past`. Returns False if the part belongs to another table. Raises HistoryUnreadable."""
     try:
         value = json.loads(data)
         if value["format"] != FORMAT_VERSION:

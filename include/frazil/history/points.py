@@ -1,6 +1,4 @@
-"""Points and events of a stream's history. Their number stays limited even if the clock jumps or events flood in. No
-I/O.
-"""
+"""Points and events of a stream's history, in limited number, even if the clock jumps. No I/O."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from typing import Any
 MINUTE_MS = 60_000
 TEN_MINUTES_MS = 10 * MINUTE_MS
 MAX_STORE_DELAY_MS = 60_000
-"""Milliseconds within which a running writer stores a finished point."""
+"""Maximum time (ms) after which a running writer stores a finished point."""
 MINUTES_RETENTION_MS = 6 * 3_600_000
-"""Milliseconds for which one-minute points are kept; after that they are merged into ten-minute points."""
+"""Age (ms) at which one-minute points are merged into ten-minute points."""
 TENS_RETENTION_MS = 14 * 24 * 3_600_000
-"""Milliseconds for which ten-minute points, and events, are kept."""
+"""Age (ms) at which ten-minute points and events are removed."""
 MAX_EVENTS_PER_KIND = 60
-"""Maximum number of stored events per kind, so that frequent events do not displace the other kinds."""
+"""Maximum number of stored events per kind."""
 MAX_TEXT_CHARACTERS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Sums over the batches of one or ten minutes, with measurements if any were taken. Times are ms since 1970."""
+    """Sums over the batches of one or ten minutes, and measurements, if any. Times are ms since 1970."""
 
     at_ms: int
     """Start of the point's time span."""
@@ -55,7 +53,7 @@ class Point:
     interval_ms: int | None = None
     """The last commit interval, including any extension by `commit.throttle`."""
     cpu_ms: int = 0
-    """CPU of the batches, and requests to storage, as in `frazil.commit.cost.BatchCost`."""
+    """CPU (ms) of the batches, and requests to storage, as in `frazil.commit.cost.BatchCost`."""
     writes: int = 0
     reads: int = 0
 
@@ -93,9 +91,9 @@ class EventKind(StrEnum):
     """Rows had event times too far in the future."""
     END = "end"
     DEAD_LETTERS = "dead letters"
-    """Dead letters were replayed or discarded. This event is read from the table; it is never stored in the history."""
+    """Dead letters were replayed or discarded. Read from the table, and never stored in the history."""
     SUPERVISION = "supervision"
-    """A supervisor acted: it started, restarted (with the reason) or stopped a writer, or gave up."""
+    """A supervisor started, restarted or stopped a writer, or gave up."""
     USER_ACTION = "action"
     """A user reset the stream, or ran or abandoned a backfill."""
 
@@ -115,7 +113,7 @@ class RecordedHistory:
     """Points, oldest first. Times without a writer have no points."""
     events: tuple[HistoryEvent, ...] = ()
     problem: str | None = None
-    """Why part or all of the history could not be read; None if all was read."""
+    """Why some history could not be read; None if all was read."""
 
 
 def span_start(at_ms: int, span_ms: int) -> int:
@@ -132,15 +130,15 @@ def merge_ten_minutes(points: Iterable[Point]) -> Point:
 
 
 def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Return the points. Omits the last point if part of its time is in the future or not yet stored."""
+    """Return the points. Omits a last point whose time has not passed, or is not stored yet."""
     return points[:-1] if points and now_ms < points[-1].end_ms + MAX_STORE_DELAY_MS else points
 
 
 class HistoryPart(StrEnum):
-    """Parts of a history, in the order in which they are written. Each part has its own object."""
+    """Parts of a history, in the order of writing. Each part has its own object."""
 
     TENS = "tens"
-    """Ten-minute points. They are written before the one-minute points that they replace are removed."""
+    """Ten-minute points. They are written before the one-minute points in them are removed."""
     MINUTES = "minutes"
     EVENTS = "happened"
 
@@ -155,7 +153,7 @@ class StreamHistory:
     """Events, oldest first."""
 
     def add(self, point: Point) -> HistoryPart:
-        """Add a point to the points of its minute or its ten minutes. Return the part that changed."""
+        """Add a point to that of its minute or ten minutes. Return the changed part."""
         ten = span_start(point.at_ms, TEN_MINUTES_MS)
         if ten in self.tens or point.span_ms == TEN_MINUTES_MS:
             earlier = [self.tens[ten]] if ten in self.tens else self._pop_one_minute_points(ten)
@@ -167,7 +165,7 @@ class StreamHistory:
         return HistoryPart.MINUTES
 
     def record(self, what: HistoryEvent) -> HistoryPart:
-        """Add an event, unless it is already recorded. Return the part that changed."""
+        """Add an event, unless it is already recorded. Return the changed part."""
         sentence = what.sentence
         if len(sentence) > MAX_TEXT_CHARACTERS:
             what = dataclasses.replace(what, sentence=f"{sentence[: MAX_TEXT_CHARACTERS - 4]} ...")
@@ -186,7 +184,7 @@ class StreamHistory:
             self.record(what)
 
     def age(self, now_ms: int) -> set[HistoryPart]:
-        """Merge old one-minute points, and drop what is too old or too far in the future. Return the changed parts."""
+        """Merge old one-minute points. Drop what is too old, or too far in the future. Return the changed parts."""
         changed = set()
         for ten in sorted({span_start(at, TEN_MINUTES_MS) for at in self.minutes}):
             if abs(now_ms - ten) > MINUTES_RETENTION_MS + TEN_MINUTES_MS:

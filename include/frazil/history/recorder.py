@@ -1,8 +1,8 @@
-"""Records the events of one stream as its history. Threads write such recordings, one per storage service, so that a
-service that hangs does not block the others.
+"""Records the events of one stream as its history. A separate thread per storage service writes the recordings, because
+a service may hang.
 
-Also records actions of supervisors and users, in two objects next to the history. An object is read, extended and
-written back, so two concurrent writes may lose an action.
+Also records actions of supervisors and users, in two objects next to the history. Two concurrent writes to such an
+object may lose an action.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from frazil.timetext import format_elapsed, format_utc
 log = logging.getLogger(__name__)
 
 WRITE_INTERVAL_MS = 50_000
-"""Milliseconds between two writes. A crash loses less than a minute of history."""
+"""Time (ms) between two writes. A crash loses less than a minute of history."""
 EVENT_WRITE_INTERVAL_MS = 30_000
-"""Milliseconds between two writes if there is a new event."""
+"""Time (ms) between two writes if an event is new."""
 RETRY_INTERVAL_MS = 60_000
-"""Milliseconds between two attempts after a storage error."""
+"""Time (ms) between two attempts after a storage error."""
 
 
 class Recorder:
@@ -45,9 +45,9 @@ class Recorder:
         self._epoch: int | None = None
         self._objects: Callable[[], HistoryStore] | None = None
         self._written: int | None = None
-        """The epoch for which objects were written; None before the first write."""
+        """The epoch of the written objects; None before the first write."""
         self._earlier_objects: list[HistoryObject] | None = None
-        """Objects of earlier writers, which this writer deletes; None until their content is loaded."""
+        """Objects of earlier writers, to be deleted; None until they are loaded."""
         self._written_ms: int | None = None
         self._failed_ms: int | None = None
         self._merge_ms = 0
@@ -56,10 +56,10 @@ class Recorder:
         self._aged_ms = 0
         self._shuffled: bool | None = None
         self._throttle = (True, 1.0)
-        """Whether the commit interval has its declared length, and the factor by which it is extended."""
+        """Whether the commit interval is as declared, and the factor by which it is extended."""
 
     def opens(self, objects: Callable[[], HistoryStore]) -> None:
-        """Start writing, now that the table exists. `objects` opens the table's history with current credentials."""
+        """Start to write, once the table exists. `objects` opens the table's history with current credentials."""
         self._objects = objects
 
     def take(self, event: Event) -> None:
@@ -78,7 +78,7 @@ class Recorder:
             self._changed.add(self._past.record(HistoryEvent(at_ms, EventKind.END, f"the writer ended: {error}")))
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether there are changes to write, and the interval since the last write or error has passed."""
+        """Whether to write changes now: the interval since the last write or error has passed."""
         if self._objects is None or self._epoch is None or not self._changed:
             return False
         if self._failed_ms is not None:
@@ -89,7 +89,7 @@ class Recorder:
         return abs(now_ms - self._written_ms) >= wait_ms
 
     def write(self, now_ms: int) -> None:
-        """Write the changed parts. An error is logged once; the next attempt includes later events."""
+        """Write the changed parts. Logs an error once, and includes later events in the next attempt."""
         try:
             self._write(now_ms)
         except Exception as error:  # storages raise what their clients raise
@@ -218,11 +218,11 @@ def _to_ms(seconds: float) -> int:
 
 POLL_INTERVAL_S = 1.0
 END_TIMEOUT_S = 3.0
-"""Maximum seconds for which an ending writer waits until the last minute of its history is written."""
+"""How long (s) an ending writer waits for the last write of its history."""
 
 
 class Recording(Protocol):
-    """Data to be stored or sent at intervals, such as a history or lineage events."""
+    """Data that is stored or sent at intervals, such as a history or lineage events."""
 
     def is_due(self, now_ms: int) -> bool: ...
 
@@ -239,7 +239,7 @@ class RecordingThreads:
         self._lock = threading.Lock()
 
     def add(self, recording: Recording, *, storage: str) -> None:
-        """Start to write a recording each time that it is due."""
+        """Start to write a recording whenever it is due."""
         with self._lock:
             thread = self._threads.get(storage)
             if thread is None or not thread.add(recording):
@@ -247,7 +247,7 @@ class RecordingThreads:
                 thread.add(recording)
 
     def remove(self, recording: Recording, *, wait_s: float = END_TIMEOUT_S) -> None:
-        """Write a recording for the last time. Return when that is done, or after the timeout."""
+        """Write a recording for the last time. Waits until that is done, or for `wait_s` seconds."""
         with self._lock:
             recording_threads = list(self._threads.values())
         for thread in recording_threads:
@@ -277,7 +277,7 @@ class _RecordingThread:
             return True
 
     def remove(self, recording: Recording, *, wait_s: float) -> None:
-        """Let the thread write a recording for the last time, and wait for that up to `wait_s` seconds."""
+        """Let the thread write a recording for the last time. Waits up to `wait_s` seconds."""
         with self._lock:
             if recording not in self._recordings:
                 return
@@ -307,11 +307,11 @@ class _RecordingThread:
 
 
 MAX_PENDING_ACTIONS = 20
-"""Maximum number of actions kept in memory while the storage does not respond."""
+"""Maximum number of actions in memory during an outage of the storage."""
 
 
 def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
-    """Record a user's action on a stream, next to the stream's loaded table. Never raises."""
+    """Record a user's action on a stream, in the storage of the loaded table. Never raises."""
     try:
         action = HistoryEvent(at_ms, EventKind.USER_ACTION, sentence)
         _append_actions(HistoryStore.open(table, stream), [action], ActionLog.USERS, now_ms=at_ms)
@@ -321,10 +321,10 @@ def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> No
 
 @dataclass(slots=True)
 class SupervisionRecorder:
-    """Records one supervisor's actions. A separate thread writes them, so that the supervisor never waits."""
+    """Records one supervisor's actions in a separate thread. The supervisor never waits."""
 
     open: Callable[[], HistoryStore | None]
-    """Opens the history next to the table; returns None if the table does not exist. May block or raise."""
+    """Opens the table's history; returns None without a table. May block or raise."""
     _pending: list[HistoryEvent] = field(default_factory=list)
     _last_subject: str | None = None
     _failed_at_ms: int | None = None
@@ -332,7 +332,7 @@ class SupervisionRecorder:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, what: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
-        """Record a supervisor's decision if its subject changed. `what` is None if the history does not show it."""
+        """Record a supervisor's decision if its subject changed. If `what` is None, the history does not show it."""
         with self._lock:
             if subject != self._last_subject and what is not None:
                 self._pending = [*self._pending, what][-MAX_PENDING_ACTIONS:]

@@ -1,4 +1,4 @@
-"""Fills renamed columns from the old field names that records still use (aliases)."""
+"""Reads renamed columns from records that still use an old field name (an alias)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder
 from frazil.ingest.formats.fields import Unit, default_of, drop_default, fill_nulls
 
 FIRST_ALIAS_ID = 200_000_000
-"""First field id of alias columns. Table columns have lower ids; ids of an envelope's fields begin at 500,000,000."""
+"""First field id of alias columns, between the ids of table columns and those of envelope fields."""
 
 MakeDecoder = Callable[[Schema, Mapping[int, Unit]], Decoder]
-"""Creates a decoder for a schema. The mapping says how each column's values are encoded, by field id."""
+"""Creates a decoder for a schema. The mapping gives each column's encoding in records, by field id."""
 
 
 def create_aliased_decoder(
@@ -33,7 +33,7 @@ def create_aliased_decoder(
 
 
 class AliasedDecoder:
-    """Decodes alias fields as extra columns, then copies their values into columns whose own field is null."""
+    """Decodes alias fields as extra columns, then copies each value to the aliased column if that is null."""
 
     def __init__(
         self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
@@ -85,9 +85,9 @@ class AliasedDecoder:
         return dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows)).reject_rows(wrong)
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """Replace each alias column's id in `_frazil_kept` by the id of the column that it fills.
+        """Replace an alias column's id in `_frazil_kept` by the aliased column's id.
 
-        Drop the id if that column has a value.
+        If the aliased column has a value, only remove the alias column's id.
         """
         at = decoded.schema.get_field_index(OMITTED_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:

@@ -26,7 +26,7 @@ def unwrap_extension(array: pa.Array) -> pa.Array:
 
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    """Return the column as one array. Arrow's own method may return a chunked array for an extension type."""
+    """Return the column as one array, also for extension types."""
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 

@@ -16,7 +16,7 @@ from frazil.ingest.formats.json.scan import utf8_length
 Kind = TypeVar("Kind", bound=np.generic)
 
 _HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
-"""Mask of the highest bit of each of eight bytes. None of these bits is set in ASCII text."""
+"""Mask of the highest bit of each of eight bytes. ASCII text has only zeros there."""
 
 
 @compiled
@@ -76,9 +76,9 @@ def to_arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
 
 
 def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
-    """Map the index of each value that does not fit a `string` or `binary` column to its error class and text.
+    """Return the error class and text of each value that does not fit a `string` or `binary` column, by index.
 
-    `what` names the values, such as "key".
+    `what` is the values' name in messages, such as "key".
     """
     found: dict[int, tuple[str, str]] = {}
     if field.required:
@@ -93,12 +93,12 @@ def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dic
 
 
 def as_loop_arguments(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return data, starts and lengths as contiguous, read-only arrays, the types that the loops are compiled for."""
+    """Return data, starts and lengths as contiguous, read-only arrays, as compiled loops require."""
     return read_only(values.data), read_only(values.starts), read_only(values.lengths)
 
 
 def read_only(array: NDArray[Kind]) -> NDArray[Kind]:
-    """Return a contiguous, read-only view of the array, or of a copy if the array is not contiguous."""
+    """Return a contiguous, read-only array with the same content. Copies the array only if necessary."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

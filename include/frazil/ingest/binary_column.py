@@ -18,8 +18,8 @@ _NEWLINE = b"\n"
 class BinaryColumn(Sequence[bytes | None]):
     """A sequence of `bytes` or None. Value i is `data[starts[i] :][: lengths[i]]`; None if its length is `NULL`.
 
-    A newline follows each value, even a null or empty one, so that a loop finds the end of a value without its length.
-    A slice shares the buffer.
+    A newline follows each value in the buffer, so a loop can find a value's end without its length. A slice shares the
+    buffer.
     """
 
     data: NDArray[np.uint8]

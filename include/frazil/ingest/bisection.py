@@ -1,4 +1,4 @@
-"""Finds the records that make an operation fail, by bisection, whatever the cause is."""
+"""Finds the records that make an operation fail, by bisection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def is_environment_error(error: Exception) -> bool:
-    """Return whether an error certainly comes from the host or a service, and not from a record."""
+    """Return whether the host or a service certainly caused the error, rather than a record."""
     if isinstance(error, OSError):
         return error.errno is not None or is_object_store_error(error)
     return isinstance(error, FrazilError | MemoryError)
@@ -24,8 +24,8 @@ def is_environment_error(error: Exception) -> bool:
 def bisect_failures(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
     """Call `attempt` on pieces of the records `[0, count)`, and yield `(start, end, result)` for each piece, in order.
 
-    A piece for which `attempt` raises is bisected; if it is one record, the exception is the result. Errors of the
-    environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts.
+    A piece for which `attempt` raises is bisected. The result of a single failing record is its exception. Errors of
+    the environment are raised.
     """
     if count == 0:
         return

@@ -16,7 +16,7 @@ _OUTSIDE = "outside the years 1 to 9999"
 
 
 class OutOfRangeValue(NamedTuple):
-    """A date or time outside the years 1 to 9999. `number` counts days or microseconds (`unit`) since 1970."""
+    """A date or time outside the years 1 to 9999. `number` counts the `unit` (days or microseconds) since 1970."""
 
     path: tuple[str, ...]
     """Names of the fields that lead to the value. A list entry is named `element`, a map entry `key` or `value`."""
@@ -24,13 +24,13 @@ class OutOfRangeValue(NamedTuple):
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """Return the error text. `sent` is the value as written in the record; None if unknown."""
+        """Return the error text. `sent` is the record's original text for the value, if known."""
         name = ".".join(self.path)
         return range_error(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
 
 def find_out_of_range(rows: pa.Table) -> dict[int, OutOfRangeValue]:
-    """Map row indexes to the row's first date or timestamp outside the years 1 to 9999 (UTC), at any depth."""
+    """Return each row's first date or timestamp outside the years 1 to 9999 (UTC), at any depth, by row index."""
     found: dict[int, OutOfRangeValue] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_dates_or_times(field.type) and _may_be_out_of_range(chunk := column.combine_chunks()):
@@ -56,7 +56,7 @@ def _limits_of(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def _may_be_out_of_range(array: pa.Array) -> bool:
-    """Return whether any value is out of range, even one inside a null struct or list. Cheaper than `_find_values`."""
+    """Return whether a value may be out of range, even inside a null struct or list. Faster than `_find_values`."""
     if limits := _limits_of(array.type):
         ends = pc.min_max(_as_integers(array)).as_py()
         return bool(ends["min"] is not None and (ends["min"] < limits[0] or ends["max"] > limits[1]))

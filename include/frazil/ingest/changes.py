@@ -1,4 +1,4 @@
-"""Adds columns to the rows of an upsert stream that show whether each record updates or deletes its row."""
+"""Adds the columns to an upsert stream's rows that say whether a record updates or deletes its row."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 
 CHANGE = "_frazil_change"
 OMITTED_COLUMNS = "_frazil_kept"
-"""Name of the column with the field ids of the columns that a change omits; null or empty for most changes.
+"""Column with the field ids of the columns that a change omits; null or empty for most changes.
 
-An update keeps the row's values in the omitted columns. An insert stores null in them.
+An update leaves the omitted columns unchanged. An insert stores null in them.
 """
 UPSERT, DELETE = 0, 1
 CHANGE_COLUMNS = frozenset({CHANGE, OMITTED_COLUMNS})
@@ -40,7 +40,7 @@ _COORDINATES = (
 
 
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
-    """Return a change file's schema: table columns (required only in the key), coordinates, and `CHANGE_COLUMNS`."""
+    """Return the schema of change files: table columns (only the key is required), coordinates, `CHANGE_COLUMNS`."""
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
     places = [field for field in _COORDINATES if field.name not in there]
@@ -48,15 +48,15 @@ def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
 
 
 class ChangeReader:
-    """Distinguishes deletes from upserts. An upsert needs all required columns; a delete needs only its key."""
+    """Reads each record as an upsert or a delete. An upsert needs all required columns; a delete needs only its key."""
 
     def __init__(self, rules: ChangeRules, keys: Decoder | None = None) -> None:
-        """`keys` decodes the record keys of tombstones; None if record keys have no fields."""
+        """`keys` decodes the keys of tombstones; None if record keys have no fields."""
         self._rules, self._keys = rules, keys
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
     def add_tombstones(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
-        """Add a row with only the key for each tombstone (record without a value), if tombstones delete rows."""
+        """If tombstones delete rows, add a row for each record without a value. Only its key columns are filled."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL
@@ -78,7 +78,7 @@ class ChangeReader:
         return DecodedChunk(rows, record_indexes, [*rest, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
-        """Return the rows with the columns in `CHANGE_COLUMNS`. Upserts without a required value are rejected."""
+        """Add the columns in `CHANGE_COLUMNS` to the rows. Rejects upserts without a required value."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
         if self._rules.tombstones:
@@ -109,7 +109,7 @@ def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
 
 
 def reject_records_without_rows(decoded: DecodedChunk, records: int) -> DecodedChunk:
-    """Reject the replayed records that do not change a row, so that they stay dead letters."""
+    """Reject replayed records that change no row. They stay dead letters."""
     return reject_unchanging(decoded, np.flatnonzero(decoded.no_result_mask(records)))
 
 

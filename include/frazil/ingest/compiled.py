@@ -1,6 +1,7 @@
-"""Compiles loops over the bytes of records with Numba: the decorator, its cache, and access to raw memory. Processes of
-a user share the folder `compiled/<digest>` in the user's cache, or else in the system's temporary folder. The digest of
-Numba's version, flags and all sources is computed at import.
+"""Compiles loops over the bytes of records with Numba: the decorator, its cache, and access to raw memory.
+
+The cache is the folder `compiled/<digest>` in the user's cache folder, or else in the system's temporary folder. The
+digest covers Numba's version, flags and all sources.
 """
 
 # ruff: noqa: ARG001, ARG002 - intrinsics generate code from the types of their arguments; listeners get events
@@ -46,7 +47,7 @@ PREFIX_FOLDER = Path("share", "frazil", "compiled")
 """Folder below Python's prefix in which container images and archives of `frazil package` store compiled code."""
 MAX_UNUSED_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
-"""Packages whose functions and constants are in compiled code; `frazil.kafka` defines the layout of a message."""
+"""Packages whose source code affects compiled code. `frazil.kafka` defines the layout of a message."""
 NUMBA_FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
 """Flags that change the code but are not in Numba's cache key: NUMBA_BOUNDSCHECK, NUMBA_OPT and NUMBA_DEBUGINFO."""
 _saving = threading.Lock()
@@ -56,7 +57,7 @@ _compiled: str | None = None
 
 
 class _CompilationListener(Listener):  # type: ignore[misc]
-    """Counts the functions that Numba compiles now, whether or not their compilation succeeds."""
+    """Counts the functions that Numba is compiling."""
 
     def on_start(self, event: Event) -> None:
         compilation.begin()
@@ -69,12 +70,12 @@ register("numba:compile", _CompilationListener())
 
 
 def compiled(function: Function, *, allocates: bool = True) -> Function:
-    """Compile the function at its first call with given argument types, or load its code from the cache.
+    """Compile the function when it is first called with given argument types, or load its code from the cache.
 
-    The code runs without the GIL, does not check indexes, and divides as NumPy does. Always pass arrays of the same
-    type: a read-only or non-contiguous array causes another compilation. An address (`array.ctypes.data`) is an int64.
+    The code releases the GIL, does not check indexes, and divides as NumPy does. Always pass arrays of the same layout:
+    a read-only or non-contiguous array causes another compilation. An address (`array.ctypes.data`) is an int64.
 
-    `allocates=False`, for a function that allocates no memory, skips the reference counts of arrays.
+    Pass `allocates=False` only for a function that allocates no memory: its arrays have no reference counts.
     """
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     dispatcher._cache = _Cache(function)  # like `cache=True`, but with a cache that cannot fail
@@ -82,20 +83,20 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
 
 
 def compiler_notices() -> tuple[str, ...]:
-    """Return the notices to operators about compilation since the last call. A missing cache is reported each time."""
+    """Return notices for operators about compilation since the last call. Every call reports a missing cache."""
     global _compiled
     found, _compiled = _notice or _compiled, None
     return () if found is None else (found,)
 
 
 def start_compiler() -> None:
-    """Load Numba's compiler (0.3 core-seconds) without compiling, so that forked processes share it."""
+    """Load Numba's compiler, so that forked processes share it. Compiles nothing."""
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
 
 
 class _Cache(caching.NullCache):  # type: ignore[misc]
-    """Numba's cache for one function. If the cache fails in any way, the function is compiled in memory."""
+    """Numba's cache for one function. If the cache fails, the function is compiled in memory."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -162,7 +163,7 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 def code_folder() -> Path | None:
     """Return the folder of compiled code, created if missing; None if no folder can be used.
 
-    The first choice is a folder inside Python's prefix. It may have any owner: it is trusted like installed packages.
+    The first choice is a folder inside Python's prefix, which may have any owner, like installed packages.
     """
     if (own := _prefix_folder()) is not None:
         return own
@@ -202,7 +203,7 @@ def _remove_old(base: Path) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """Raise PermissionError if another user owns the folder or can write to it: code is loaded from it."""
+    """Raise PermissionError if another user could change the code in the folder."""
     status = folder.stat()
     by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
     if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH or by_group:
@@ -210,7 +211,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def _is_private(group: int) -> bool:
-    """Return whether the group is the user's private group, which most distributions create."""
+    """Return whether the group is the user's private group, without other members."""
     try:
         user, named = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
     except KeyError:
@@ -240,7 +241,7 @@ _DIGEST = _digest()
 
 @contextmanager
 def _save_lock(folder: Path) -> Iterator[None]:
-    """Lock the folder: Numba numbers its files, and two processes could choose the same number."""
+    """Lock the folder, so that two processes do not choose the same file number."""
     with _saving, (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -291,10 +292,7 @@ def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Intege
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
-    """Call the C function `void f(void *)` at an address.
-
-    The address is an argument so that Numba can cache the caller.
-    """
+    """Call the C function `void f(void *)` at an address."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointer = ir.FunctionType(ir.VoidType(), [_byte]).as_pointer()
@@ -308,7 +306,7 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 def call_with_outputs(
     _: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer
 ) -> Any:
-    """Call the C function `int f(void *, size_t, void **, void **, size_t *)`. Its outputs are stored at `to`."""
+    """Call the C function `int f(void *, size_t, void **, void **, size_t *)`. Stores its outputs at address `to`."""
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         word = ir.IntType(64)

@@ -1,5 +1,6 @@
-"""Data classes exchanged between the driver and its executors: immutable, picklable, convertible to JSON. A batch has
-one `StageContext`, and a `StageTask` and `StageResult` for each Spark task.
+"""Data that the driver and its executors exchange: immutable, picklable, convertible to JSON.
+
+A batch has one `StageContext`, and a `StageTask` and `StageResult` for each Spark task.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.route import Route
 
 Target = str
-"""A table that a batch writes to: "main", "dead-letters", or the identifier (with a dot) of a routed table."""
+"""A table that a batch writes to: "main", "dead-letters", or a routed table's identifier, which contains a dot."""
 
 
 def is_routed(target: Target) -> bool:
@@ -22,18 +23,18 @@ def is_routed(target: Target) -> bool:
 
 
 Content = Literal["data", "candidates", "changes", "position-deletes"]
-"""What a staged file contains: rows of the table (`data`), rows that the commit drops if they duplicate others
-(`candidates`), deleted positions, or `changes`. Files of changes (inserts, updates, deletes) are never part of a table.
+"""What a staged file contains: `data` (rows), `candidates` (rows from which the commit drops repeats), deleted
+positions, or `changes` (inserts, updates and deletes). A table never includes files of changes.
 """
 
 
 PartitionKey = tuple[str | None, ...]
-"""A partition of a table: one value per partition field, as Iceberg's single-value serialisation in base64."""
+"""A table partition: one value per partition field, as Iceberg's single-value serialisation in base64."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """Records `[start, end)` of one topic-partition. Some offsets may have no record (compaction, transactions)."""
+    """Records `[start, end)` of one topic-partition. Some offsets may have no record."""
 
     topic: str
     partition: int
@@ -57,12 +58,12 @@ class StageTask:
 
 
 DEAD_LETTERS_SUFFIX = ".letters"
-"""Suffix of Parquet files with copies of dead letters. Their bytes are decoded as if they came from Kafka."""
+"""Suffix of Parquet files with copies of dead letters. Their bytes are decoded like records from Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of records that a backfill reads instead of Kafka. Its size and time are from the folder's listing."""
+    """A file of records that a backfill reads instead of Kafka. Size and time come from the folder's listing."""
 
     path: str
     bytes: int
@@ -73,7 +74,7 @@ class RecordFile:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table to write files for. The JSON fields hold its Iceberg metadata at the beginning of the batch.
+    """A table to write files for. The JSON fields contain its Iceberg metadata at the beginning of the batch.
 
     Only this batch uses `folder`: `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
     """
@@ -85,7 +86,7 @@ class TargetTable:
     folder: str
     target_file_bytes: int
     io: Mapping[str, str] = field(default_factory=dict)
-    """PyIceberg FileIO properties for this table only, because vended credentials are valid for a single table."""
+    """PyIceberg FileIO properties for this table. Other tables may need other credentials."""
     content: Content = "data"
     format_version: int = 2
 
@@ -99,14 +100,12 @@ class Shuffle:
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """Map a partition to its writers, each with the end of its share of `[0, 1)`. A partition not in the map has one
-    writer.
-    """
+    """The writers of each partition, each with the end of its share of `[0, 1)`. Other partitions have one writer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """How the records of an upsert stream change its table. Columns have the table's names."""
+    """How the records of an upsert stream change its table. Columns have their names in the table."""
 
     key: tuple[str, ...]
     required: tuple[str, ...] = ()
@@ -115,7 +114,7 @@ class ChangeRules:
     delete_values: tuple[str | int | bool, ...] = ()
     tombstones: bool = False
     key_fields: tuple[str, ...] = ()
-    """Key columns that fields of a tombstone's key fill; empty if the whole record key fills one column."""
+    """Key columns that a tombstone's key fills by fields; empty if the whole record key fills one column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class KeyColumns:
     format: str | Mapping[str, Any]
     """The format of keys, as returned by `frazil.spec.formats.dump_format`."""
     is_whole: bool
-    """Whether a key is one value of a primitive type, which fills the only column."""
+    """Whether the whole key is one primitive value, which fills the only column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +136,11 @@ class Destinations:
     name: str
     """The column or header whose value selects the table; empty if the topic selects it."""
     targets: Mapping[str, Target]
-    """Map a value to its target. `StageContext.targets` has the tables of these targets."""
+    """The target of each value. `StageContext.targets` has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table. If `makes` is false, so do rows with an unknown value."""
+    """Whether rows without a value go to the main table; unless `makes` is set, also rows with an unknown value."""
     makes: bool = False
-    """Whether tables may be created for unknown values. If so, tasks report these values."""
+    """Whether tables may be created for unknown values. Tasks then report these values."""
     allow: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     full: str = ""
@@ -151,10 +150,7 @@ class Destinations:
     def of(
         cls, route: Route, targets: Mapping[str, Target], *, refused: Mapping[str, str] | None = None, full: str = ""
     ) -> Destinations:
-        """Return a route's destinations.
-
-        `targets` maps the known values of the route to targets. Copies the mappings.
-        """
+        """Return a route's destinations. `targets` gives the target of each known value. Copies the mappings."""
         to_main, makes = route.otherwise == "table", route.template is not None
         known = dict(targets)
         return cls(route.by, route.name or "", known, to_main, makes, route.allow, dict(refused or {}), full)
@@ -165,10 +161,10 @@ class TransformedColumn:
     name: str
     expression: str
     declared: str
-    """The expression as declared, with UNNEST. In `expression`, a column stands for each UNNEST."""
+    """The declared expression, with UNNEST. In `expression`, a column replaces each UNNEST."""
     reads: tuple[str, ...]
     fails: str
-    """An SQL condition that is true if, and only if, the expression fails for a record."""
+    """An SQL condition that is true exactly if the expression fails for a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +180,7 @@ class Transform:
     where_reads: tuple[str, ...] = ()
     unnested: tuple[str, ...] = ()
     may_fail: tuple[str, ...] = ()
-    """SQL conditions that select the records in which a cast or division may fail. They only save time: other failures
+    """SQL conditions that select the records in which a cast or division may fail. An optimisation only: other failures
     are found too.
     """
 
@@ -201,9 +197,7 @@ class StageContext:
     epoch: int
     batch: int
     kafka: Mapping[str, str]
-    """librdkafka properties. References to secrets are sent as they are, and resolved by executors. Only references to
-    brokers' addresses are resolved before.
-    """
+    """librdkafka properties. Executors resolve references to secrets. The brokers' addresses are already resolved."""
     format: str | Mapping[str, Any]
     """The record format, as returned by `frazil.spec.formats.dump_format`."""
     event_time_column: str
@@ -211,32 +205,32 @@ class StageContext:
     targets: Mapping[Target, TargetTable]
     topic_ids: Mapping[str, str]
     units: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
-    """Map a column's full name to how its values arrive in records; see `frazil.ingest.formats.fields.Unit`."""
+    """How each column's values arrive in records, by full name; see `frazil.ingest.formats.fields.Unit`."""
     is_lenient: bool = False
-    """Whether columns of primitive types that are not in `units` are read with lenient casts."""
+    """Whether primitive columns that are not in `units` are read with lenient casts."""
     key_header_columns: Mapping[str, str | None] = field(default_factory=dict)
-    """Map a column to the record header that fills it, or to None for the record key. Leaves out columns that the
-    record's value fills.
+    """The record header that fills each column, or None for the record key. Columns filled from the record's value are
+    not included.
     """
     key_columns: KeyColumns | None = None
     """The columns of `key_header_columns` that decoded keys fill; None if keys are text or bytes."""
     max_future_us: int = 600_000_000
-    """How far (us) an event time may be ahead of the record's Kafka timestamp and still advance the watermark."""
+    """How far (us) an event time may be ahead of its Kafka timestamp. A later one does not advance the watermark."""
     window_us: int | None = None
-    """Length (us) of an event-time window; None if the stream has no windows, so rows are not counted by window."""
+    """Length (us) of an event-time window; None if rows are not counted by window."""
     existing_dead_letters: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Offsets of records that are already dead letters, as serialised `pyroaring.BitMap64`. They count as rejected, and
-    are written to no table.
+    """Offsets of records that are already dead letters, as serialised `pyroaring.BitMap64`. They count as rejected, but
+    are not written again.
     """
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offsets before which an operator accepted rejected records: these do not count for the circuit breaker."""
+    """The circuit breaker ignores rejected records before these offsets, because an operator accepted them."""
     event_times_us: tuple[int, int] | None = None
-    """Event-time range `[from, to)` (us) of a backfill; None for all. Rejected records are skipped if it is set."""
+    """Event-time range `[from, to)` (us) of a backfill; None for all. With a range, rejected records are skipped."""
     files: tuple[RecordFile, ...] = ()
     aliases: Mapping[str, int] = field(default_factory=dict)
-    """Map each record field that fills a column of another name to the column's field id."""
+    """The field id of the column that each alias field fills."""
     evolution: Literal["off", "additive", "full"] = "off"
-    """The schema drift that tasks report, so that the driver can evolve the table: `additive` means new fields only."""
+    """The kinds of schema drift that tasks report for evolving the table. `additive` means new fields only."""
     sensitive: Mapping[str, Any] = field(default_factory=dict)
     """Declared sensitive fields, if any. `fields` maps a column's full name in the table to `as` and `keep-last`;
     `dropped` lists full names; `secret` is a reference; `dead-letters` is omit, encrypt or keep.
@@ -251,7 +245,7 @@ class StageContext:
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict of built-in types, so that other versions of this class can read it."""
+        """Return a dict of built-in types, which other versions of this class can read."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -271,17 +265,17 @@ class StageContext:
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:
-        """The format of the records to read. Lines of a backfill's files are JSON, whatever the topic's format is."""
+        """The format of the records to read. A backfill's JSON lines are JSON even if the topic has another format."""
         return self.format if self.is_in_topic_format else "json"
 
     @property
     def filled_from_keys_and_headers(self) -> Mapping[str, str | None]:
-        """`key_header_columns` for the records to read; empty for a backfill's files, which have these columns."""
+        """`key_header_columns` for the records to read; empty for a backfill's files, which include these columns."""
         return self.key_header_columns if self.is_in_topic_format else {}
 
     @property
     def record_units(self) -> Mapping[str, str | Mapping[str, Any]]:
-        """`units` for the records to read. In JSON lines of a backfill's files, fields have their columns' names."""
+        """`units` for the records to read. Fields in a backfill's JSON lines have their columns' names."""
         if self.is_in_topic_format:
             return self.units
         return {
@@ -291,7 +285,7 @@ class StageContext:
 
     @property
     def is_in_topic_format(self) -> bool:
-        """Whether the records to read have the topic's format. Lines and rows of a backfill's files do not."""
+        """Whether the records to read have the topic's format, unlike a backfill's JSON lines and rows."""
         return all(file.path.endswith(DEAD_LETTERS_SUFFIX) for file in self.files)
 
     @property
@@ -310,7 +304,7 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A Parquet file that is not yet part of a table, with everything that a manifest entry needs.
+    """A Parquet file that is not yet part of a table, with the data for its manifest entry.
 
     Bounds and `partition` are Iceberg single-value serialisations in base64.
     """
@@ -322,7 +316,7 @@ class StagedFile:
     schema_id: int
     spec_id: int
     sort_order_id: int | None
-    """Id of the order by which the whole file is sorted; None if the file is not sorted."""
+    """Id of the file's sort order; None if the file is not sorted."""
     partition: PartitionKey
     column_sizes: Mapping[int, int]
     value_counts: Mapping[int, int]
@@ -355,7 +349,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class RangeProgress:
-    """Result of one offset range. `records` became rows; `rejected` are dead letters, including earlier ones."""
+    """Result of one offset range: `records` became rows; `rejected` are dead letters, including earlier ones."""
 
     topic: str
     partition: int
@@ -364,16 +358,16 @@ class RangeProgress:
     records: int
     rejected: int
     max_event_time_us: int | None
-    """Newest event time in microseconds since the epoch, UTC; None if no row has a plausible event time."""
+    """Newest plausible event time (us since the epoch, UTC); None if there is none."""
     future: int = 0
-    """Number of rows whose event time is too far in the future. The rows are written nevertheless."""
+    """Number of rows whose event time is too far in the future. These rows are written, too."""
     dropped: int = 0
-    """Number of records that the transform's WHERE dropped. They are neither rows nor dead letters."""
+    """Number of records that the transform's WHERE dropped. They become neither rows nor dead letters."""
     newest_future_us: int | None = None
-    """Newest event time of the rows in `future`; None without such rows."""
+    """Newest event time of the rows in `future`, if any."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. Omits the fields that earlier versions of frazil do not know, if they are 0 or None."""
+        """Convert to JSON. Omits newer fields that are 0 or None, so that earlier versions can read the result."""
         value = dataclasses.asdict(self)
         for name in ("dropped", "newest_future_us"):
             if not value[name]:
@@ -396,7 +390,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """Summary of a task's or batch's new dead letters. Excludes dead letters that an operator accepted."""
+    """Summary of a task's or batch's new dead letters, except those that an operator accepted."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     """The number of records by error class."""
@@ -424,13 +418,13 @@ class StageResult:
     """Notices for operators about how the task ran; see `frazil.events.NoticeIssued`."""
     rejects: Rejects = Rejects()
     drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
-    """Map a target to the new fields and types in its records; empty unless tables may evolve."""
+    """New fields and types in records, by target; empty unless tables may evolve."""
     other_events: int = 0
-    """Number of change events that change no row, such as heartbeats, or deletes for which the route has no table.
-    Records without a value are not counted.
+    """Number of change events that change no row, such as heartbeats and deletes without a routed table. Records
+    without a value do not count.
     """
     values: tuple[str, ...] = ()
-    """Route values for which tables may be created. Their rows were not written, so the batch must be staged again."""
+    """Route values that need new tables. Their rows were not written, so the batch must be staged again."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -24,7 +24,7 @@ COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_t
 def record_schema(schema: Schema, coordinates: bool) -> Schema:
     """Return the schema without the coordinates, `kafka_line` and the columns that describe a change.
 
-    Returns it unchanged if `coordinates` is false.
+    If `coordinates` is false, return the schema unchanged.
     """
     if not coordinates:
         return schema
@@ -34,7 +34,7 @@ def record_schema(schema: Schema, coordinates: bool) -> Schema:
 
 class CoordinateColumns:
     def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool, lines: bool = False) -> None:
-        """`wanted`: whether the table has coordinate columns. `lines`: whether to number the rows of each record."""
+        """`wanted`: whether the table has coordinate columns. `lines`: whether rows are numbered within each record."""
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._wanted = wanted
         self._lines = lines
@@ -58,7 +58,7 @@ class CoordinateColumns:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def find_out_of_range(self, chunk: RecordChunk, record_indexes: NDArray[np.int64]) -> dict[int, str]:
-        """Map rows whose Kafka timestamp does not fit the column `kafka_timestamp` to error texts."""
+        """Return an error text for each row whose Kafka timestamp does not fit the column `kafka_timestamp`."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
         stamps = chunk.timestamps_ms[record_indexes]

@@ -39,14 +39,14 @@ COLUMNS = (
 
 
 SealPart = Callable[[bytes | None, str], bytes | None]
-"""Maps a part of a record and its place (`sealing.place_of`) to what the dead letter stores."""
+"""Returns what a dead letter stores for a part of a record, given the part and its place (`sealing.place_of`)."""
 
 
 class ExistingDeadLetters:
     """Finds the records of a chunk that are already dead letters, by their coordinates."""
 
     def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
-        """`held` maps a topic-partition to the offsets of its dead letters, a serialised `BitMap64`."""
+        """`held` has the offsets of dead letters by topic-partition, as serialised `BitMap64`s."""
         found = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
 
@@ -71,7 +71,7 @@ class DeadLetterTable:
         topic_ids: Mapping[str, str],
         seal: SealPart | None = None,
     ) -> None:
-        """Raises SpecError if the table has a required column that frazil does not fill."""
+        """Raises SpecError if users added a required column to the table."""
         strange = [f.name for f in schema.fields if f.required and f.name not in COLUMNS]
         if strange:
             raise SpecError(

@@ -34,17 +34,17 @@ class DecodedChunk:
     rejections: list[Rejection] = field(default_factory=list)
     drift: SchemaDrift = NO_DRIFT
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Indexes of the records that a transform drops: they become neither rows nor rejections."""
+    """Indexes of the records that a transform drops. They become neither rows nor rejections."""
 
     def with_indexes(self, places: NDArray[np.int64]) -> DecodedChunk:
-        """Renumber the result for a larger chunk: record i of this chunk is record `places[i]` there."""
+        """Renumber the records as part of a larger chunk: record i becomes record `places[i]`."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return DecodedChunk(self.rows, places[self.record_indexes], rejections, self.drift, places[self.dropped])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
         """Return a mask of the records that have no row and are neither rejected nor dropped.
 
-        `records` is the chunk's size.
+        `records` is the number of records in the chunk.
         """
         found = np.ones(records, np.bool_)
         found[self.record_indexes] = False
@@ -53,7 +53,7 @@ class DecodedChunk:
         return found
 
     def reject_rows(self, wrong: Mapping[int, tuple[str, str]]) -> DecodedChunk:
-        """Turn these rows into rejections. `wrong` maps a row to its error class and text."""
+        """Turn rows into rejections. `wrong` has the error class and text of each row to reject."""
         if not wrong:
             return self
         good = np.ones(len(self.record_indexes), np.bool_)
@@ -79,7 +79,7 @@ class Decoder(Protocol):
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode each record to one row or to one rejection.
 
-        JSON lines, envelopes and transforms may make several rows of a record. Envelopes and transforms may also drop a
+        With JSON lines, envelopes or transforms, a record may have several rows. Envelopes and transforms may drop a
         record.
         """
 
@@ -87,7 +87,7 @@ class Decoder(Protocol):
 @runtime_checkable
 class EventDecoder(Protocol):
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        """Return the names of all fields, even null ones, of the object at `path`.
+        """Return the names of all fields of the object at `path`, even null ones.
 
         The decoder must have accepted the record.
         """
@@ -98,7 +98,7 @@ class EventDecoder(Protocol):
 
 @runtime_checkable
 class RestDecoder(Protocol):
-    """A decoder that can fill a `rest` column with the fields that have no other column."""
+    """A decoder that can collect fields without a column in a `rest` column."""
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit the fields at these lower-case paths from `rest`. Call this before `enable_drift_reporting`."""
@@ -106,10 +106,10 @@ class RestDecoder(Protocol):
 
 @runtime_checkable
 class RenamingDecoder(Protocol):
-    """A decoder that can fill one column from several fields."""
+    """A decoder that can fill one column from fields with different names."""
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
-        """Fill a column from its aliases if its own field is null. `aliases` maps an alias to its column.
+        """Fill null columns from their aliases. `aliases` gives the column of each alias.
 
         Each `required` column needs a value under one of its names.
         """
@@ -162,6 +162,6 @@ def number_rows(record_indexes: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def run_starts(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, for each position, the start of its run of equal values."""
+    """Return, for each element, the index at which its run of equal values starts."""
     begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
     return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))

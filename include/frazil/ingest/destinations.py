@@ -21,25 +21,25 @@ from frazil.spec.route import find_refusal
 NO_TABLE = "NoTable"
 MAIN: Target = "main"
 MAX_REPORTED_VALUES = 10_000
-"""Maximum number of routing values without a table that a task reports. A route's table limit is far lower."""
+"""Maximum number of route values without a table that one task reports."""
 MAX_CACHED_VALUES = 100_000
 MAX_QUOTED_CHARACTERS = 100
 UNKNOWN_TARGET: Target = ""
-"""The target of records whose value has no known table. Their fields must not evolve any table."""
+"""The target of records whose route value has no table. They never evolve a table."""
 
 _Destination = Target | Rejection | None
-"""A table, a rejection (with its index unset), or None if a table may be created."""
+"""A row's table; or a rejection without index; or None if a table must be created first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DividedRows:
-    """Rows with their targets. Excludes rows whose table does not exist yet."""
+    """Rows with their targets. Rows whose table must be created first are left out."""
 
     decoded: DecodedChunk
     targets: tuple[Target, ...]
     codes: NDArray[np.int64]
     unchanged: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Indexes, in the chunk, of deletes whose value has no table. They do not change a row."""
+    """Indexes of records that delete rows of a missing table. They change nothing."""
 
     @property
     def main_mask(self) -> NDArray[np.bool_]:
@@ -58,19 +58,16 @@ class RowDivider:
     def __init__(
         self, destinations: Destinations, ranges: Sequence[OffsetRange], *, quote: Callable[[str], str] = repr
     ) -> None:
-        """`quote` formats a value for the text of a dead letter."""
+        """`quote` formats a route value for the error text of a dead letter."""
         self._quote = quote
         self._to = destinations
         self._ranges = ranges
         self._destinations: dict[str | bytes | None, _Destination] = {}
         self.values: set[str] = set()
-        """Values seen so far for which a table may be created."""
+        """Route values found so far whose tables may be created."""
 
     def __call__(self, chunk: RecordChunk, decoded: DecodedChunk) -> DividedRows:
-        """Assign rows to targets.
-
-        If the table of a row is missing, but may be created, the row is left out, and its value is added to `values`.
-        """
+        """Assign rows to targets. Omits rows whose table must be created first, and adds their values to `values`."""
         codes, values = self._encode(chunk, decoded)
         destinations = [self._cached_destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
@@ -101,8 +98,8 @@ class RowDivider:
     ) -> Iterator[RecordChunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
-        If a field selects the table, `located` has this field's column. `alike` maps a target to another target with
-        the same columns: the records of both share a chunk. Records without a row in `located` get the main table's
+        `located` has the column that selects the table, if a field selects it. `alike` maps each target to one with the
+        same columns, so that their records share a chunk. Records without a row in `located` get the main table's
         schema.
         """
         codes, values = self._encode(chunk, located)
@@ -120,7 +117,7 @@ class RowDivider:
             yield chunk.select(np.flatnonzero(of_record == target), targets[target])
 
     def _encode(self, chunk: RecordChunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
-        """Return each row's index in the list of distinct values, and this list."""
+        """Return the distinct route values, and each row's index in them."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.record_indexes], return_inverse=True)
             return codes, [self._ranges[index].topic for index in found]

@@ -1,5 +1,5 @@
-"""Chooses the encoding of each column of a Parquet file from the file's first rows. Encodings v2 (DELTA_BINARY_PACKED,
-BYTE_STREAM_SPLIT), which a table property enables, cannot be read by every reader.
+"""Chooses the encoding of each column of a Parquet file from the file's first rows. A table property enables encodings
+v2 (DELTA_BINARY_PACKED, BYTE_STREAM_SPLIT), which not all readers support.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 MAX_SAMPLED_ROWS = 8_192
-"""Maximum number of sampled rows. The same limit applies to elements, keys and values of lists and maps."""
+"""Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
 MAX_BATCH_VALUES, MAX_BATCH_BYTES = 1_024, 2**20
-"""Maximum number of values, and of their bytes, that Parquet's writer encodes before it checks if a page is full.
-
-With only its default of 1,024 values, values of 100 KB would make a page of 100 MB.
-"""
+"""Maximum number and bytes of values that Parquet's writer encodes before it checks whether a page is full."""
 MINIBLOCK_VALUES = 32
-"""Number of values of DELTA_BINARY_PACKED that share a bit width. Four miniblocks form a block."""
+"""Number of values of DELTA_BINARY_PACKED with the same bit width. Four miniblocks form a block."""
 PACKED_INDICES = 8
-"""Number of indices that a dictionary page packs together if they differ (Parquet's RLE/bit-packing hybrid)."""
+"""Number of different indices that a dictionary page packs together (Parquet's RLE/bit-packing hybrid)."""
 DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
 
 
@@ -39,8 +36,8 @@ class Encodings:
 def choose_encodings(rows: pa.Table, *, modern: bool) -> Encodings:
     """Choose encodings for a file that begins with these rows. `modern` allows encodings of v2.
 
-    A number or time column gets a dictionary only if it is smaller than the other encodings. Other columns get a
-    dictionary, which Parquet's writer abandons if it grows too large.
+    Numbers and times get a dictionary only if that is smaller than the other encodings. Other columns get a dictionary,
+    which Parquet's writer abandons if it grows too large.
     """
     use_dictionary: list[str] = []
     column_encoding: dict[str, str] = {}
@@ -102,7 +99,7 @@ def _better_encoding(array: pa.Array) -> str | None:
 
 
 def _dictionary_bits(words: NDArray[Any]) -> float:
-    """Estimate the bits per value with a dictionary. Runs of equal values are assumed to need no indices."""
+    """Estimate the bits per value with a dictionary. Assumes that runs of equal values take no space."""
     half = len(words) // 2
     before, distinct = (int(pc.count_distinct(pa.array(some)).as_py()) for some in (words[:half], words))
     changes = int(np.count_nonzero(words[1:] != words[:-1]))
@@ -111,7 +108,7 @@ def _dictionary_bits(words: NDArray[Any]) -> float:
 
 
 def _delta_bits(words: NDArray[Any]) -> float:
-    """Estimate the bits per value with delta encoding, where a miniblock is as wide as its largest difference."""
+    """Estimate the bits per value with delta encoding."""
     # Differences wrap around, as in Parquet. Their distances from the minimum may wrap around too; they are unsigned.
     differences = np.diff(words)
     blocks = len(differences) // (4 * MINIBLOCK_VALUES)

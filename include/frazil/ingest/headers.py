@@ -1,5 +1,5 @@
-"""Packs the headers of each record into one byte string. A header is the lengths of name and value (two little-endian
-int32; `NULL` for a null value), the name in UTF-8, the value, and a newline.
+"""Packs the headers of each record into one byte string. A header has two lengths (little-endian int32; `NULL` for a
+null value), the name in UTF-8, the value, and a newline.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def unpack_headers(data: bytes | None) -> list[tuple[str, bytes | None]]:
 
 
 def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:
-    """Return the value of each record's last header with this name, in the buffer of `headers`; null if it has none."""
+    """Return the value of each record's last header with this name, or null. Shares the buffer of `headers`."""
     if headers is None:
         return BinaryColumn.nulls(count)
     places = np.empty((2, count), np.int64)
@@ -59,7 +59,7 @@ def find_last_header(
     name: NDArray[np.uint8],
     places: NDArray[np.int64],
 ) -> None:
-    """Find each record's last header with this name, and write the start and length of its value to `places`."""
+    """Write the start and length of each record's last header with this name to `places`."""
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         places[0, i], places[1, i] = 0, NULL

@@ -1,6 +1,6 @@
-"""Decodes in a child process, a new interpreter, and bisects a chunk down to the record that crashes the decoder. A
-child can also die because of its host. So a record is rejected only if it kills a child that has just decoded a
-harmless record of the same length.
+"""Decodes in a child process, and bisects a chunk down to the record that crashes the decoder. Since the host may also
+kill a child, a record is rejected only under one condition: the child has just decoded a harmless record of the same
+length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class IsolatedDecoder:
     """Runs a decoder in a child process. If the child dies, a new one is started."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` creates the decoder in each child, and once here for empty chunks. It must be picklable."""
+        """`make` must be picklable. It creates the decoder in each child, and one here for empty chunks."""
         self._make = make
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None

@@ -1,6 +1,5 @@
-"""Reads offset ranges into columns with librdkafka's C API and a compiled loop. The loop destroys each message, and
-zeroes its address in `_messages` so that no message is destroyed twice. Python handles events, records that do not fit,
-and unknown topics.
+"""Reads offset ranges into columns with librdkafka's C API and a compiled loop. The loop destroys each message once,
+and zeroes its address in `_messages`. Python handles events, records that do not fit, and unknown topics.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
-"""Map syslog levels to Python's. Lower syslog levels, which are more severe, are logged as errors."""
+"""Python's level for each syslog level. More severe levels are logged as errors."""
 _INITIAL_BYTES = 2**20
-"""Bytes for the values, and for the keys, of the first chunk. Later chunks use the size of the previous one."""
+"""Bytes for the values, and for the keys, of the first chunk. Later chunks begin with the previous one's size."""
 
 
 def compile_loop() -> None:
-    """Compile the loop, or load it from the cache, so that a failure occurs before any message is fetched."""
+    """Compile the loop, or load it from the cache. Call this before fetching messages, so that failures occur early."""
     empty, no_words = _ChunkColumns(0, 0, 0), np.zeros(0, np.int64)
     rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
     loop.copy_records(
@@ -77,7 +76,7 @@ class ColumnReader(RangeReader):
         self._queue = self._library.queue_get_consumer(self._client)
 
     def close(self) -> None:
-        """Close the client without waiting for brokers: it has no group to leave and no offset to commit."""
+        """Close the client without waiting for brokers."""
         client, self._client = self._client, None
         if client is None or os.getpid() != self._pid:  # a forked process does not have librdkafka's threads
             return

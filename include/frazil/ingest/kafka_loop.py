@@ -1,7 +1,6 @@
-"""Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code. A call of librdkafka
-for headers takes a third of the time, so the loop skips it if the byte after the value is zero. In record format 2,
-this byte is the number of headers. At one in `_CHECK_INTERVAL` offsets, librdkafka is asked anyway, in case it stores
-values elsewhere.
+"""Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code. In record format 2,
+the byte after a record's value is the number of headers. If it is zero, the loop does not ask librdkafka for headers,
+which saves a third of the time. At one in `_CHECK_INTERVAL` offsets, the loop asks anyway.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
     """Return whether the byte after the record's value says that there are no headers.
 
-    Returns False for a record without a value or leader epoch; only records of format 2 have an epoch.
+    Returns False for a record without a value or leader epoch: earlier formats have no epoch.
     """
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
@@ -105,9 +104,9 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
     """Copy the messages from `at[NEXT]` to `at[COUNT]` into columns, and return why the loop stopped.
 
     `messages` has addresses of `rd_kafka_message_t`. `ended` receives the indexes of the ranges that end here.
-    `values`, `keys` and `headers` receive bytes, and their `_places` the start and length of each. `index` receives
-    each record's range, and `places` its offset and timestamp (ms). `work` has three scratch words. The last five
-    arguments are librdkafka's functions.
+    `values`, `keys` and `headers` receive bytes; their `_places` receive each start and length. `index` receives each
+    record's range, and `places` its offset and timestamp (ms). `work` has three scratch words. The last five arguments
+    are librdkafka's functions.
     """
     capacity = index.shape[0]
     i, count, record = at[NEXT], at[COUNT], at[RECORDS]

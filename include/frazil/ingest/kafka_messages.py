@@ -1,6 +1,4 @@
-"""Reads offset ranges as confluent-kafka message objects, if `kafka_columns` cannot be used. Uses `map` and NumPy,
-because Python statements for each record are slow.
-"""
+"""Reads offset ranges as confluent-kafka message objects, if `kafka_columns` cannot be used."""
 
 from __future__ import annotations
 
@@ -135,7 +133,7 @@ class _UnfinishedChunk:
         self._timestamps: list[NDArray[np.int64]] = []
 
     def add(self, messages: list[Message], index: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Copy the needed attributes now, so that the messages are freed while they are in the CPU cache."""
+        """Copy the needed attributes of the messages, so that the messages can be freed at once."""
         values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
         found: Iterable[Any] = map(Message.headers, messages)
         headers = [pack_headers(some) if some else None for some in found]

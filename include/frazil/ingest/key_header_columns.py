@@ -23,12 +23,12 @@ from frazil.ingest.schema_drift import SchemaDrift, join_drift
 
 
 def value_schema(schema: Schema, columns: Mapping[str, str | None]) -> Schema:
-    """Return the schema without the `columns`, which record keys and headers fill."""
+    """Return the schema without `columns`, which record keys and headers fill."""
     return Schema(*(f for f in schema.fields if f.name not in columns), schema_id=schema.schema_id)
 
 
 def units_of_fields(schema: Schema, units: Mapping[str, Unit]) -> dict[int, Unit]:
-    """Map the field id of each column of the schema to its unit. `units` maps full names."""
+    """Return the unit of each column by field id. `units` has them by full name."""
     ids = index_by_name(schema)
     return {ids[name]: unit for name, unit in units.items() if name in ids}
 
@@ -52,9 +52,9 @@ class KeyDecoder:
     def __call__(
         self, keys: BinaryColumn
     ) -> tuple[dict[str, pa.ChunkedArray], dict[int, tuple[str, str]], SchemaDrift]:
-        """Return the columns, the error class and text by record, and the counts of casts.
+        """Return the columns, the error class and text by record, and the number of casts.
 
-        A record without a key has defaults or nulls, or an error if a required column has no default.
+        Without a key, a column gets its default or null. A required column without default is an error.
         """
         there = np.flatnonzero(keys.lengths != NULL)
         decoded = self._decode(RecordChunk.of_column(keys.take(there))).with_indexes(there)
@@ -73,8 +73,8 @@ class KeyHeaderReader:
     """Adds the columns that are filled from record keys and headers to the decoded rows."""
 
     def __init__(self, schema: Schema, columns: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
-        """`schema` has all columns that a record fills. `columns` maps a column to its header, or to None for the
-        record's key. `keys` fills columns from decoded keys. Without it, they get the key's text or bytes.
+        """`schema` has all columns that a record fills. `columns` gives each column's header, or None for the record's
+        key. `keys` fills columns from decoded keys; without it, they get the key's text or bytes.
         """
         self._keys = keys if keys and keys.columns else None
         decoded = keys.columns if keys else set()
@@ -82,7 +82,7 @@ class KeyHeaderReader:
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
-        """Add the columns. Records whose key or header does not fit its column are rejected."""
+        """Add the columns. Rejects records whose key or header does not fit its column."""
         if not self._fields and not self._keys:
             return decoded
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}

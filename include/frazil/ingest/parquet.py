@@ -31,12 +31,12 @@ from frazil.ingest.encodings import Encodings
 from frazil.ingest.required_fields import fill_hidden_nulls
 
 ENCODINGS_PROPERTY = "write.parquet.format-version"
-"""Table property for the version of encodings; v2 in frazil's new tables. Pages always have format v1."""
+"""Table property for the encodings' version: v2 in frazil's new tables. The page format is always v1."""
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Settings for writing a table's files, parsed once from its metadata for all files of a task."""
+    """Settings for a table's files, parsed once per task from the table's metadata."""
 
     target: Target
     schema: Schema
@@ -48,17 +48,14 @@ class FileLayout:
     allows_v2: bool
     writer_options: Mapping[str, Any]
     statistics: Mapping[int, Any]
-    """PyIceberg's plan of the statistics to collect, by field id."""
+    """The statistics to collect, as PyIceberg plans them, by field id."""
     column_ids: Mapping[str, int]
     """Field ids by path in the file."""
     partition_types: tuple[IcebergType, ...]
     content: Content
 
     def retained_bytes(self, written: int) -> int:
-        """Estimate the bytes that an open file keeps in memory after a row group of `written` Arrow bytes.
-
-        Parquet's writer keeps pages and dictionaries until the next row group begins (estimated with pyarrow 26).
-        """
+        """Estimate the memory (bytes) that an open file keeps after a row group of `written` Arrow bytes."""
         columns = len(self.schema.column_names)
         max_bytes = 2 * int(self.writer_options["dictionary_pagesize_limit"])
         return min(2 * written + columns * 400_000, columns * max_bytes)
@@ -79,7 +76,7 @@ def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
     all_properties: tuple[tuple[str, str], ...],
     content: Content,
 ) -> FileLayout:
-    """Parse a table's metadata. Cached, because a worker stages many small batches of the same table."""
+    """Parse a table's metadata. Cached for the next batches of the same table."""
     schema = Schema.model_validate_json(schema_json)
     spec = PartitionSpec.model_validate_json(spec_json)
     properties = dict(all_properties)
@@ -132,7 +129,7 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 class ParquetFile:
-    """A Parquet file that grows by row groups until it is closed or removed. Without `io` it exists only in memory."""
+    """A Parquet file to which row groups are added until it is closed or removed. Only in memory without `io`."""
 
     def __init__(
         self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...], *, encodings: Encodings
@@ -192,7 +189,7 @@ class ParquetFile:
         )
 
     def remove(self) -> None:
-        """Close and delete the file, even if it is incomplete. The caller may ignore errors."""
+        """Close and delete the file, even if incomplete. The caller may ignore errors."""
         try:
             self._writer.close()
         finally:

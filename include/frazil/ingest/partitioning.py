@@ -48,10 +48,7 @@ def apply_transform(array: pa.Array, transform: Transform[Any, Any], source: Ice
 
 
 def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[PartitionRows]:
-    """Yield the rows of each partition, in their order.
-
-    If there are several partitions, rows are copied: a buffered slice would keep the whole chunk in memory.
-    """
+    """Yield the rows of each partition, in their order. Copies rows if there are several partitions."""
     if table.num_rows == 0:
         return
     encoded = [_encode_distinct(table, schema, field.source_id, field.transform) for field in spec.fields]
@@ -77,7 +74,7 @@ def split_by_code(codes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 def group_by_partition(
     table: pa.Table, schema: Schema, spec: PartitionSpec
 ) -> tuple[NDArray[np.int64], list[tuple[Any, ...]]]:
-    """Return each row's index in the list of distinct partition values, and this list."""
+    """Return the distinct partition values, and each row's index in them."""
     encoded = [_encode_distinct(table, schema, field.source_id, field.transform) for field in spec.fields]
     if len(encoded) == 1:
         code, dictionary = encoded[0]
@@ -93,7 +90,7 @@ def group_by_partition(
 def _encode_distinct(
     table: pa.Table, schema: Schema, source_id: int, transform: Transform[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], pa.Array]:
-    """Return each row's index in the array of distinct transformed values, with nulls and NaNs, and this array."""
+    """Return the distinct transformed values (including nulls and NaNs), and each row's index in them."""
     source = schema.find_type(source_id)
     array = apply_transform(column_of(table, schema, source_id), transform, source)
     encoded = array.dictionary_encode(null_encoding="encode")

@@ -1,5 +1,5 @@
-"""Compiles the loops over records before the first batch needs them: `python -m frazil.ingest.precompile`. Otherwise a
-user's first task on a host compiles for about 15 CPU seconds.
+"""Compiles the loops over records before the first batch: `python -m frazil.ingest.precompile`. Otherwise, a user's
+first task on a host compiles for about 15 CPU seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPILED_FORMATS: tuple[PlainFormat, ...] = (
     {"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": [{"name": "s", "type": "string"}]}'},
     {"type": "protobuf", "schema-text": 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'},
 )
-"""Formats to compile: a format's loop is compiled when its decoder decodes or rejects the record in `main`."""
+"""Formats to compile. Decoding or rejecting the record in `main` compiles a format's loop."""
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
 MAX_WINDOWS = 1_000
-"""Maximum number of windows in which rows are counted. If there are more, none is counted, because a commit's summary
-has no room for them.
+"""Maximum number of windows in which rows are counted. With more, rows are not counted by window, because the commit's
+summary would be too long.
 """
 
 
@@ -26,7 +26,7 @@ class ProgressCounter:
         self._max_future_us = max_future_us
         self._window_us = window_us
         self.windows: Counter[int] | None = None if window_us is None else Counter()
-        """Map a window's start (us) to its number of rows with an event time; None if windows are not counted."""
+        """Number of rows with an event time, by window start (us); None if windows are not counted."""
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
         self._dropped = np.zeros(len(ranges), np.int64)
@@ -50,9 +50,9 @@ class ProgressCounter:
     ) -> None:
         """Count rows. The arrays have one entry per row. Event times are in us since the epoch, UTC, and may be null.
 
-        A Kafka timestamp after `now_ms` counts as `now_ms`, because it usually comes from a producer's clock. So does a
-        missing timestamp (below 0). `records` is a mask of the first row of each record; None if each record has one
-        row. `window_mask` is a mask of the rows to count by window; None for all rows.
+        A missing Kafka timestamp (below 0), or one after `now_ms`, counts as `now_ms`. `records` is a mask of each
+        record's first row; None if each record has one row. `window_mask` is a mask of the rows to count by window;
+        None for all.
         """
         if len(range_index) == 0:
             return
@@ -104,10 +104,7 @@ def _none_if_unknown(time_us: np.int64) -> int | None:
 
 
 def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    """Map each window's start to its number of rows.
-
-    For few windows, `bincount` takes a tenth of the time of sorting.
-    """
+    """Return the number of rows by window start."""
     if len(times) == 0:
         return {}
     numbers = times // window_us
@@ -128,7 +125,7 @@ REPORT_INTERVAL_S = 1.0
 
 
 class Compilation:
-    """Whether this process compiles loops over records now. Numba's lock serializes the changes."""
+    """Whether this process is compiling loops over records."""
 
     def __init__(self) -> None:
         self._functions = 0  # one function may call others, which are compiled first
@@ -152,7 +149,7 @@ class Compilation:
 compilation = Compilation()
 
 OnProgress = Callable[[int, float], None]
-"""Receives the number of records read, and the time (s) by which a quota of Kafka's brokers delays each fetch."""
+"""Receives the number of records read, and how long (s) a broker quota delays each fetch."""
 
 
 class ProgressReporter:

@@ -1,5 +1,5 @@
-"""Reads offset ranges of many topic-partitions with one consumer: the base class of both Kafka readers. A range ends
-when its last offset, a later record or an end-of-partition event arrives.
+"""Reads offset ranges of many topic-partitions with one consumer: the base class of both Kafka readers. A range ends at
+its last offset, at a later record, or at an end-of-partition event.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 MAX_CHUNK_RECORDS = 50_000
-"""Maximum number of records in a chunk. Above 20,000, more records no longer reduce the decoding cost per record."""
+"""Maximum number of records in a chunk. Larger chunks do not reduce the decoding cost per record."""
 MAX_CHUNK_BYTES = 32 * 2**20
 MAX_FETCH_RECORDS = 2_000
-"""Maximum number of messages per fetch: the call costs little per message, and they fit into the CPU cache."""
+"""Maximum number of messages per fetch, so that they fit into the CPU cache."""
 MAX_FETCH_BYTES = 16 * 2**20
 POLL_TIMEOUT_S = 0.1
 UNREACHABLE_TIMEOUT_S = 120.0
 WATERMARKS_TIMEOUT_S = 10.0
 MAX_THROTTLED_FETCHES = 2
-"""Maximum number of throttled fetches without progress. After more, reading counts as stalled."""
+"""Number of throttled fetches without progress after which reading counts as stalled."""
 MAX_THROTTLED_S = 900.0
 MIN_LOGGED_THROTTLE_S = 5.0
 
@@ -46,9 +46,9 @@ DEFAULT_PROPERTIES = {
 }
 """Defaults that users can override.
 
-With its own defaults, librdkafka returns the records of a damaged batch as if they were valid. It also waits a second
-once its queue is full, and logs twenty lines per second for failed connections. Its buffer for a zstd batch triples
-until it reaches `MAX_BYTES_PROPERTY`. With the value here, any batch of 100 MB fits.
+With its own defaults, librdkafka returns records of a damaged batch as valid ones. It waits a second when its queue is
+full, and logs twenty lines per second for failed connections. The buffer for a zstd batch triples until it reaches
+`MAX_BYTES_PROPERTY`; the value here suffices for any batch of 100 MB.
 """
 
 FIXED_PROPERTIES = {
@@ -58,30 +58,30 @@ FIXED_PROPERTIES = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
 }
-"""Properties that users cannot override. Other values would lose records or read uncommitted ones."""
+"""Properties that users cannot override, because records would be lost, or uncommitted records read."""
 
 _MISSING_TOPIC_ERRORS = frozenset(
     {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION}
 )
 _SECONDARY_ERRORS = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
-"""Errors that follow from other errors and do not name the cause. They are frequent, so they are not logged."""
+"""Frequent errors that follow from others and do not name the cause. They are not logged."""
 _MISSING_OFFSET_ERRORS = frozenset(
     {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}
 )
 """Errors for an offset that was deleted by retention, or lost when the log was truncated."""
 _DAMAGED_BATCH = "CRC32C"
-"""Text in librdkafka's error if a checksum is wrong. The error has the code of a missing offset."""
+"""Text in librdkafka's error about a wrong checksum, whose code is that of a missing offset."""
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return all properties of the consumer. It joins no group and commits no offsets."""
+    """Return all properties of the consumer, which joins no group and commits no offsets."""
     return {**DEFAULT_PROPERTIES, "group.id": "frazil", **properties, **FIXED_PROPERTIES}
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Return each topic's slice (start, size) of a lookup array, and the array.
+    """Return a lookup array, and each topic's slice (start, size) of it.
 
-    A topic's slice has the index in `ranges` of each of its partitions, or -1 for a partition without a range.
+    For each partition of the topic, the slice has the index of its range, or -1 without a range.
     """
     sizes: dict[str, int] = {}
     for r in ranges:
@@ -97,7 +97,7 @@ class RangeReader(ABC):
     """Reads the records `[start, end)` of each range once. Iterate to the end, then call `close` (or use `with`)."""
 
     notice: str | None = None
-    """A notice for operators, such as why a slower reader is used; None if there is nothing to report."""
+    """A notice for operators, such as why the slower reader is used, if any."""
     on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
     """Called after each fetch with the number of records read but not in a chunk yet, and a quota's delay (s)."""
 
@@ -123,7 +123,7 @@ class RangeReader(ABC):
         }
         self._failure: FrazilError | None = None
         self._troubles: dict[int, str] = {}
-        """Map each error code since the last progress to the client's last message for it."""
+        """The client's last message for each error code since the last progress."""
         self._logged: set[int | str] = set()
         self._throttled_s = 0.0
         self._throttled_until = 0.0
@@ -168,7 +168,7 @@ class RangeReader(ABC):
         yield from self._take_last_chunk()
 
     def _progress(self) -> tuple[int, int]:
-        """Return two numbers. Whenever a range advances, at least one of them changes."""
+        """Return two numbers. Whenever a range advances, at least one changes."""
         return len(self._open), int(self._positions.sum())
 
     def _no_progress_timeout_s(self) -> float:
@@ -222,7 +222,7 @@ class RangeReader(ABC):
         """Stop reading these ranges. Ranges that have already ended are ignored."""
         places = [(self._ranges[i].topic, self._ranges[i].partition) for i in indexes]
         ended = [place for place in places if self._open.pop(place, None) is not None]
-        if ended:
+        if ended and self._open:  # a reader whose last range has ended is about to be closed
             self._unassign(ended)
 
     def _on_partition(self, code: int, text: str, place: TopicPartition, offset: int) -> None:
@@ -254,7 +254,7 @@ class RangeReader(ABC):
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
 
     def _on_error(self, code: int, text: str, where: str = "") -> None:
-        """Store a fatal error; the reading loop raises it, because a callback cannot."""
+        """Store a fatal error for the reading loop to raise."""
         self._troubles[code] = text
         place = where or self._topics_text()
         if code not in _SECONDARY_ERRORS and code not in self._logged:

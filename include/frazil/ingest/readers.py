@@ -25,14 +25,14 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 READER_VARIABLE = "FRAZIL_KAFKA_READER"
-"""Environment variable of executors. Its value `messages` selects the slower reader, which uses message objects."""
+"""Environment variable of executors. Its value `messages` selects the slower reader of message objects."""
 SLOW_READER_TEXT = "Kafka records are read one by one, which costs more CPU"
 
 
 def create_kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
 ) -> RangeReader | MultiPassReader:
-    """Return a reader of these ranges, even if several belong to one topic-partition. Raises SpecError."""
+    """Return a reader of these ranges. A topic-partition may have several ranges. Raises SpecError."""
     reason = explain_slow_reader(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
@@ -69,7 +69,7 @@ def _explain_unsupported_properties(properties: Mapping[str, str]) -> str | None
 
 @cache
 def _explain_unusable_process() -> str | None:
-    """Return why this process cannot use the fast reader. Checks and logs this only once."""
+    """Return why this process cannot use the fast reader, if so. Checks and logs this only once."""
     try:
         librdkafka()
         from frazil.ingest.kafka_columns import compile_loop  # importing it may fail, and takes a moment

@@ -1,5 +1,5 @@
-"""Reads records with Kafka coordinates from files, as if Kafka had sent them. Rejected JSON lines become dead letters.
-A Parquet file whose columns do not fit is rejected as a whole, because its rows have no raw bytes.
+"""Reads records with Kafka coordinates from files, like records from Kafka. Rejected JSON lines become dead letters. A
+Parquet file with unsuitable columns is rejected as a whole, because its rows have no raw bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _COORDINATES = Schema(
 
 @dataclass(frozen=True, slots=True)
 class RowChunk(RecordChunk):
-    """Records that are already rows with the table's columns. They have no raw values."""
+    """Records that are already rows with the table's columns, without raw values."""
 
     rows: pa.Table
 
@@ -187,7 +187,7 @@ def _read_parquet(
 ) -> Iterator[FileRecords]:
     """Yield the coordinates and rows of a Parquet file.
 
-    `wanted` are columns besides the coordinates; None for all. `within` filters the rows.
+    `wanted` are further columns; None for all. `within` filters the rows.
     """
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
@@ -286,9 +286,9 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
 
 
 def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
-    """Cast the rows to the schema's columns and types. Columns that the file does not have become null.
+    """Cast the rows to the schema's columns and types. Missing columns become null.
 
-    Raises SpecError for a null in a required column, and ArrowInvalid for a value that its type cannot hold.
+    Raises SpecError for a null in a required column, and ArrowInvalid for a value that does not fit its type.
     """
     wanted = schema_to_pyarrow(schema, include_field_ids=True)
     arrays = []

@@ -1,4 +1,4 @@
-"""Summarises the new dead letters of a task. The driver uses the summary to decide whether to commit the batch."""
+"""Summarises the new dead letters of a task, so that the driver can decide whether to commit the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SAMPLE_CHARACTERS = 300
 
 class RejectCounter:
     def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
-        """`accepted` maps a topic-partition to an offset: rejected records before it are not counted."""
+        """`accepted` has an offset per topic-partition. Rejected records before it are not counted."""
         self._ranges = ranges
         self._from = [accepted.get((r.topic, r.partition), 0) for r in ranges]
         self._counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Fills the nulls that required fields have inside null structs, because Parquet's writer rejects such columns."""
+"""Replaces nulls of required fields inside null structs, which Parquet's writer would reject."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frazil.ingest.bisection import bisect_failures
 
 
 def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
-    """Replace nulls of required fields inside null structs by values that nothing reads.
+    """Replace nulls of required fields inside null structs by arbitrary values. Readers never see these.
 
     Raises ArrowInvalid if a required field is null although all enclosing values are present.
     """
@@ -46,7 +46,7 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
-    """Map the index of each value with a null in a required field to an error text.
+    """Return an error text for each value with a null in a required field, by index.
 
     Fields inside a null do not count.
     """
@@ -81,7 +81,7 @@ def _default_array(field: pa.Field) -> pa.Array:
 
 
 def _has_required(kind: pa.DataType) -> bool:
-    """Return whether a null of this type may contain a required field. Keys of maps are never null."""
+    """Return whether a null of this type may contain a required field, other than a map's key."""
     if pa.types.is_map(kind):
         return not kind.item_field.nullable or _has_required(kind.item_type)
     if not pa.types.is_nested(kind):
@@ -90,7 +90,7 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Fill the hidden nulls of an array. `seen` has the entries of `array` that are not inside a null value."""
+    """Fill the hidden nulls of an array. `seen` selects the entries that are not inside a null value."""
     if not _has_required(kind):
         return array
     if array.offset:
@@ -117,7 +117,7 @@ def _fill_part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _mark_all_valid(array: pa.Array) -> pa.Array:
-    """Mark all values as valid. A former null gets the value that the buffers contain."""
+    """Mark all values as valid. Former nulls have arbitrary values."""
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _mark_all_valid(array.storage))
     kind: Any = array.type

@@ -1,6 +1,4 @@
-"""Writes a task's rows to the many tables of a route. All of its writers together stay within one writer's memory
-limit.
-"""
+"""Writes a task's rows to the many tables of a route. Together, the writers use no more memory than one writer may."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ FIELD_ID = b"PARQUET:field_id"
 class RoutedWriters:
     """Manages one `TableWriter` for each routed table that gets rows.
 
-    Rows of several chunks are collected before they are divided, because writing a few rows costs as much as hundreds.
+    Collects rows of several chunks before dividing them, because small writes are expensive.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class RoutedWriters:
             self._held += largest.held
 
     def dry_write(self, divided: DividedRows) -> None:
-        """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
+        """Write these rows in memory only. Raises the same errors as `add` and `finish`."""
         for code, rows in _split_by_code(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
                 writer = self._writer_for(target)
@@ -115,10 +113,7 @@ class RoutedWriters:
         return self._other_names[target]
 
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
-        """Return the table's layout.
-
-        Tables with equal metadata share one: parsing it takes longer than writing a few rows.
-        """
+        """Return the table's layout, which tables with equal metadata share."""
         properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
         alike = (table.schema_json, table.spec_json, table.sort_order_json, table.content, *properties)
         if alike not in self._layouts:
@@ -142,7 +137,7 @@ class RoutedWriters:
 
 
 def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
-    """Split the rows by code. Each part is a copy, so that it does not keep the other parts in memory."""
+    """Return a copy of the rows for each code."""
     if len(codes) == 0:
         return []
     groups = split_by_code(codes)
@@ -154,7 +149,7 @@ def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, 
 def other_names(
     own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
 ) -> dict[str, set[str]]:
-    """Map each column of the schema `own` to the other names that it has in rows of the schema `main`.
+    """Return the other names that the columns of schema `own` have in rows of schema `main`.
 
     The schemas are JSON; see `find_names_in_rows`.
     """
@@ -166,7 +161,7 @@ def other_names(
 
 
 def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = EMPTY_NAMES) -> pa.Table:
-    """Convert rows of the main table to another schema, by names and `other_names`. Missing columns are null."""
+    """Convert rows of the main table to another schema, by column names and `other_names`. Missing columns are null."""
     there = set(rows.column_names)
     called = {
         name: column for column, names in other_names.items() if column not in there for name in names if name in there
@@ -185,7 +180,7 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collec
 
 
 def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Translate the lists of omitted columns (`_frazil_kept`) to the field ids of `schema`."""
+    """Translate field ids of omitted columns (`_frazil_kept`) to those of `schema`."""
     at = rows.schema.get_field_index(OMITTED_COLUMNS)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows

@@ -1,5 +1,5 @@
-"""Schema drift: new fields of records, and values that need wider or optional columns. The order of records does not
-matter, because `merge_types` is associative, commutative and idempotent.
+"""Schema drift: new fields of records, and values that need wider or optional columns. The result does not depend on
+the order of records, because `merge_types` is associative, commutative and idempotent.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Path = tuple[str, ...]
 """Names of the fields that lead to a value. `element` and `value` lead into lists and maps, as in Iceberg's schemas."""
 
 MIXED = "mixed"
-"""The type of values that have no common type."""
+"""The type of values without a common type."""
 MAX_NESTING = 20
-"""Maximum nesting depth. Deeper values are MIXED, because query engines limit the depth of schemas."""
+"""Maximum nesting depth. Deeper values are MIXED."""
 MAX_OBJECT_FIELDS = 1_000
-"""Maximum number of an object's fields. An object with more is MIXED: its keys are data, such as ids."""
+"""Maximum number of an object's fields. A larger object is MIXED, because its keys are probably data."""
 TOO_MANY_FIELDS = "\0"
-"""Replaces the names of an object's new fields if there are too many. No column can have this name."""
+"""Replaces the names of an object's new fields if there are too many. It is never a column's name."""
 MAX_NEW_FIELDS = 10_000
-"""Maximum number of new fields that are reported: the first ones in path order."""
+"""Maximum number of new fields to report, in path order."""
 MAX_REPORTED_NAMES = 8
-"""Maximum number of field names that are reported for records in which no field fills a column."""
+"""Maximum number of field names to report for records that fill no column."""
 MAX_NAME_CHARACTERS = 64
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
@@ -53,15 +53,15 @@ class MapOf:
 
 
 FoundType = None | str | ListOf | StructOf | MapOf
-"""A type found in values; None if all values were null. A string is a primitive type's name, or MIXED."""
+"""The type of observed values: a primitive type's name, MIXED, or a nested type. None if all values were null."""
 
 
 class DriftScope(NamedTuple):
-    """A struct of the records that is searched for new fields. The fields' paths are relative to the struct."""
+    """A struct of the records that is searched for new fields. Their paths are relative to the struct."""
 
     path: Path = ()
     selector: str = ""
-    """A field next to the struct: only records whose field has one of `values` are searched; empty for all."""
+    """A field next to the struct. Only records in which it has one of `values` are searched; empty for all."""
     values: frozenset[str] = frozenset()
 
 
@@ -75,8 +75,8 @@ class DriftDecoder(Protocol):
     def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Start reporting new fields and, if `widening`, columns that must become wider or optional.
 
-        All structs in `within` must have the same fields. A decoder that compares writer schemas ignores
-        `DriftScope.selector`: schemas have no values to select by.
+        All structs in `within` must have the same fields. Decoders that compare writer schemas ignore
+        `DriftScope.selector`.
         """
 
 
@@ -86,19 +86,17 @@ class SchemaDrift:
 
     new: Mapping[Path, FoundType] = field(default_factory=dict)
     wider: Mapping[Path, str] = field(default_factory=dict)
-    """Map the path of each column that is too narrow for a value to the type that it needs: `long`,
-    `double` or a decimal.
-    """
+    """The type (`long`, `double` or a decimal) that each too narrow column needs, by path."""
     optional: frozenset[Path] = frozenset()
     """Paths of required columns that have no value in an otherwise valid record."""
     records: int = 0
     unknown: int = 0
-    """Number of records in which no field fills a column. It is counted even if the table must not evolve."""
+    """Number of records that fill no column. Counted even if the table must not evolve."""
     names: tuple[str, ...] = ()
     cast: Mapping[str, int] = field(default_factory=dict)
     """Number of values that a lenient cast converted, by column."""
     unplaced: int = 0
-    """Number of change events without a position in the source's log, which orders changes."""
+    """Number of change events without a position in the source's log."""
 
     def within(self, parts: Sequence[DriftScope]) -> SchemaDrift:
         """Return the drift inside these structs. Each path becomes relative to its struct."""
@@ -116,7 +114,7 @@ class SchemaDrift:
         return join_drift([here, self.without_changes(), *each])
 
     def without_changes(self) -> SchemaDrift:
-        """Return only what is counted: unknown records, casts, and change events without a position."""
+        """Return only the counts: unknown records, casts, and change events without a position."""
         return SchemaDrift(unknown=self.unknown, names=self.names, cast=self.cast, unplaced=self.unplaced)
 
     def __bool__(self) -> bool:
@@ -124,7 +122,7 @@ class SchemaDrift:
 
     @property
     def is_change(self) -> bool:
-        """Whether the table could be changed to hold more of these records."""
+        """Whether a change of the table could accept more of these records."""
         return bool(self.new or self.wider or self.optional or self.records)
 
     def to_json(self) -> dict[str, Any]:
@@ -187,7 +185,7 @@ def select_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def merge_types(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a table
-    """Return the narrowest type that holds the values of both types; MIXED if none does."""
+    """Return the narrowest type for the values of both types; MIXED if none exists."""
     if one is None:
         return other
     if other is None or one is other:
@@ -248,7 +246,7 @@ def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 
 
 
 def has_unknown_part(found_type: FoundType) -> bool:
-    """Return whether all values of a part of the type were null or missing."""
+    """Return whether a part of the type had only null or missing values."""
     match found_type:
         case ListOf():
             return has_unknown_part(found_type.element)
@@ -261,7 +259,7 @@ def has_unknown_part(found_type: FoundType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewField:
-    """A field that could become a column. `type` has temporary field ids; it is None if there is a `problem`."""
+    """A field that could become a column, with temporary field ids. `type` is None if there is a `problem`."""
 
     path: Path
     type: iceberg.IcebergType | None
@@ -325,7 +323,7 @@ def _convert_type(
 
 
 def find_name_problem(name: str) -> str:  # noqa: PLR0911 - a table
-    """Return why a field's name cannot be a column's name; an empty string if it can."""
+    """Return why a field's name cannot be a column's name; empty if it can."""
     if name == TOO_MANY_FIELDS:
         return (
             f"stands for more than {MAX_OBJECT_FIELDS:,} undeclared fields of one object: its field names are "

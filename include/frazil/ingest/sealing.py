@@ -1,6 +1,6 @@
 """Hashes, tokenizes and encrypts values with keys that are derived from a stream's secret (HKDF-SHA-256). Equal strings
-have equal hashes and tokens in all tables with this secret. An encrypted ("sealed") part of a dead letter can be
-decrypted only with its record's coordinates.
+have equal hashes and tokens in all tables with this secret. Decrypting a part of a dead letter requires its record's
+coordinates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frazil.spec.references import resolve
 
 MIN_SECRET_CHARACTERS = 16
 RESERVED_PREFIX = b"frazil\0"
-"""Prefix of all values that replace a part of the record (key, value or header) in a dead letter."""
+"""Prefix of the values that replace a record's key, value or header in a dead letter."""
 OMITTED = RESERVED_PREFIX + b"omitted"
 SEALED = RESERVED_PREFIX + b"sealed1"
 """Prefix of an encrypted part. A nonce of 12 bytes and the output of AES-256-GCM follow."""
@@ -85,7 +85,7 @@ class Sealer:
         return text[1:].decode()
 
     def encrypt(self, value: bytes, place: str) -> bytes:
-        """Encrypt a value. Only a caller with the same `place` (see `place_of`) can decrypt it."""
+        """Encrypt a value. Decryption requires the same `place` (see `place_of`)."""
         nonce = os.urandom(NONCE_BYTES)
         return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
 
@@ -105,14 +105,14 @@ class Sealer:
 
 class Unsealer:
     def __init__(self, reference: str | None, *, sensitive: bool) -> None:
-        """`reference` is resolved only when an encrypted part is found. If the stream is not `sensitive`, parts are
-        returned unchanged: a producer may have sent bytes that look encrypted.
+        """`reference` is resolved when the first encrypted part is found. Unless the stream is `sensitive`, parts are
+        returned unchanged, even if they look encrypted.
         """
         self._reference, self._sensitive = reference, sensitive
         self._sealer: Sealer | None = None
 
     def __call__(self, value: bytes | None, place: str) -> bytes | None:
-        """Decrypt a part if it is encrypted, otherwise return it unchanged. Raises SpecError for a wrong secret."""
+        """Decrypt an encrypted part. Return other parts unchanged. Raises SpecError for a wrong secret."""
         if not self._sensitive or value is None or not value.startswith(SEALED):
             return value
         if self._reference is None:
@@ -132,7 +132,7 @@ def check_secret(spec: StreamSpec) -> None:
 
 
 def place_of(topic: str, partition: int, offset: int, part: str) -> str:
-    """Return the coordinates of a part of a record as text. `part` is `key`, `value` or a `header_part`."""
+    """Return the coordinates of a record's part as text. `part` is `key`, `value` or a `header_part`."""
     return f"{topic}[{partition}]@{offset} {part}"
 
 

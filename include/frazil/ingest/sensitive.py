@@ -1,5 +1,5 @@
-"""Protects sensitive values before records are staged, logged or stored as dead letters. Columns are masked, hashed or
-tokenized, once per distinct text; error texts are reduced to the column's name.
+"""Protects sensitive values before records are staged, logged or stored as dead letters. Masks, hashes or tokenizes
+columns. Error texts name only the column.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Protector:
         return WITHHELD_TEXT if name is None else f"{name}: {WITHHELD_TEXT}"
 
     def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
-        """Return what a dead letter stores for a part of the record: the part, its encryption, or a placeholder."""
+        """Return what a dead letter stores for a part of a record: the part, its encryption, or a placeholder."""
         if value is None:
             return None
         if self._dead_letters == "keep" and not value.startswith(RESERVED_PREFIX):
@@ -97,7 +97,7 @@ def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
 
 
 def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
-    """Return the lower-case paths of fields that must not go to a `rest` column."""
+    """Return the lower-case paths of fields that a `rest` column omits."""
     hidden = hidden_paths(context, schema)
     if not context.is_in_topic_format:
         hidden += [(name,) for name in COORDINATE_NAMES]  # lines of a file have coordinates as fields
@@ -123,7 +123,7 @@ def _split_path(schema: Schema, name: str) -> list[str]:
 
 
 def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> pa.Array:
-    """Apply `change` to the strings at this path. Nulls stay null at every level."""
+    """Apply `change` to the strings at this path. Nulls at any level stay null."""
     if not steps:
         return change(array).cast(array.type)
     first, rest = steps[0], steps[1:]

@@ -1,5 +1,5 @@
-"""Turns a chunk of records into rows that fit the table, or rejections. The key of a tombstone (a record without a
-value) fills the key columns, and has the same format as values.
+"""Turns a chunk of records into rows that fit the table, or rejections. A tombstone's key fills the key columns; keys
+have the same format as values.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Shaper:
         decode: Decoder,
         protect: Protector | None = None,
     ) -> None:
-        """`decode` is a `RecordDecoder`, or one that runs it in another process."""
+        """`decode` is a `RecordDecoder`, or a decoder that runs it in another process."""
         self._decode = decode
         self._protect = protect
         self._transforms = context.transform is not None
@@ -70,10 +70,9 @@ class Shaper:
         """Schema drift of all records so far."""
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
-        """Return rows with the table's schema. Records outside a backfill's time range are omitted.
+        """Return rows with the table's schema. Omits records outside a backfill's time range.
 
-        A record with several rows is accepted or rejected as a whole, so that it is never both in the table and a dead
-        letter.
+        A record with several rows is accepted or rejected as a whole.
         """
         decoded = self.decode(chunk)
         if self._several:
@@ -117,7 +116,7 @@ class Shaper:
         return dataclasses.replace(decoded, rows=self._protect(decoded.rows)) if self._protect else decoded
 
     def add_drift(self, drift: SchemaDrift, chunk: RecordChunk, *, record_indexes: NDArray[np.int64]) -> None:
-        """Add a chunk's drift to `self.drift`, without the casts of records that are not in `record_indexes`."""
+        """Add a chunk's drift to `self.drift`, without casts of records that are not in `record_indexes`."""
         if drift.cast and not isinstance(chunk, RowChunk):
             others = np.setdiff1d(np.arange(len(chunk)), record_indexes)
             of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}
@@ -169,16 +168,14 @@ class RecordDecoder:
 
 
 def range_error_text(moment: OutOfRangeValue, record: bytes | None, *, quote: Quoter, units: Mapping[str, Unit]) -> str:
-    """Return the error text, which quotes the value as sent in `record`. `units` has full names of columns."""
+    """Return the error text, which quotes the value as sent in `record`. `units` has full column names."""
     words = None if record is None else quote(record, record_path(moment.path, units))
     unit = unit_of(units.get(".".join(moment.path)))
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
 def find_lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
-    """Yield each partition field that truncates numbers, with the lowest number that it can truncate. A lower number's
-    result is outside the type's range.
-    """
+    """Yield each partition field that truncates numbers, with the lowest number it can truncate without overflow."""
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
         if isinstance(field.transform, TruncateTransform) and (ends := find_limits(kind)):
@@ -192,11 +189,11 @@ def _to_decimal(number: int, kind: DecimalType) -> Decimal:
 
 
 PAYLOAD, PAYLOAD_IDS = "payload", 300_000_001
-"""Kafka Connect's object in JSON with a schema, `{schema, payload}`, and the id of its first field."""
+"""Field name of the object in Kafka Connect's JSON with a schema, `{schema, payload}`; the id of its first field."""
 
 
 def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder | None:
-    """Return a decoder for the keys of tombstones; None if no field of the record key fills a key column."""
+    """Return a decoder for the keys of tombstones; None if no field of a record key fills a key column."""
     if context.changes is None or not context.changes.key_fields:
         return None
     key = schema.select(*context.changes.key_fields)

@@ -1,5 +1,5 @@
-"""Chooses the shuffle writer of each row by its table partition and Kafka coordinates, so that a repeated task
-sends each row to the same writer.
+"""Chooses the shuffle writer of each row by its table partition and Kafka coordinates. A repeated task makes the same
+choices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from frazil.ingest.parquet import FileLayout, encode_partition
 from frazil.ingest.partitioning import group_by_partition
 
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4")
-"""Rows are compressed here, not by Spark, so that fewer bytes pass between Python and the JVM."""
+"""Compression of rows before Spark gets them, so that fewer bytes pass between Python and the JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Shuffler:
         return len(self._found)
 
     def __call__(self, rows: pa.Table, *, range_index: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Parcel]:
-        """Divide the rows among the shuffle writers, in one parcel for each that gets rows."""
+        """Divide the rows into one parcel for each shuffle writer that gets rows."""
         if rows.num_rows == 0:
             return []
         codes, values = group_by_partition(rows, self._layout.schema, self._layout.spec)
@@ -100,9 +100,8 @@ def unpack_parcel(parcel: Parcel) -> pa.Table:
 
 
 def _pseudo_random(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Derive a number in `[0, 1)` from each salt and offset.
-
-    Uses the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014).
+    """Derive a number in `[0, 1)` from each salt and offset, with SplitMix64's finalizer (Steele, Lea, Flood: OOPSLA
+    2014).
     """
     with np.errstate(over="ignore"):
         mixed = offsets.astype(np.uint64) + salts * np.uint64(0x9E3779B97F4A7C15)

@@ -1,6 +1,6 @@
 """Encodes an event's position in its source's log as a string. Later positions in one log sort higher. The string ends
-with the event's time and server, which only show whether a new log has begun: another server, a restored server, or
-`RESET MASTER`.
+with the event's time and server. These show whether a new log has begun, because of another server, a restored server,
+or `RESET MASTER`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POSITIONS: Mapping[str, IcebergType] = {
 }
 """Fields of `source` for an event's position in PostgreSQL's or MySQL's log, its time, and its server."""
 MIN_NEW_LOG_GAP_MS = 3_600_000
-"""Minimum time (ms) after which a lower position means a new log. No statement should take this long."""
+"""Minimum time (ms) after which a lower position means a new log. A single statement takes less."""
 _TIME_DIGITS = 13
 _DIGITS = 20
 _POSITION_PATTERN = (
@@ -40,7 +40,7 @@ class PositionLogs(NamedTuple):
 
     ms: NDArray[np.int64]
     name: pa.Array
-    """The name of the binlog files, without their number."""
+    """The common name of the binlog files, without their number."""
     server: pa.Array
 
 
@@ -58,7 +58,7 @@ def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Return a mask of the positions in `new` that are in a newer log than the positions in `old`.
+    """Return a mask of positions in `new` that are in a newer log than the position at the same index in `old`.
 
     A newer log has a much later time, or a later time with another server or binlog name.
     """
@@ -82,7 +82,7 @@ def is_after(one: str | None, other: str | None) -> bool:
 
 
 def is_before(one: str | None, other: str | None) -> bool:
-    """Return whether `one` differs from `other` and does not come after it; False if either is None."""
+    """Return whether `one` is before `other`; False if either is None."""
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
@@ -102,8 +102,8 @@ def _differ_mask(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
 def _to_sortable(file: pa.Array) -> pa.Array:
     """Convert binlog file names to strings that sort in log order; null for an empty or invalid name.
 
-    Numbers of seven or more digits get a letter, so that they sort last. Shorter numbers get none, because tables
-    already contain them without one.
+    Numbers of seven or more digits get a letter, so that they sort last. Existing tables have shorter numbers without
+    one.
     """
     is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), 255))
     file = pc.if_else(is_name, file, None)
@@ -113,9 +113,8 @@ def _to_sortable(file: pa.Array) -> pa.Array:
 
 
 def _to_integers(numbers: pa.Array) -> pa.Array:
-    """Return integers and timestamps (ms) as int64; null for negative values and other types.
-
-    Other types occur if a declared column reads the same field.
+    """Return integers and timestamps (ms) as int64; null for negative values and for other types, which a declared
+    column may have.
     """
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))

@@ -50,7 +50,7 @@ def _now_us() -> int:
 
 
 class PossibleRecordError(Exception):
-    """Wraps an error that a record may have caused. Only the two functions for a shuffle raise it."""
+    """Wraps an error that a record may have caused. Raised only before or after a shuffle."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -66,14 +66,14 @@ def stage(
 ) -> StageResult:
     """Read the task's ranges, then decode, split, sort and write their records.
 
-    `attempt` counts from 0. Later attempts decode in a child process, in case a record killed the first. `on_progress`
-    is called about once a second; an Exception that it raises is logged.
+    `attempt` counts from 0. Later attempts decode in a child process, because a record may have crashed the first one.
+    `on_progress` is called about once a second; an Exception that it raises is logged.
 
     After an error that a record may have caused, the ranges are read again, and each chunk is first written in memory.
-    A record that cannot be written on its own becomes a dead letter. Another error of this second run is raised.
+    A record that cannot be written on its own becomes a dead letter. Other errors of this second run are raised.
 
-    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and storage errors. The
-    files of a failed stage are removed as far as possible.
+    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and storage errors. A failed stage
+    removes its files, if possible.
     """
 
     def run(*, with_trial: bool) -> StageResult:
@@ -124,7 +124,7 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> 
             from frazil.ingest.compiled import compiler_notices  # loads Numba, which only a reader's process has
 
             result = run.finish(notices=(*of_reader, *compiler_notices()))
-        report(run.progress.records)
+        report.report_if_due(run.progress.records)
     except BaseException:
         run.abort()
         raise
@@ -137,20 +137,22 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Result of a task before a shuffle, without the rows that it sent. `result.files` has only dead-letter files."""
+    """Result of a task before a shuffle, without the rows that the task sent. `result.files` has only dead-letter
+    files.
+    """
 
     result: StageResult
     sent: tuple[int, ...]
     """Number of rows sent to each shuffle writer."""
     partitions: int
-    """Number of table partitions among the sent rows: the files that the task would write without a shuffle."""
+    """Number of table partitions among the sent rows: the number of files without a shuffle."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
-    """Number of rows received, by the task that sent them."""
+    """Number of rows received, by sending task."""
 
 
 def stage_before_shuffle(
@@ -163,8 +165,8 @@ def stage_before_shuffle(
 ) -> Iterator[Parcel | ReadResult]:
     """Stage a task like `stage`, but yield the main table's rows as parcels, and finally the result.
 
-    Also raises PossibleRecordError: sent rows cannot be taken back, so the whole batch must be staged without a
-    shuffle.
+    Also raises PossibleRecordError. The whole batch must then be staged without a shuffle, because sent rows cannot be
+    withdrawn.
     """
     run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
     result = yield from _stage_ranges(run, on_progress, with_trial=False)
@@ -181,8 +183,8 @@ def stage_after_shuffle(
 ) -> WriteResult:
     """Write the rows that tasks sent to one shuffle writer, in any order.
 
-    `on_progress` gets the number of rows written. Raises PossibleRecordError and storage errors; the files are
-    then removed.
+    `on_progress` gets the number of rows written. Raises PossibleRecordError and storage errors, after removing the
+    files.
     """
     table = open_writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
@@ -195,7 +197,7 @@ def stage_after_shuffle(
                 table.add(unpack_parcel(parcel))
         with _wrap_record_errors():
             written = WriteResult(tuple(table.finish()), received)
-        report(received.total())
+        report.report_if_due(received.total())
     except BaseException:
         table.abort()
         raise
@@ -242,7 +244,7 @@ class _Stage:
         self.progress = ProgressCounter(task.ranges, max_future_us=context.max_future_us, window_us=context.window_us)
 
     def parcels(self) -> Iterable[Parcel]:
-        """Return the parcels made since the last call; none without a shuffle."""
+        """Return the parcels since the last call; none without a shuffle."""
         return ()
 
     def take(self, chunk: RecordChunk) -> None:
@@ -264,7 +266,7 @@ class _Stage:
         return join_results(parts)
 
     def _parts(self, chunk: RecordChunk, decode: Decoder) -> Iterable[RecordChunk]:
-        """Split a chunk by the table whose schema decodes each record."""
+        """Split a chunk into parts, one for each table whose schema decodes the records."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = DecodedChunk(pa.table({}), np.arange(len(chunk)))
@@ -408,10 +410,7 @@ class _ShuffledStage(_Stage):
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector.
-
-    Each run would scan hundreds of thousands of live messages, which have no cycles.
-    """
+    """Disable the garbage collector, which would scan all live messages in vain."""
     enabled = gc.isenabled()
     gc.disable()
     try:

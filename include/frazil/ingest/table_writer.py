@@ -1,4 +1,4 @@
-"""Buffers a task's rows by partition, in limited memory, so that few large files are written."""
+"""Buffers a task's rows by partition, in limited memory, to write few large files."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from frazil.ingest.parquet import FileLayout, ParquetFile, encode_partition
 from frazil.ingest.partitioning import sort_rows, split_by_partition
 
 MAX_BUFFER_BYTES = 256 * 2**20
-"""Maximum Arrow bytes that a writer buffers. Above this, it writes the partition with the most buffered bytes."""
+"""Maximum Arrow bytes in a writer's buffers. Above this, the partition with the largest buffer is written."""
 MAX_OPEN_BYTES = 512 * 2**20
-"""Maximum bytes of a writer's open files in memory. Above this, it closes the least recently written file."""
+"""Maximum memory (bytes) of a writer's open files. Above this, the least recently written file is closed."""
 INITIAL_EXPANSION = 3.0
-"""Estimate of Arrow bytes per Parquet byte, used until the first write has measured this ratio."""
+"""Estimated Arrow bytes per Parquet byte, until the first write measures this ratio."""
 MAX_MERGED_BYTES = 2**20
-"""Maximum bytes of a buffered table that is merged with others. Larger tables have little overhead."""
+"""Maximum bytes of a buffered table that is merged with others."""
 MAX_UNSPLIT_BYTES = 64 * 2**20
-"""Maximum bytes of rows that are buffered before they are split. Fewer rows would make tiny parts."""
+"""Maximum bytes of rows that are buffered before they are split by partition."""
 MIN_PART_ROWS = 512
-"""An added table with at least this many rows per partition, on average, is split at once: splitting off a part costs
-about as much as handling this many rows.
-"""
+"""Average number of rows per partition from which an added table is split at once."""
 
 
 @dataclass
@@ -46,7 +44,7 @@ class _Partition:
     retained: int = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Buffer rows. Small tables of similar size are merged, because each table has kilobytes of overhead."""
+        """Buffer rows. Merges small tables of similar size, because each table has kilobytes of overhead."""
         self._append(rows)
         while (alike := self._count_mergeable()) >= 8:
             merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
@@ -75,8 +73,8 @@ def buffered_bytes(rows: pa.Table) -> int:
 class TableWriter:
     """Writes a task's rows of one table.
 
-    A partition gets a second file only if the first reached the target size, or open files took too much memory. With a
-    sort order, rows are buffered until they fill a file, unless memory is short.
+    A partition gets a second file only if the first reached the target size, or if memory is short. With a sort order,
+    rows are buffered until they fill a file, unless memory is short.
     """
 
     def __init__(  # noqa: PLR0913 - tests set the two limits
@@ -123,7 +121,7 @@ class TableWriter:
         return self._held
 
     def release(self) -> None:
-        """Write out the partition that buffers the most bytes, and close its file."""
+        """Write the rows of the partition with the largest buffer, and close its file."""
         self._split()
         largest = max(self._gathered.values(), key=lambda g: g.bytes, default=None)
         if largest is not None:
@@ -159,7 +157,7 @@ class TableWriter:
                 self._flush(gathered)
 
     def dry_write(self, rows: pa.Table) -> None:
-        """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
+        """Write these rows in memory only. Raises the same errors as `add` and `finish`."""
         trial = copy.copy(self)
         trial._io = None
         trial._reset()
@@ -186,7 +184,7 @@ class TableWriter:
                     self._io.delete(staged.path)
 
     def _min_write_bytes(self) -> float:
-        """Return how many Arrow bytes a partition buffers before a write: a row group or, if sorted, a whole file."""
+        """Return the minimum Arrow bytes of a write: a row group or, if sorted, a whole file."""
         file_bytes = self._target_bytes * self._expansion
         if self._layout.order.is_unsorted:
             return min(self._layout.row_group_bytes, file_bytes)
@@ -216,7 +214,7 @@ class TableWriter:
             self._close(oldest, oldest.file)
 
     def _set_retained(self, gathered: _Partition, size: int) -> None:
-        """Store the bytes that the partition's open file keeps in memory; 0 if it has no open file."""
+        """Store the memory (bytes) of the partition's open file; 0 without an open file."""
         self._retained += size - gathered.retained
         gathered.retained = size
         self._open.pop(id(gathered), None)

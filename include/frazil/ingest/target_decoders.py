@@ -1,5 +1,5 @@
-"""Decodes each record of a routed stream with the columns of its table, which may differ between tables. A first pass
-decodes only the column that selects the table, with the default table's type.
+"""Decodes each record of a routed stream with the columns of its own table. A first pass decodes only the column that
+selects the table, with the default table's type.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from frazil.spec.formats import envelope_of, parse_format
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
 
 FIRST_PASS: Target = ".first-pass"
-"""The target of chunks that are decoded only to find their records' tables."""
+"""The target of chunks that are decoded only to select tables."""
 
 
 def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
-    """Map each target to a target with the same columns, so that their records share a decoder.
+    """Map each target to one with the same columns, so that their records share a decoder.
 
-    Returns None if one decoder is enough for all, as with a transform. The map is empty if tables may evolve, because a
-    decoder reports new fields for one table only.
+    Returns None if one decoder suffices for all, as with a transform. If tables may evolve, the map is empty, because a
+    decoder reports drift for one table.
     """
     routed = [target for target in context.targets if is_routed(target)]
     if (

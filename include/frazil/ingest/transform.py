@@ -1,5 +1,5 @@
-"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of a chunk's records. If an
-expression fails for any record, further queries find all such records, which become dead letters.
+"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of records. If an expression
+fails, further queries find all records for which it fails. These become dead letters.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def create_transformed_decoder(context: StageContext, columns: Schema) -> Transf
 
 
 class TransformedDecoder:
-    """Decodes records to the fields of `records`, and transforms these fields to rows with the table's columns."""
+    """Decodes records to the fields of `records`, and transforms these to rows with the table's columns."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class TransformedDecoder:
         *,
         withheld: bool,
     ) -> None:
-        """`withheld`: whether error messages must not quote values."""
+        """If `withheld` is set, error messages quote no values."""
         self._decode, self._key_header_reader, self._transform = decode, key_header_reader, transform
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
         self._wary = False
-        """Whether a record of the last chunk failed. If so, the next chunk is searched for failing records first."""
+        """Whether a record of the last chunk failed. The next chunk is then searched for failures first."""
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if isinstance(chunk, RowChunk):
@@ -128,7 +128,7 @@ class TransformedDecoder:
     def _transform_valid(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
         """Return the error texts of failing rows, and the other rows, transformed.
 
-        The rows in `_may_fail_mask` are searched for failures first, and the other rows only if one of them fails.
+        Searches the rows in `_may_fail_mask` first, and the others only if one of these fails.
         """
         suspect = self._may_fail_mask(records)
         failed = self._find_failures(records.filter(pa.array(suspect)))
@@ -144,7 +144,7 @@ class TransformedDecoder:
         return failed, made
 
     def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
-        """Return a mask of the records for which an expression may fail; of all records if it cannot be computed."""
+        """Return a mask of the records for which an expression may fail; of all records if unknown."""
         import duckdb  # as in open_connection
 
         everything = np.ones(len(records), np.bool_)
@@ -159,7 +159,7 @@ class TransformedDecoder:
         return suspect
 
     def _find_failures(self, records: pa.Table) -> dict[int, str]:
-        """Map the failing rows of `records` to error texts. Those for which TRY also fails are found by bisection."""
+        """Return error texts by row of `records`. If TRY fails too, failures are found by bisection."""
         failed = dict[int, str]()
         for start, _, found in bisect_failures(
             len(records), lambda start, end: self._try_expressions(records.slice(start, end - start))
@@ -203,7 +203,7 @@ class TransformedDecoder:
         return failed
 
     def _failure_texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
-        """Map each of these rows to an error text, which quotes the expression's fields unless `withheld`."""
+        """Return each row's error text, which quotes the expression's fields unless `withheld`."""
         failed = f"{name}: {expression} failed"
         if self._withheld or not reads:
             return dict.fromkeys(rows.column(ROW).to_pylist(), failed)
@@ -212,7 +212,7 @@ class TransformedDecoder:
         return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
 
     def _fit_rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
-        """Return the table's columns, and the error class and text of each row that does not fit them."""
+        """Return the table's columns, and the error class and text of each row that does not fit."""
         arrays, wrong = [], dict[int, tuple[str, str]]()
         for field in self._columns:
             if field.name not in self._made:  # a column that another program added to the table

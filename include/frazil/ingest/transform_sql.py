@@ -1,5 +1,5 @@
-"""Checks a declared `transform`, and prepares it for executors: a SELECT that computes columns from one record. DuckDB
-parses it; every part of its syntax tree that is not known as a pure function of one record is rejected.
+"""Checks a declared `transform`, a SELECT that computes columns from one record, and prepares it for executors. DuckDB
+parses it. Every part of the syntax tree must be a known pure function of one record.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ _UNSTABLE_FUNCTIONS = frozenset(
     {"age", "array_grade_up", "current_localtime", "current_localtimestamp", "grade_up", "hash", "list_grade_up"}
     | {"version"}
 )
-"""Functions that DuckDB declares as stable, although clock, time zone, version or other records change their result."""
+"""Functions whose result depends on clock, time zone, version or other records, although DuckDB declares them as
+stable.
+"""
 _AGGREGATES_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
-"""Functions whose second argument is the name of an aggregate function for the elements of a list."""
+"""Functions whose second argument names an aggregate function for a list's elements."""
 _LENGTH_ARGUMENTS = {
     "array_resize": 1,
     "bar": 1,
@@ -66,18 +68,17 @@ _LENGTH_ARGUMENTS = {
     "repeat": 1,
     "rpad": 1,
 }
-"""Index of a function's first argument that sets the result's length, which DuckDB's memory limit ignores."""
+"""Index of the first argument that sets the length of a function's result. DuckDB's memory limit ignores it."""
 MAX_RESULT_LENGTH = 100_000
 _QUADRATIC_FUNCTIONS = frozenset({"damerau_levenshtein", "editdist3", "levenshtein"})
-"""Functions whose time, or memory without a limit, is the product of their arguments' lengths."""
+"""Functions whose time or memory is the product of their arguments' lengths."""
 MAX_COMPARED_LENGTH = 1000
 
 
 def open_connection() -> Any:
     """Return a DuckDB connection with one thread, limited memory, and no access to files or the network.
 
-    The optimizer is off: it reorders expressions, so a record's result would depend on the query plan. Raises
-    MissingExtra.
+    The optimizer is off, because it may reorder expressions. Raises MissingExtra.
     """
     with report_missing_extras():
         import duckdb  # only a stream with a transform needs it
@@ -106,17 +107,17 @@ def quote_name(name: str) -> str:
 
 
 def select_query(transform: Transform, columns: Sequence[str], *, source: str) -> str:
-    """Return a query that selects `columns` from `source`, under the transform's alias of `records`."""
+    """Return a query that selects `columns` from `source`, which gets the transform's alias."""
     return f"SELECT {', '.join(columns)} FROM ({source}) AS {quote_name(transform.alias)}"
 
 
 def try_expression(expression: str) -> str:
-    """Return an SQL expression that is null if, and only if, `expression` fails."""
+    """Return an SQL expression that is null exactly if `expression` fails."""
     return f"TRY(struct_pack(v := {expression}))"
 
 
 def kept_records_query(transform: Transform) -> str:
-    """Return a query for records that meet all conditions. Evaluation stops at the first condition that is not true."""
+    """Return a query for records that meet all conditions. Evaluation stops at the first false or null condition."""
     if not transform.where:
         return "SELECT * FROM records"
     condition = where_condition(transform)
@@ -131,13 +132,13 @@ def where_condition(transform: Transform) -> str:
 
 
 def unnest_query(transform: Transform, source: str) -> str:
-    """Return a query that turns the elements of UNNEST's lists in `source` into rows."""
+    """Return a query for one row per element of the lists in UNNEST."""
     lists = [f"unnest({text}) AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
     return select_query(transform, ["*", *lists], source=source) if lists else source
 
 
 def full_query(transform: Transform) -> str:
-    """Return the query for all rows and columns. `_frazil_row` has the number of each row's record."""
+    """Return the query for all rows and columns. `_frazil_row` is the number of a row's record."""
     columns = [ROW, *(f"{column.expression} AS {quote_name(column.name)}" for column in transform.columns)]
     return select_query(transform, columns, source=unnest_query(transform, kept_records_query(transform)))
 
@@ -203,7 +204,7 @@ def _check_sql(sql: str, unnests: bool, records_json: str, declared: tuple[tuple
 
 
 def _bind_types(connection: Any, found: Transform) -> dict[str, str]:
-    """Return each column's type. Binds each expression separately, so that an error can name its column."""
+    """Return each column's type. Binds expressions one by one, so that an error can name its column."""
     import duckdb  # as in open_connection
 
     def bound(where: str, query: str) -> Any:
@@ -310,7 +311,7 @@ class _Checker:
                 yield name, instead.get(lower, field)
 
     def _failure_condition(self, expression: _Node) -> str:
-        """Return an SQL condition that is true if the expression fails, where possible without an exception."""
+        """Return an SQL condition that is true if the expression fails. Avoids exceptions where possible."""
         if expression["class"] in {"COLUMN_REF", "CONSTANT"}:
             return "false"
         kind = expression.get("type_expr")
@@ -436,9 +437,9 @@ class _Checker:
         raise SpecError(f"transform: {'.'.join(path)} is not a field of records (fields: {known})")
 
     def _lambda_parameters(self, part: _Node) -> list[str]:
-        """Return a lambda's parameters; none for `a -> '$.b'`, which reads JSON, but also parses as a lambda.
+        """Return a lambda's parameters; none for `a -> '$.b'`, which reads JSON.
 
-        Raises SpecError for lambdas that are written with `->`.
+        Raises SpecError for lambdas written with `->`.
         """
         single = part["syntax_type"] == "SINGLE_ARROW"
         columns = [node["column_names"] for node in _find_nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
@@ -504,7 +505,7 @@ _COLUMN: _Node = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": ""}
 
 
 def _is_small(argument: _Node) -> bool:
-    """Return whether an argument is a constant that limits the result's length."""
+    """Return whether an argument is a constant that limits the length of the result."""
     literal = argument["expression"].get("literal", {})
     if argument["expression"]["class"] != "CONSTANT" or literal.get("kind") == "STRING":
         return bool(argument["expression"]["class"] == "CONSTANT")
@@ -523,7 +524,7 @@ def _is_short(argument: _Node) -> bool:
 
 
 def _max_length(part: Any) -> int:
-    """Return a bound for the result's length, at least 1: the product of the length arguments of nested calls."""
+    """Return a bound, at least 1, for the result's length: the product of the length arguments of nested calls."""
     if isinstance(part, list):
         return max(map(_max_length, part), default=1)
     if not isinstance(part, dict):

@@ -1,3 +1,3 @@
-"""Requests to Kafka other than reading records: describe topics, list offsets, and detect truncated logs."""
+"""Requests to Kafka, except reading records: describe topics, list offsets, and detect truncated logs."""
 
 from __future__ import annotations

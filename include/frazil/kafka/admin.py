@@ -24,14 +24,14 @@ from frazil.spec.source import TopicPattern
 
 TIMEOUT_S = 10.0
 ERROR_POLL_INTERVAL_S = 0.1
-"""Interval at which connection errors are checked while a request waits for its response."""
+"""Interval (s) of checks for connection errors during a request."""
 INTERACTIVE_TIMEOUT_S = 5.0
-"""Timeout for an interactive command, which does not retry."""
+"""Timeout (s) of an interactive command, which does not retry."""
 LEADERS_TIMEOUT_S = 2.0
-"""Timeout for reading the leaders after a failed request: a command must not wait twice for brokers that are down."""
+"""Timeout (s) for fetching the leaders after a failed request."""
 MAX_NAMED_PARTITIONS = 5
 MAX_TOPICS = 1000
-"""Maximum number of topics that a pattern may match: each commit stores the offsets of all of them."""
+"""Maximum number of topics that a pattern may match. Each commit stores all their offsets."""
 LEADER_ERRORS = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -43,7 +43,7 @@ LEADER_ERRORS = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
-"""Errors of a partition whose leader is moving or not ready, where a retry usually succeeds soon."""
+"""Errors of a partition whose leader is moving or starting. Retries usually succeed soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Topics:
     identity: SourceIdentity
     partitions: tuple[TopicPartition, ...]
     leaderless: frozenset[TopicPartition] = frozenset()
-    """The partitions without a leader, from which nothing can be read."""
+    """The partitions without a leader, which cannot be read."""
 
     @property
     def partitions_with_leader(self) -> tuple[TopicPartition, ...]:
@@ -59,7 +59,7 @@ class Topics:
 
 
 class KafkaAdmin:
-    """An admin client with the requests that frazil needs: one batched request per broker.
+    """An admin client with frazil's requests: one batched request per broker.
 
     Error messages name the `stream`. `client` creates the underlying client, or returns a shared one.
     """
@@ -112,9 +112,9 @@ class KafkaAdmin:
         )
 
     def check_not_hidden(self, topics: Collection[str]) -> None:
-        """Raise AccessDenied if one of these topics, missing from Kafka's list, exists but is hidden.
+        """Raise AccessDenied if one of these topics exists, but is hidden from the principal.
 
-        The list omits topics that the principal may not describe. A request by name distinguishes the two cases.
+        Kafka's list omits such topics, but a request by name distinguishes hidden from missing topics.
         """
         hidden = []
         for name, answer in sorted(self._describe_topics(topics).items()):
@@ -150,7 +150,7 @@ class KafkaAdmin:
         return futures
 
     def _descriptions(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the descriptions by topic. Omits missing topics for a pattern; otherwise, raises TopicMissing."""
+        """Return the descriptions by topic. A pattern omits missing topics; otherwise, raises TopicMissing."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -170,7 +170,7 @@ class KafkaAdmin:
         return self._list_committed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return each partition's last stable offset: the end of the log for a `read_committed` reader."""
+        """Return each partition's last stable offset: the end of its log for a `read_committed` reader."""
         return self._list_committed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
@@ -186,10 +186,10 @@ class KafkaAdmin:
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def truncation_offsets(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Return the offset at which each log was truncated below its position. Other logs are left out.
+        """Return the offset at which each log was truncated below its position. Omits other logs.
 
-        A position is an offset and its leader epoch. The truncation is found by bisection, because Kafka only reports
-        whether an offset still belongs to the log.
+        A position is an offset and its leader epoch. Bisection finds the truncation, because Kafka only reports whether
+        the log still contains an offset.
         """
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
@@ -202,7 +202,7 @@ class KafkaAdmin:
         return {tp: at for tp, (at, _) in spans.items()}
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return each partition's first offset with a timestamp at or after `when`, or else the end of its log."""
+        """Return each partition's first offset with a timestamp at or after `when`, or else its log's end."""
         tps = list(partitions)
         found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
         missing = [tp for tp, offset in found.items() if offset < 0]
@@ -223,10 +223,7 @@ class KafkaAdmin:
     def _list_offsets(
         self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
     ) -> list[dict[TopicPartition, Any]]:
-        """Send concurrent requests, and repeat them while a leader is moving.
-
-        librdkafka asks the leader that it knows, and looks for a new one only after Kafka's error.
-        """
+        """Send concurrent requests, and repeat them while a leader is moving."""
         tps = list(partitions)
         deadline = time.monotonic() + self._timeout_s
         moving: Exception | None = None
@@ -258,7 +255,7 @@ class KafkaAdmin:
     def _wait_for(self, answer: Future[Any]) -> Any:
         """Return the response's result. Raises KafkaException, TimeoutError, and AccessDenied.
 
-        After a refusal, librdkafka reconnects forever. Refusals are therefore detected from connection errors.
+        Refusals are detected from connection errors, because librdkafka would reconnect forever.
         """
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], ERROR_POLL_INTERVAL_S).done:
@@ -282,7 +279,7 @@ class KafkaAdmin:
         return to_access_denied(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
 
     def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
-        """Translate the error of a request to a FrazilError. `doing` names the request, such as "describing"."""
+        """Translate a request's error to a FrazilError. `doing` names the request, such as "describing"."""
         code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
         topics = f"{doing} {self._topics_text}"
         if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
@@ -308,9 +305,9 @@ class KafkaAdmin:
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
 
     def _partitions_without_leader(self) -> list[str]:
-        """Return the names of the stream's partitions that have no leader now; empty if they cannot be fetched.
+        """Return the names of the stream's partitions without a leader, as far as known.
 
-        Afterwards, librdkafka no longer sends requests to brokers that have left the cluster.
+        As a side effect, librdkafka forgets brokers that have left the cluster.
         """
         with suppress(KafkaException):
             topics = self._admin.list_topics(timeout=min(self._timeout_s, LEADERS_TIMEOUT_S)).topics
@@ -320,7 +317,7 @@ class KafkaAdmin:
 
 
 class _LeaderSilent(TimeoutError):
-    """The leaders of some partitions did not answer, but others did. The argument has the partitions' names."""
+    """Some leaders did not respond, but others did. The argument has the names of their partitions."""
 
 
 def _name_some(partitions: Sequence[str]) -> str:

@@ -32,25 +32,23 @@ _TOKEN_ERROR = "Failed to acquire SASL OAUTHBEARER token"
 _TOKEN_REFUSED = re.compile(
     r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
 )
-"""Token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka."""
+"""Permanent token errors: error codes of RFC 6749, and a text of librdkafka."""
 
 MAX_ERROR_AGE_S = 30.0
-"""Maximum age of a connection error that is reported as the cause of a missing response. librdkafka repeats errors
-that last.
-"""
+"""Maximum age (s) of a connection error that may explain a missing response."""
 
 _UNKNOWN_PROPERTY = ("No such configuration property", "Java ")
-"""How librdkafka's errors about unknown properties begin."""
+"""Start of librdkafka's errors about unknown properties."""
 _INVALID_VALUE = "Invalid value"
 _UNCHECKED_PROPERTIES = frozenset({"plugin.library.paths", "debug"})
-"""Properties that are not tried on a client, because setting them already has an effect."""
+"""Properties that are not checked with a client, because setting them has side effects."""
 
 _unused_clients: deque[AdminClient] = deque()
-"""Clients that were freed in one of librdkafka's threads, and that another thread must destroy."""
+"""Clients that were freed in one of librdkafka's threads. Another thread must destroy them."""
 
 
 def to_access_denied(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
-    """Return AccessDenied if a client's error is a permanent refusal of `what`, such as "access to flights"."""
+    """Return AccessDenied if an error permanently refuses `what`, such as "access to flights"."""
     if _CERTIFICATE_ERROR.search(text):
         problem = f"the TLS connection fails: {text}"
         check = (
@@ -72,15 +70,15 @@ def to_access_denied(code: int, text: str, *, what: str, stream: str | None, ser
 
 
 def describe_source(stream: str | None, servers: str) -> str:
-    """Return the beginning of an error message: the stream, if it is known, and the brokers."""
+    """Return the beginning of an error message: the stream, if known, and the brokers."""
     return f"brokers {servers}" if stream is None else f"stream {stream}, brokers {servers}"
 
 
 class _ConnectionErrors:
     """Collects the errors that `poll` delivers, with the time of the previous poll.
 
-    librdkafka's callback refers to this object. If it referred to the client, only the garbage collector could free the
-    client.
+    librdkafka's callback refers to this object instead of the client, so that the client can be freed without garbage
+    collection.
     """
 
     def __init__(self) -> None:
@@ -96,10 +94,10 @@ class _ConnectionErrors:
 
 
 class AdminClient(confluent_admin.AdminClient):
-    """An admin client that is safe to garbage-collect while it waits for responses.
+    """An admin client that is safe to garbage-collect during a request.
 
     librdkafka aborts the process if a client is destroyed in one of the client's own threads, where the garbage
-    collector may run. A client that is freed there is kept until a Python thread creates another.
+    collector may run. Such a client is kept until a Python thread creates another.
     """
 
     def __init__(self, properties: Mapping[str, str | int]) -> None:
@@ -115,7 +113,7 @@ class AdminClient(confluent_admin.AdminClient):
         return self._connection_errors.get_recent()
 
     def clear_errors(self) -> None:
-        """Discard the connection errors, because a response has arrived."""
+        """Discard the connection errors, after a response."""
         self.connection_errors()
         self._connection_errors.errors.clear()
 
@@ -136,7 +134,7 @@ def _destroy_unused_clients() -> None:
 
 
 def _is_foreign_thread() -> bool:
-    """Return whether a library, not Python, started this thread."""
+    """Return whether a library started this thread."""
     return isinstance(threading.current_thread(), threading._DummyThread)
 
 
@@ -152,7 +150,7 @@ def translate_client_errors() -> Iterator[None]:
 def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
     """Return librdkafka's error for each property with an invalid name or value. Needs no broker.
 
-    References and secrets are not checked: only the writer's host knows their values.
+    References and secrets are not checked, because only the writer's host knows them.
     """
     problems = {}
     for key, value in properties.items():

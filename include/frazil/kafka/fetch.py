@@ -1,5 +1,5 @@
-"""Fetches one message from each topic-partition. A fetch shows whether a client may read a topic; a description does
-not. A leader tells only consumers whether its log still contains an offset of a leader epoch.
+"""Fetches one message from each topic-partition. A fetch, unlike a description, shows whether a client may read a
+topic. Only consumers learn from a leader whether its log still contains an offset of a leader epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SETTINGS = {
 def find_diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Return the topic-partitions whose log no longer contains their position, which is an offset and its leader epoch.
+    """Return the topic-partitions whose log no longer contains their position (an offset and its leader epoch).
 
     Includes positions that retention deleted. Raises KafkaUnavailable if a response is missing.
     """
@@ -67,7 +67,7 @@ def check_readable(
 ) -> None:
     """Check that the stream may read each topic, by fetching from the end of one partition.
 
-    Raises AccessDenied for refused topics, and KafkaUnavailable if a topic gets no response in time.
+    Raises AccessDenied for refused topics, and KafkaUnavailable if a response is missing.
     """
     waiting = dict(sorted(partitions, reverse=True))
     refused: list[str] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class SourceIdentity:
     """The id of a Kafka cluster and the ids of its topics, by name.
 
-    Offsets are not valid in another cluster, or in a topic that was deleted and created again.
+    Offsets are invalid in another cluster, or in a recreated topic.
     """
 
     cluster_id: str

@@ -1,5 +1,5 @@
-"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Functions are
-looked up through confluent-kafka's extension module, so they belong to the librdkafka that confluent-kafka itself uses.
+"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Uses the same
+library as confluent-kafka.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Message(Structure):
 
 
 class LibraryUnusable(Exception):
-    """librdkafka's C API cannot be used in this process. The message says why."""
+    """librdkafka's C API cannot be used in this process; the message has the reason."""
 
 
 class Librdkafka:
@@ -148,9 +148,8 @@ class Librdkafka:
     def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any, on_token: Any = None) -> int:
         """Create a consumer. Raises KafkaException.
 
-        `on_error` and `on_throttle` are called while the consumer is polled. `on_token` sets login tokens, in a thread
-        of librdkafka. The callbacks must outlive the consumer. Log lines are kept until `set_log_queue` sets a queue
-        for them.
+        Polling the consumer calls `on_error` and `on_throttle`. A thread of librdkafka calls `on_token` to set login
+        tokens. The callbacks must outlive the consumer. Log lines are kept until `set_log_queue` sets a queue for them.
         """
         conf = self.new_configuration({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)
@@ -166,7 +165,7 @@ class Librdkafka:
         return client
 
     def token_callback(self, make_token: TokenFunction) -> Any:
-        """Return a callback that gives a client the tokens of this function, or its error."""
+        """Return a callback that gives a client this function's tokens or error."""
 
         def refresh(client: int, config: bytes | None, _: int | None) -> None:
             problem = ctypes.create_string_buffer(_ERROR_BUFFER_BYTES)
@@ -211,14 +210,14 @@ class Librdkafka:
             raise KafkaException(KafkaError(code))
 
     def check_error(self, error: int | None) -> None:
-        """Raise KafkaException for an error object, which is freed."""
+        """Raise KafkaException for an error object, and free it."""
         if error:
             kafka_error = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
             self.error_destroy(error)
             raise KafkaException(kafka_error)
 
     def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
-        """Return the first offset and the end offset of a partition, from the broker. Raises KafkaException."""
+        """Fetch the first offset and the end offset of a partition from the broker. Raises KafkaException."""
         low, high = c_int64(), c_int64()
         arguments = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
         self.check(self.query_watermark_offsets(*arguments))
@@ -227,7 +226,7 @@ class Librdkafka:
 
 @cache
 def librdkafka() -> Librdkafka:
-    """Return the process's librdkafka, loaded and checked by the first call. Raises LibraryUnusable."""
+    """Return the process's librdkafka. The first call loads and checks it. Raises LibraryUnusable."""
     library = Librdkafka()
     if (version := library.version()) != (expected := confluent_kafka.libversion()[1]):
         raise LibraryUnusable(f"its version is {version:#x}, but confluent-kafka uses {expected:#x}")
@@ -236,7 +235,7 @@ def librdkafka() -> Librdkafka:
 
 
 def _check_message_layout(library: Librdkafka) -> None:
-    """Check the message struct with a message that is purged from a producer's queue."""
+    """Check the message struct with a purged message of a producer."""
     conf = library.new_configuration({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)
     producer = library._new_client(_PRODUCER, conf)

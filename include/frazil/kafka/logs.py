@@ -1,8 +1,7 @@
 """Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
 
-A truncation shows in one of two ways. A leader whose epoch is current repeatedly reports a log end below an offset that
-could be read before. Or, asked about the leader epoch of the stream's position (`OffsetForLeaderEpoch`), the leader
-reports an end below the position.
+A truncation shows in one of two ways. A leader with the current epoch repeatedly reports a log end below a readable
+offset. Or the leader's end for the position's leader epoch (`OffsetForLeaderEpoch`) is below the position.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 MIN_SHORT_POLLS = 3
-"""Number of consecutive polls, with a log end before the position, that prove a truncation without leader epochs."""
+"""Number of consecutive polls with a log end before the position that prove a truncation without leader epochs."""
 MAX_OUTDATED_POLLS = 60
-"""Number of consecutive outdated responses, from a replaced broker, after which reading fails."""
+"""Maximum number of consecutive outdated responses, from a replaced broker, before reading fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class LogEnd:
 
 
 class LeaderAnswer(Enum):
-    """What a leader's response means for an offset that could be read before. "It" in the values is this offset."""
+    """The meaning of a leader's response for a previously readable offset. "It" in the values is this offset."""
 
     VALID = "the same leader still has it"
     OUTDATED = "the broker has not noticed that it was replaced: ignore its ends"
@@ -67,20 +66,19 @@ class LogWatch:
     high: dict[TopicPartition, int] = field(default_factory=dict)
     """The high watermark, which includes the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
-    """The epoch of the last leader whose log was found to contain the stream's position."""
+    """The epoch of the last leader whose log contained the stream's position."""
     short_polls: dict[TopicPartition, int] = field(default_factory=dict)
     """Number of consecutive polls in which the log ended before the stream's position."""
     outdated_polls: dict[TopicPartition, int] = field(default_factory=dict)
-    """Number of consecutive polls to which a broker with an outdated leader epoch responded."""
+    """Number of consecutive responses from a broker with an outdated leader epoch."""
 
     def poll(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
         """Poll the ends of the logs, and return the offset at which each log was truncated below its position.
 
-        `offsets` are the positions, and `epochs` their leader epochs. Logs that still contain their position are left
-        out, and their ends are stored. Raises the errors of `kafka`, and KafkaUnavailable after too many consecutive
-        outdated responses.
+        `offsets` are the positions, and `epochs` their leader epochs. Logs that contain their position are left out,
+        and their ends are stored. Raises the errors of `kafka`, and KafkaUnavailable after too many outdated responses.
         """
         ends = kafka.log_ends(offsets)
         answers = {
@@ -117,7 +115,7 @@ class LogWatch:
     def has_no_more_records(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether the log has no record at or after the offset, not even in an open transaction.
 
-        Also returns True if the log's end is unknown.
+        Returns True if the log's end is unknown.
         """
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
@@ -141,7 +139,7 @@ def find_truncations(
 ) -> Mapping[TopicPartition, int]:
     """Return the offset at which each log was truncated below its position in `offsets`.
 
-    Only repeated polls, with a `pause`, prove that a log is too short.
+    Polls repeatedly, with a `pause`, because one poll proves nothing.
     """
     watch = LogWatch()
     while True:
@@ -157,7 +155,7 @@ def describe_lost_ranges(wanted: Mapping[TopicPartition, int], available: Mappin
 
 
 def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raise OffsetGap if retention deleted the records at a position in `wanted`."""
+    """Raise OffsetGap if retention deleted records at a position in `wanted`."""
     if lost := describe_lost_ranges(wanted, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
@@ -169,7 +167,7 @@ def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicP
 def check_not_truncated(
     wanted: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, stream: str
 ) -> None:
-    """Raise OffsetGap if a log was truncated: its end in `ends` is below its position in `wanted`."""
+    """Raise OffsetGap if a log's end in `ends` is below its position in `wanted`."""
     if lost := _describe_ranges({tp: (end, wanted.get(tp, end)) for tp, end in ends.items()}):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had already read, and reuses their offsets for new ones: "

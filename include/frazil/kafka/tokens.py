@@ -1,6 +1,6 @@
 """Gets login tokens (SASL/OAUTHBEARER) from a Python function. `sasl.oauthbearer.method` names the function: `aws-msk`,
-or `package.module:function`. The function takes the text of `sasl.oauthbearer.config`, and returns a token and its
-expiry (s since 1970), like confluent-kafka's `oauth_cb`. Tokens are never stored or logged.
+or `package.module:function`. It takes the text of `sasl.oauthbearer.config`, and returns a token and its expiry (s
+since 1970), like confluent-kafka's `oauth_cb`. Tokens are never stored or logged.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TokenFunction = Callable[[str], tuple[Any, ...]]
 
 
 def is_function(method: str) -> bool:
-    """Return whether this method is a Python function, not one of librdkafka's own methods."""
+    """Return whether the method is a Python function. librdkafka has other methods."""
     return method == AWS_MSK or _FUNCTION.fullmatch(method) is not None
 
 
 def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], TokenFunction | None]:
-    """Return the properties for librdkafka, and the function that makes login tokens; None if no function is declared.
+    """Return the properties for librdkafka, and the function that makes login tokens, if declared.
 
     Raises SpecError if the function cannot be imported, and MissingExtra without the extra `msk`.
     """
@@ -40,10 +40,10 @@ def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], Tok
 
 
 def create_client(client: Callable[[dict[str, Any]], Client], properties: Mapping[str, Any]) -> Client:
-    """Create a client of confluent-kafka. If a function makes its tokens, the first token is made before the client.
+    """Create a client of confluent-kafka. If a function makes its tokens, calls it once before.
 
-    If the constructor gets no token, it leaves an error behind that ends the process later. Raises KafkaUnavailable if
-    the function fails, and the errors of `split_properties`.
+    Without a token, the constructor would leave an error that later ends the process. Raises KafkaUnavailable if the
+    function fails, and the errors of `split_properties`.
     """
     settings, make_token = split_properties(properties)
     if make_token is None:
@@ -75,7 +75,7 @@ def _load(method: str) -> TokenFunction:
 
 
 def _call_and_check(function: TokenFunction, method: str, config: str) -> tuple[Any, ...]:
-    """Call the user's function, and check its result. Raises ValueError, without the token in its text."""
+    """Call the user's function, and check its result. Raises ValueError, whose text omits the token."""
     answer = function(config)
     if not (isinstance(answer, tuple) and len(answer) >= 2 and isinstance(answer[0], str)):
         raise ValueError(f"{method} must return a token and its expiry in seconds since 1970")

@@ -1,7 +1,7 @@
-"""Evaluates the alert rules of a table. Fires an alert when its value has been beyond the threshold for the hold time;
-resolves it at 80 % of the threshold. Pure. Each measurement gets the previous one's `AlertStates`, a small JSON value,
-so any process can run it. Unknown values change nothing. The hold time restarts after a gap between measurements that
-exceeds both the hold time and three measurement intervals.
+"""Evaluates the alert rules of a table. An alert fires after its value has been beyond the threshold for the hold time,
+and resolves at 80 % of the threshold. Pure. Each evaluation gets the previous `AlertStates`, a small JSON value, so any
+process can run it. Unknown values change nothing. The hold time restarts after a gap that exceeds it and three
+measurement intervals.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from frazil.timetext import format_utc
 
 DEFAULT_RUNBOOK = "docs/runbook.md"
 CLEAR_RATIO = 0.8
-"""An alert ends at this share of its threshold. The gap keeps it from flapping."""
+"""An alert ends at this share of its threshold, which prevents flapping."""
 
 MIN_FILE_DIVISOR = 256
-"""Minimum divisor for a manifest list's bytes per data file. Otherwise, the 4 KiB of schema in each list would dominate
-in small tables.
-"""
+"""Minimum divisor for a manifest list's bytes per data file. Each list has a schema of 4 KiB, even in small tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     rule: str
-    """The rule's name, such as `manifests`. A rule of one stream also names the stream: `freshness:<stream>`."""
+    """The rule's name, such as `manifests`. A stream's rule also names the stream: `freshness:<stream>`."""
     value: float | None
     threshold: float
     shown: str
     sentence: str
-    """What is wrong if the value is beyond the threshold, and what to do now."""
+    """What is wrong and what to do, if the value is beyond the threshold."""
     hold_ms: int | None = None
     """How long the value must stay beyond the threshold; None for `maintenance.alerts.hold`."""
     is_unreadable: bool = False
@@ -49,7 +47,7 @@ class Reading:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the value is known and low enough to end the alert."""
+        """Whether the value is known, and low enough to end the alert."""
         return self.value is not None and self.value <= CLEAR_RATIO * self.threshold
 
 
@@ -127,10 +125,9 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if they are small on average, 0 if they are not, and None if unknown.
+    """Return the number of data files if they are small on average, 0 if not, and None if unknown.
 
-    Between the threshold and the lower limit that ends an alert, returns at most `threshold`: the value neither fires
-    nor ends an alert.
+    For average sizes near the limit, returns at most `threshold`, which neither fires nor ends an alert.
     """
     if health.data_files and not health.data_bytes:
         return None
@@ -181,7 +178,7 @@ def _why_unknown(stream: StreamHealth) -> str:
 
 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
-    """Return the remedy: run the action that should have prevented the alert, or switch it on."""
+    """Return the remedy: run the action that prevents this alert, or switch it on."""
     if enabled:
         return (
             f"`frazil maintain {table} --actions {action}` fixes it now. The DAG frazil_maintenance should have done "
@@ -195,9 +192,9 @@ def runbook_link(rule: str) -> str:
 
 
 MAX_MISSED_MEASUREMENTS = 3
-"""Number of measurement intervals without a measurement after which the hold time restarts."""
+"""Number of missed measurement intervals after which the hold time restarts."""
 DEFAULT_GAP_MS = 300_000
-"""Minimum measurement interval that is assumed, even if the last two measurements were closer together."""
+"""Minimum measurement interval (ms) that is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +208,9 @@ class Alert:
     since_ms: int
     """When the value was first beyond the threshold."""
     sentence: str
-    """What is wrong and what to do now; for a resolved alert, that it is over."""
+    """What is wrong and what to do; for a resolved alert, that it has ended."""
     alone: bool = True
-    """Whether this alert opens a separate incident (see `mark_reported_together`)."""
+    """Whether this alert opens an incident of its own (see `mark_reported_together`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, with a link to the runbook's section about the rule."""
@@ -222,33 +219,33 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class AlertState:
-    """A rule's state, from the time its value passes the threshold until its alert resolves."""
+    """A rule's state while its value is beyond the threshold, or its alert is active."""
 
     since_ms: int
     active: bool
     """Whether the alert has fired and has not resolved yet."""
     seen_ms: int | None = None
-    """When the value was last measured beyond the threshold; not updated once the alert is active."""
+    """When the value was last measured beyond the threshold, before the alert fired."""
     gap_ms: int = 0
     """Time between the last two measurements beyond the threshold."""
     alone: bool = True
-    """The value of `Alert.alone`, so that an alert that was reported alone also ends alone."""
+    """The value of `Alert.alone`. An alert that was reported alone also ends alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """One subject's states by rule. A rule has no state while its value is fine."""
+    """One subject's states by rule. Rules with normal values have no state."""
 
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. Omits `alone` where it is True, so that the previous version can read these states."""
+        """Convert to JSON. Omits `alone` if True, for the previous version of frazil."""
         written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
         return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
-        """Parse stored states, dropping invalid ones."""
+        """Parse stored states. Drops invalid ones."""
         return cls({rule: AlertState(*kept) for rule, kept in (value or {}).items() if _is_state(kept)})
 
 
@@ -262,7 +259,7 @@ def _is_state(kept: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """One measurement's new states, and the alerts that fired, resolved and are active (`fired` included)."""
+    """One measurement's new states, and the alerts that fired, resolved and are active (including `fired`)."""
 
     states: AlertStates
     fired: tuple[Alert, ...]
@@ -271,7 +268,7 @@ class AlertStep:
 
 
 def evaluate_alerts(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
-    """Evaluate a table's rules on one more measurement."""
+    """Evaluate a table's rules for one more measurement."""
     seen = evaluate_table_rules(health, settings, now_ms=now_ms)
     return evaluate_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
@@ -279,7 +276,7 @@ def evaluate_alerts(previous: AlertStates, health: TableHealth, settings: Mainte
 def evaluate_readings(
     previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
 ) -> AlertStep:
-    """Return the step of any subject from one measurement's readings."""
+    """Evaluate one measurement's readings of any subject."""
     found = {r.rule: r for r in seen}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
@@ -303,7 +300,7 @@ def evaluate_readings(
 
 
 def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
-    """Return an unknown reading for a rule `<name>:<subject>`, if the source of all such rules could not be read."""
+    """Return an unknown reading for a rule `<name>:<subject>` if the common source of such rules could not be read."""
     whole = found.get(rule.partition(":")[0])
     if whole is None or not whole.is_unreadable:
         return None
@@ -312,7 +309,7 @@ def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
 
 
 def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
-    """Return the steps by subject. All alerts that fire after the first `limit` get `alone=False`."""
+    """Return the steps by subject. Alerts that fire after the first `limit` get `alone=False`."""
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
     together = set(fired[limit:])
 
@@ -352,7 +349,7 @@ UNMEASURED_RULE = "unmeasured"
 
 
 def evaluate_unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
-    """Return the step of a table that cannot be measured: active alerts stay, and `unmeasured` may fire."""
+    """Return the step of a table that cannot be measured. Active alerts stay, and `unmeasured` may fire."""
     if not settings.enabled:
         return AlertStep(AlertStates(), (), (), ())
     standing = [
@@ -370,7 +367,7 @@ def evaluate_unmeasured(before: AlertStates, table: str, problem: str, settings:
 
 
 def resolve_all(before: AlertStates, table: str, why: str) -> AlertStep:
-    """Return the step of a table that no longer exists: all its alerts resolve."""
+    """Return the step of a missing table, which resolves all its alerts."""
     over = [
         Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}", state.alone)
         for rule, state in before.rules.items()

@@ -1,6 +1,6 @@
-"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Rewrites of complete partitions come
-first. Within both groups, those that remove more files per byte come first. A rewrite must halve a partition's small
-files; otherwise later runs would repeat it forever.
+"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Complete partitions come first;
+within both groups, rewrites that remove more files per byte. A rewrite must halve a partition's small files, or it
+would be repeated forever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import format_count
 
 MIN_DELETES_PER_FILE = 0.1
-"""A whole partition is rewritten if it has at least this many shared delete files per data file."""
+"""Minimum number of shared delete files per data file at which a whole partition is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +30,24 @@ class Rewrite:
     """Expected decrease in the partition's files."""
     reason: str
     applies_deletes: bool = False
-    """Whether all files are rewritten, so no delete file is left."""
+    """Whether all files are rewritten. No delete file is then left."""
     below_bytes: int | None = None
-    """If set, only files below this size are rewritten."""
+    """Size below which files are rewritten, if set."""
     old_spec_files: int = 0
-    """Files of older specs that Iceberg rewrites too, because they may have rows of the partition."""
+    """Files of older specs that Iceberg also rewrites, because they may have rows of the partition."""
     old_spec_bytes: int = 0
     deleted_percent: int | None = None
-    """If set, data files with at least this percentage of deleted rows are rewritten."""
+    """Percentage of deleted rows from which data files are rewritten, if set."""
     small: bool = True
     """Whether small files are rewritten."""
     largest_bytes: int | None = None
-    """Size of the largest file to rewrite, if the run rewrites only some of the files with many deleted rows."""
+    """Size of the largest file to rewrite, if only some files with many deleted rows are rewritten."""
     busy: bool = False
     """Whether batches are being merged into the partition. The rewrite then comes last, and is retried."""
 
     @property
     def is_partial(self) -> bool:
-        """Whether only some files are rewritten, because all would exceed the budget."""
+        """Whether only some files are rewritten, to stay within the budget."""
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
@@ -66,7 +66,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SkippedPartition:
-    """A partition whose small files this run does not rewrite."""
+    """A partition with small files that this run does not rewrite."""
 
     partition: PartitionFiles
     why: SkipReason
@@ -79,7 +79,7 @@ class CompactionPlan:
     left: tuple[SkippedPartition, ...]
     sentence: str
     dangling: tuple[str, ...] = ()
-    """Delete files to drop, because their data files are gone."""
+    """Delete files to drop, because their data files no longer exist."""
 
     @property
     def files(self) -> int:
@@ -100,9 +100,9 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Choose the partitions that one run rewrites, from a deep measurement.
 
-    Partitions that end by `complete_before_us` (since 1970) get no more rows. Partitions of other specs than `spec_id`
-    are not chosen. Iceberg also rewrites their small files that overlap a chosen partition; these count against the
-    budget. Rewrites of `busy` partitions come last, few and small: each may force a batch to merge again.
+    Partitions that end by `complete_before_us` (since 1970) get no more rows. Only partitions of `spec_id` are chosen.
+    Iceberg also rewrites overlapping small files of other specs, which count against the budget. Rewrites of `busy`
+    partitions come last, few and small: each may force a batch to merge again.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -138,10 +138,7 @@ def removed_files_per_byte(rewrite: Rewrite) -> float:
 def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | SkippedPartition | None:
-    """Return the rewrite that a partition needs, or why its small files are left; None if it needs no rewrite.
-
-    Ignores the budget.
-    """
+    """Return a partition's rewrite, or why its small files are left; None if not needed. Ignores the budget."""
     # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
         partition.deletes.shared >= MIN_DELETES_PER_FILE * partition.files
@@ -185,7 +182,7 @@ def _evaluate_small(
 
 
 def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
-    """Return one rewrite of the files with many deleted rows and, if `small` is given, of its small files."""
+    """Return one rewrite of the files with many deleted rows and, if given, of the `small` files."""
     due = partition.deletes
     why = f"{percent} % or more of the rows of {format_count(due.due_files, 'file')} are deleted"
     if small is None:
@@ -229,10 +226,9 @@ def _select_within_budget(
 ) -> tuple[tuple[Rewrite, ...], list[SkippedPartition]]:
     """Return the rewrites of one run, in the order of `ordered`, and the partitions that are left.
 
-    The cost of a rewrite includes overlapping files of `old` specs. The first rewrite that does not fit into `budget`
-    bytes is done in part, and ends the run, so that no partition waits forever. A rewrite with shared delete files is
-    done whole, even if it alone exceeds the budget. A rewrite is skipped if files of `old` specs make it exceed the
-    whole budget, or if it has no part that is certain to halve its files.
+    A rewrite's cost includes overlapping files of `old` specs. The first rewrite beyond the `budget` (bytes) is done in
+    part, and ends the run, so that no partition waits forever. A rewrite with shared delete files is always done whole.
+    A rewrite is skipped if files of `old` specs exceed the whole budget, or if no part is certain to halve its files.
     """
     taken: list[Rewrite] = []
     left: list[SkippedPartition] = []
@@ -270,7 +266,7 @@ def _select_within_budget(
 
 
 def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
-    """Return False only if both time ranges are known and do not overlap."""
+    """Return whether the time ranges may overlap; True if one is unknown."""
     begin, end = one.window_begin_us, one.window_end_us
     other_begin, other_end = other.window_begin_us, other.window_end_us
     if begin is None or end is None or other_begin is None or other_end is None:
@@ -279,7 +275,7 @@ def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
 
 
 def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -> Rewrite:
-    """Return the rewrite with the files of older specs that Iceberg may rewrite too."""
+    """Return the rewrite, with the files of older specs that Iceberg may also rewrite."""
     if not overlapping:
         return rewrite
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
@@ -293,8 +289,8 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
 def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
     """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number.
 
-    Iceberg rewrites all files below a size. At most `bytes / below` files are as large (Markov's inequality). An even
-    number of files below half the target becomes at most half as many.
+    Iceberg rewrites all files below a size. At most `bytes / below` of the files are not below this size (Markov's
+    inequality). An even number of files below half the target becomes at most half as many.
     """
     if rewrite.deleted_percent is not None:
         return _plan_due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
@@ -311,7 +307,7 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
 
 
 def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """Return a rewrite of up to `files` data files with many deleted rows; None without such files."""
+    """Return a rewrite of up to `files` data files with many deleted rows, if there are any."""
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:

@@ -1,5 +1,5 @@
-"""Counts the files of each partition from the manifests, for compaction and `frazil health --deep`. Unneeded fields are
-skipped: 100,000 files of 20 columns take 3.4 s instead of 7.4 s. Threads only overlap the waits for storage.
+"""Counts the files of each partition from the manifests, for compaction and `frazil health --deep`. Skips unneeded
+fields, which halves the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DELETED_PATH = 2_147_483_546
 
 
 class _EntryReader:
-    """Reads manifest entries, with only the wanted primitive fields. `at` maps each field's id to its index."""
+    """Reads the wanted primitive fields of manifest entries. `at` has each field's index, by id."""
 
     def __init__(self, *wanted: int) -> None:
         fields = [f for f in DATA_FILE_TYPE[3].fields if f.field_id in wanted or not f.field_type.is_primitive]
@@ -63,7 +63,7 @@ _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     DayTransform: "D",
     HourTransform: "h",
 }
-"""NumPy's name of each transform's unit. A partition value is a number of units since 1970."""
+"""NumPy's name of each transform's unit. A partition value counts units since 1970."""
 
 NO_DELETES = Deletes()
 
@@ -98,9 +98,9 @@ class _DeleteFile:
     records: int
     bytes: int
     data_file: str | None
-    """The only data file to which the delete file applies; None for several, and for deletes by column values."""
+    """The data file to which the delete file applies; None for several, and for deletes by column values."""
     is_alone: bool
-    """Whether no other deletes are in its file. Other engines store several deletion vectors in one file."""
+    """Whether its file has no other deletes. Other engines store several deletion vectors in one file."""
 
 
 def read_partitions(
@@ -150,7 +150,7 @@ def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
 
 
 def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTotals:
-    """Return a delete file's totals. The delete file is dangling if its only data file is not live."""
+    """Return a delete file's totals. It is dangling if its only data file is not live."""
     dangles = file.data_file is not None and file.data_file not in live_paths
     rows, dangling = 0 if dangles else file.records, (file.path,) if dangles and file.is_alone else ()
     deletes = Deletes(bytes=file.bytes, rows=rows, shared=int(file.data_file is None), dangling=dangling)
@@ -159,7 +159,7 @@ def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTot
 
 @dataclass(frozen=True, slots=True)
 class _FileLimits:
-    """A file below `small_below` bytes is small. A file with `deleted_percent` or more deleted rows is rewritten."""
+    """The limits of small files (below `small_below` bytes) and of files to rewrite (`deleted_percent` or more)."""
 
     small_below: int
     deleted_percent: int
@@ -196,7 +196,7 @@ def _count_data_files(
 
 
 def _time_column(maintained: MaintainedTable) -> str:
-    """Return the time column that decides whether a partition is complete."""
+    """Return the time column that shows whether a partition is complete."""
     match maintained.kind:
         case TableKind.MAIN | TableKind.ROUTED:
             return maintained.streams[0].event_time.column
@@ -240,7 +240,7 @@ class _PartitionDescriber:
             return "/".join(f"{f.name}={v}" for f, v in zip(self._spec.fields, values, strict=True))
 
     def _unit_starts(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
-        """Yield the start (us since 1970) of each time value's unit, or of the unit that is `after` units later."""
+        """Yield the start (us since 1970) of each time value's unit, or of the unit `after` units later."""
         for at, unit in self._units:
             if values[at] is not None:
                 yield int(np.datetime64(values[at] + after, unit).astype("datetime64[us]").astype(np.int64))

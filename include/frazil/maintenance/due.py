@@ -1,6 +1,5 @@
-"""Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests. If an
-action may be, a PySpark application counts the files of each partition and decides again. Pure; does not load
-PyIceberg.
+"""Checks from metadata alone which actions may be useful, without a JVM or reading manifests. A PySpark application
+then counts the files of each partition and decides again. Pure; does not load PyIceberg.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MANIFEST_BYTES_PROPERTY = "commit.manifest.target-size-bytes"
 @dataclass(frozen=True, slots=True)
 class ManifestPlan:
     spec_ids: tuple[int, ...]
-    """The specs whose manifests are rewritten; Iceberg rewrites one spec at a time."""
+    """The specs whose manifests are rewritten, one after the other."""
     sentence: str
 
 
@@ -32,7 +31,7 @@ def plan_manifests(
 ) -> ManifestPlan:
     """If there are too many manifests, plan a rewrite in each partition spec where it halves their number.
 
-    `manifests` has the number and the bytes of manifests by spec id.
+    `manifests` has the number and bytes of manifests by spec id.
     """
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:
@@ -48,11 +47,11 @@ def plan_manifests(
 
 
 FULL_CHECK_INTERVAL = timedelta(days=1)
-"""Interval of the full check, which finds what metadata alone does not show."""
+"""Interval of the full check, which does not rely on metadata alone."""
 
 
 class Action(StrEnum):
-    """The maintenance actions, in the order in which they run: each leaves less work for the next."""
+    """The maintenance actions, in order. Each leaves less work for the next."""
 
     COMPACTION = "compaction"
     MANIFESTS = "manifests"
@@ -73,7 +72,7 @@ class DueCheck:
 def find_due_actions(
     health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None
 ) -> Mapping[Action, DueCheck]:
-    """Return whether each action is due, and why; `full_check_at` is the time of the daily full check."""
+    """Return whether each action is due, and why. `full_check_at` is the time of the daily full check."""
     again = full_check_at is not None and (
         (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
     )
@@ -105,13 +104,13 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
 
 
 def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
-    """Return whether many rows are deleted, or delete files without data files are left."""
+    """Return whether many rows are deleted, or delete files without data files remain."""
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -> DueCheck:
-    """Check the manifests of all specs together. The daily check (`again`) also looks at each spec."""
+    """Check the manifests of all specs together. The daily check (`again`) also checks each spec."""
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
         return DueCheck(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
@@ -119,9 +118,7 @@ def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -
 
 
 def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
-    """Check the number of all snapshots, and the age of main's oldest one. Old snapshots outside main are kept by
-    markers and tags anyway.
-    """
+    """Check the number of all snapshots, and the age of main's oldest one."""
     if health.snapshots > settings.at_most:
         return DueCheck(True, f"{format_count(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:

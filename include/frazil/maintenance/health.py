@@ -1,6 +1,6 @@
 """The measured health of a table: numbers, and the ratios that alerts and plans use. Times are ms since 1970. All
-values except `partitions` come from metadata, from the newest snapshot's summary and manifest list, and from the newest
-commit records.
+values except `partitions` come from metadata, the newest snapshot's summary and manifest list, and the newest commit
+records.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Deletes:
 
     bytes: int = 0
     rows: int = 0
-    """Deleted rows in live data files. All rows of a shared delete file count."""
+    """Deleted rows in live data files, including all rows of shared delete files."""
     shared: int = 0
     """Delete files that apply to several data files, or delete by column values."""
     dangling: tuple[str, ...] = ()
-    """Delete files whose only data file is gone."""
+    """Delete files whose only data file no longer exists."""
     due_files: int = 0
     """Data files with at least `maintenance.compaction.deleted-rows` percent of deleted rows."""
     due_bytes: int = 0
@@ -59,7 +59,7 @@ class PartitionFiles:
     small_bytes: int
     delete_files: int
     window_end_us: int | None
-    """End of the partition's event-time range, in microseconds since 1970; None if it has no such range."""
+    """End of the partition's event-time range (us since 1970), if it has one."""
     window_begin_us: int | None = None
     p10_bytes: int = 0
     deletes: Deletes = Deletes()
@@ -78,7 +78,7 @@ class RecentFiles:
     bytes: int
     p10_bytes: int
     partitions: int
-    """Partitions to which a commit wrote, summed over the commits."""
+    """Number of partitions to which each commit wrote, summed over commits."""
 
     @property
     def files_per_partition(self) -> float:
@@ -91,16 +91,16 @@ class StreamHealth:
 
     name: str
     lag: int | None
-    """Records in Kafka that are not committed, according to this host's writer or to Kafka."""
+    """Uncommitted records in Kafka, according to this host's writer or to Kafka."""
     last_commit_at_ms: int | None
     """Time of the newest batch, or of the marker's snapshot."""
     watermark_ms: int | None
     longest_interval_ms: int = 0
-    """The longest time between two commits, even if throttled."""
+    """The longest time between two commits under throttling."""
     lag_problem: str | None = None
-    """Why the lag could not be read; None if it is known, or was not requested."""
+    """Why the lag could not be read, if so."""
     caught_up_at_ms: int | None = None
-    """Last time when this host's last writer had committed all records; None if another has taken over since."""
+    """When this host's last writer had committed all records; None if another has taken over since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,29 +123,29 @@ class TableHealth:
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """Time of the last compaction; None if the history shows none. The next two fields then count all files if these
-    are small on average, and otherwise the files since the start of the history.
+    """Time of the last compaction; None if not in the history. The next two fields then count all files if these are
+    small on average, and otherwise the files since the start of the history.
     """
     files_since_compaction: int
-    """Growth in data files. Files that replace others, as in merges, do not count."""
+    """Growth in data files since then. Replacements, as in merges, do not count."""
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]
-    """The health of each stream. Empty for dead letters and signals, which may get no rows for months."""
+    """The health of each stream; empty for dead letters and signals."""
     partitions: Sequence[PartitionFiles] | None = None
     """The partitions' files, if the measurement is deep."""
     main_snapshots: int = 0
-    """Snapshots in main's history, except snapshots that only a marker or tag keeps."""
+    """Number of snapshots in main's history, except those that only a marker or tag keeps."""
     main_oldest_at_ms: int | None = None
     deleted_rows: int = 0
-    """Deleted rows that are still in data files, according to the summary."""
+    """Number of deleted rows still in data files, according to the summary."""
     merged: bool = False
-    """Whether a stream merges into the table, which adds delete files."""
+    """Whether a stream merges into the table, and so adds delete files."""
     format_version: int = 2
 
     @property
     def deleted_percent(self) -> float:
-        """Percentage of deleted rows among the rows in data files. Readers read these rows for nothing."""
+        """Percentage of deleted rows among the rows in data files."""
         return 100 * self.deleted_rows / max(self.rows + self.deleted_rows, 1)
 
     @property

@@ -21,7 +21,13 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.commit_checks import check_ancestry, check_same_source
-from frazil.commit.history import ancestors, ancestors_and_older_snapshots, commit_records, last_commit_ms
+from frazil.commit.history import (
+    FOLD_OPERATION,
+    ancestors,
+    ancestors_and_older_snapshots,
+    commit_records,
+    last_commit_ms,
+)
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
@@ -50,11 +56,11 @@ MAX_COMMIT_RECORDS = 12
 
 
 class NotMadeByRoute(SpecError):
-    """The table's name matches a route's template, but the route did not create it."""
+    """A table with a name of a route's template that the route did not create."""
 
 
 def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
-    """Load the table. Raises NoSuchTableError, NotMadeByRoute, and any error of the catalog."""
+    """Load the table. Raises NoSuchTableError, NotMadeByRoute, and the catalog's errors."""
     table = catalog.load_table(maintained.identifier)
     if maintained.kind is not TableKind.ROUTED:
         return table
@@ -84,8 +90,8 @@ def measure(
 ) -> TableHealth | None:
     """Return the table's health; None if the table does not exist.
 
-    With `deep`, the health includes the files of each partition. `lag_query` says whether to ask Kafka for the lag of
-    streams without a writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and storage errors.
+    `deep` adds the files of each partition. `lag_query` says whether to ask Kafka for the lag of streams without a
+    writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and storage errors.
     """
     with translate_catalog_errors(catalog.name):
         try:
@@ -161,9 +167,9 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms), and by how many files and bytes main has grown since.
+    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then.
 
-    If the history has no rewrite and the table's files are small, all of them count: their snapshots may have expired.
+    Without a rewrite in the history, all files count if the table's files are small.
     """
     files = size = 0
     head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
@@ -187,11 +193,15 @@ def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> t
 
 
 def _is_replace(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and snapshot.summary.operation is Operation.REPLACE
+    """Return whether a snapshot has the same rows in other files. A writer's folds leave files for maintenance."""
+    summary = snapshot.summary
+    if summary is None or summary.operation is not Operation.REPLACE:
+        return False
+    return summary.get("frazil.operation") != FOLD_OPERATION
 
 
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Return totals of the files that the newest batches added; None for a route's tables, which may be thousands."""
+    """Return totals of the files that the newest batches added; None for a route's tables."""
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
     batches = [files for spec in maintained.streams for files in _files_by_batch(table, spec, maintained.kind)]
@@ -264,13 +274,13 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Return the time (ms) of the marker's snapshot, which never expires; None without a marker."""
+    """Return the time (ms) of the marker's snapshot; None without a marker."""
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
 
 
 def observe_writer(stream: str) -> Observation | None:
-    """Observe this host's writer of the stream. Return None if its run folder cannot be read."""
+    """Observe this host's writer of the stream. Returns None if its run folder is unreadable."""
     try:
         return open_launcher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -298,7 +308,7 @@ def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]
 
 
 def find_template_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """Return the undeclared tables that the template of the stream's route may have created."""
+    """Return the undeclared tables that the stream's template may have created."""
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
     with translate_catalog_errors(catalog.name):
         return [
@@ -316,7 +326,7 @@ class DueTable:
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """Sort key: new files, which slow down readers, then snapshots, which slow down commits."""
+        """Sort key: the number of new files, then of snapshots."""
         return self.health.files_since_compaction, self.health.snapshots
 
 

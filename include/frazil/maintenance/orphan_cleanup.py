@@ -46,15 +46,16 @@ from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.lost import absent_table_error
-from frazil.table.storage import ObjectStore, open_store
+from frazil.table.object_store import ObjectStore
+from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files, state_location
 
 log = logging.getLogger(__name__)
 
 FILES_PER_DELETION = 1_000
-"""Number of files deleted before the table's metadata is loaded again."""
+"""Number of files deleted before the table is loaded again."""
 MAX_READ_ATTEMPTS = 3
-"""Maximum number of attempts to read metadata, whose files an expiry may delete at the same time."""
+"""Maximum number of attempts to read metadata during an expiry."""
 MAX_EXAMPLES = 20
 
 
@@ -73,12 +74,12 @@ class OrphanReport:
     """Orphans that are old enough to be deleted."""
     candidate_bytes: int = 0
     waiting: int = 0
-    """Candidates kept for a later run, or for the table's next commit."""
+    """Candidates that are kept for a later run."""
     deleted: int = 0
     deleted_bytes: int = 0
     examples: tuple[str, ...] = ()
     refused: str | None = None
-    """Why the cleanup stopped before all orphans were deleted."""
+    """Why the cleanup stopped early, if it did."""
 
     @property
     def sentence(self) -> str:
@@ -118,12 +119,11 @@ def clean_orphans(
     dry_run: bool = False,
     neighbours: Sequence[TableFolders] | None = None,
 ) -> OrphanReport:
-    """Delete the orphan files that an earlier run found too. A dry run changes nothing.
+    """Delete the orphan files that an earlier run also found. A dry run changes nothing.
 
-    `neighbours` is a result of `load_all_folders`. It may be an hour old, because files that other
-    tables have added since were not found by an earlier run, and are not deleted. Raises SpecError
-    if the table does not exist, TableLost if only its files do, NotMadeByRoute, and any error
-    before the first deletion.
+    `neighbours` is a result of `load_all_folders`, which may be an hour old: newer files of other tables are not
+    deleted anyway. Raises SpecError if the table does not exist, TableLost if only its files do, and NotMadeByRoute.
+    Before the first deletion, raises any error.
     """
     report = OrphanReport(table.identifier, dry_run)
     with translate_catalog_errors(catalog.name):
@@ -146,7 +146,7 @@ def clean_orphans(
 
 
 def load_all_folders(catalog: Catalog, place: Resolver | None = None) -> list[TableFolders]:
-    """Return the folders of each table in the catalog, by loading every table."""
+    """Load all tables in the catalog, and return their folders."""
     place = place or Resolver()
     with translate_catalog_errors(catalog.name):
         return [table_folders(table, place) for table in load_all_tables(catalog)]
@@ -239,9 +239,8 @@ class _Cleanup:
         return others
 
     def _find_roots(self) -> dict[Place, str]:
-        """Return the folders that have to be listed, each with its path in the table's metadata.
-
-        These are the table's location, and the data and metadata folders if they are elsewhere.
+        """Return the folders to list, each with its path in the table's metadata: the table's location, and data and
+        metadata folders elsewhere.
         """
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
@@ -263,7 +262,7 @@ class _Cleanup:
         return listing
 
     def _load_references(self) -> tuple[Table, References]:
-        """Load the table after the listing, and return it with the files that it references."""
+        """Load the table, and return it with the files that it references. Call this after the listing."""
         for _ in range(MAX_READ_ATTEMPTS):
             table = self._reload()
             try:
@@ -287,7 +286,7 @@ class _Cleanup:
     def _delete(self, ready: Sequence[ListedFile], references: References) -> tuple[_DeletedFiles, str | None]:
         """Delete the files in batches, and reload the table before each batch.
 
-        Returns the deleted files, and the reason if it stopped early.
+        Returns the deleted files, and why it stopped early, if so.
         """
         done = _DeletedFiles()
         for _, group in groupby(ready, key=lambda file: file.place.store):

@@ -1,4 +1,4 @@
-"""Finds the files that a table references, and other tables inside its folders, without a JVM."""
+"""Finds the files that a table references, and other tables inside its folders. Needs no JVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 @dataclass(slots=True)
 class Resolver:
-    """Normalises paths to `Place`, resolving local symbolic links once per folder."""
+    """Normalises paths to `Place`. Resolves local symbolic links once per folder."""
 
     folders: dict[str, str] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 
 
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
-    """Return all files that the table references. Its `live` files are those in the newest snapshot of `before`."""
+    """Return all files that the table references. Its `live` files are in the newest snapshot of `before`."""
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
     manifests = {manifest.manifest_path: manifest for found in lists for manifest in found}
@@ -102,10 +102,7 @@ def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
 
 
 def read_new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
-    """Return the paths of all metadata files, and of files that the table references only through new manifests.
-
-    A manifest is new if `known` does not have it.
-    """
+    """Return the paths of all metadata files, and of files in manifests that `known` does not have."""
     found = {place(path).path for path in _metadata_files(table)}
     for snapshot in table.metadata.snapshots:
         if (listed := place(snapshot.manifest_list).path) in known.paths:
@@ -119,7 +116,7 @@ def read_new_references(table: Table, known: References, place: Callable[[str], 
 
 
 def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, undecided: UndecidedFiles) -> set[str]:
-    """Return the candidate manifests whose files may still be committed."""
+    """Return the candidate manifests with files that may still be committed."""
     avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
 
     def names_undecided(path: str) -> bool:
@@ -142,10 +139,7 @@ def _bare_manifest(path: str) -> ManifestFile:
 
 
 def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callable[[str], Place]) -> str | None:
-    """Return the path of another table's `metadata.json`, or None.
-
-    A `metadata.json` is another table's if its folder never held this table's metadata.
-    """
+    """Return the path of another table's `metadata.json`, if any: its folder never held this table's metadata."""
     own = {place(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
     own.add(table_folders(table, place).metadata.path)
     found = (f for f in files if METADATA_SUFFIX in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
@@ -153,7 +147,7 @@ def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callab
 
 
 def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
-    """Return the path of a candidate `metadata.json` with another table's UUID, otherwise None."""
+    """Return the path of a candidate `metadata.json` with another table's UUID, if any."""
     paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))

@@ -35,7 +35,7 @@ from frazil.commit.backfill_marker import open_backfills
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
-from frazil.table.storage import FileInfo
+from frazil.table.object_store import FileInfo
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Progress:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
     def is_superseded_by(self, now: Progress) -> bool:
-        """Return whether a commit that was prepared at this progress would be refused at the progress `now`."""
+        """Return whether a commit that was prepared at this progress would be refused at `now`."""
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
 
 
@@ -72,7 +72,7 @@ class OrphanRun:
 class OrphanMemory:
     """The results of earlier runs, stored in `<location>/_frazil/_maintenance/orphans.json.gz`.
 
-    Each file belongs to the run that found it first.
+    Each file belongs to the first run that found it.
     """
 
     table_uuid: str
@@ -84,7 +84,7 @@ class OrphanMemory:
 
     @classmethod
     def read(cls, data: bytes | None, *, table_uuid: str) -> Self:
-        """Parse the stored memory; empty if it is missing, damaged, of a newer format, or of another table."""
+        """Parse the stored memory; empty if missing, damaged, of a newer format, or of another table."""
         if data is None:
             return cls(table_uuid)
         try:
@@ -96,10 +96,7 @@ class OrphanMemory:
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """Return the memory after the run `now`.
-
-        Adds files that this run was the first to find. Drops files that it did not find.
-        """
+        """Return the memory after the run `now`: adds its new files, and drops files that it did not find."""
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))
@@ -116,12 +113,12 @@ _CANONICAL_SCHEMES = {
     "wasb": "abfs",
     "wasbs": "abfs",
 }
-"""Kind of storage by URI scheme, for schemes that are not themselves the name of the kind."""
+"""Kind of storage by URI scheme, if the names differ."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
 class Place(NamedTuple):
-    """A file's or folder's location. Files are compared by `path` alone: one bucket may have many names."""
+    """A file's or folder's location. Only `path` is compared, because a bucket may have many names."""
 
     store: str
     """Kind of storage, with its bucket or host: `s3:bucket`, `file:`."""
@@ -160,7 +157,7 @@ def _clean_path(path: str) -> str:
 
 
 MIN_RUN_DISTANCE_MS = 3_600_000
-"""Minimum time between the run that finds a file and the run that deletes it."""
+"""Minimum time (ms) between the runs that find and delete a file."""
 MAX_LISTED = 3
 """Maximum number of paths in a message."""
 
@@ -211,7 +208,7 @@ class TableFolders:
 
 
 def find_shared_folder(own: TableFolders, others: Iterable[TableFolders]) -> str | None:
-    """Return why a table's folders may also hold other tables' files; None if they cannot."""
+    """Return why a table's folders may contain other tables' files; None if they cannot."""
     for folder in own.all:
         if folder.path == "/" or (folder != own.location and own.location.is_inside(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
@@ -230,11 +227,11 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The files that a table references, according to metadata that was loaded after the listing."""
+    """The files that a table references, as of after the listing."""
 
     paths: Set[str]
     live: Collection[Place]
-    """Files of the snapshot that was the newest before the listing."""
+    """Files of the newest snapshot before the listing."""
     manifests: Set[str]
 
 
@@ -254,7 +251,7 @@ class Evaluation:
         return sum(file.info.bytes for file in self.candidates)
 
     def without(self, undecided: Set[str]) -> Self:
-        """Return the evaluation with these candidates counted as registered."""
+        """Return the evaluation, with these candidates as registered files."""
         left = tuple(file for file in self.candidates if file.info.path not in undecided)
         registered = self.registered + len(self.candidates) - len(left)
         return replace(self, registered=registered, candidates=left)
@@ -263,7 +260,7 @@ class Evaluation:
 def select_own_files(
     listing: Iterable[ListedFile], *, roots: Iterable[Place], others: Iterable[TableFolders]
 ) -> list[ListedFile]:
-    """Return the listed files. Skips hidden files (such as those below `_frazil`), and other tables' files."""
+    """Return the listed files, without hidden files (such as those below `_frazil`) and other tables' files."""
     starts = [root.path for root in roots]
     inside = [p.path for other in others for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]
@@ -285,7 +282,7 @@ def classify_files(
 ) -> Evaluation:
     """Classify the table's own files: referenced, registered, young, or candidates for deletion.
 
-    If no candidate may be deleted, the result also states why.
+    Also returns the reason if no candidate may be deleted.
     """
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
@@ -309,7 +306,7 @@ def classify_files(
 
 
 def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Return why the listing cannot be complete; None if it may be complete.
+    """Return why the listing is incomplete; None if it may be complete.
 
     A complete listing has all live files of its folders, and at least half of all live files.
     """
@@ -329,7 +326,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
 
 
 def _find_similar_paths(candidates: Iterable[ListedFile], references: References) -> str | None:
-    """Return why candidates must be kept if they are named like a referenced file: each may be that file or a copy."""
+    """Return why candidates with a referenced file's name must be kept: each may be that file or a copy."""
     names = {path.rsplit("/", 1)[-1] for path in references.paths}
     alike = [file.info.path for file in candidates if file.place.name in names]
     if not alike:

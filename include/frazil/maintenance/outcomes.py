@@ -1,5 +1,5 @@
 """Results of maintenance actions, stored in `<location>/_frazil/_maintenance/past.json` for operators, and reported to
-OpenLineage. If two processes write at once, a result may be lost.
+OpenLineage. Two concurrent writes may lose a result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ending(StrEnum):
     GAVE_UP = "gave up"
     """Another commit won the race; the next run tries again."""
     REFUSED = "refused"
-    """The action is unsafe, or the table's settings forbid it: an operator must check."""
+    """The action is unsafe, or the table's settings forbid it. An operator must check."""
     FAILED = "failed"
 
 
@@ -55,15 +55,15 @@ class Outcome:
 log = logging.getLogger(__name__)
 
 MAINTENANCE_FOLDER = "_maintenance"
-"""Folder of maintenance outcomes, next to the folders of streams, whose names never begin with `_`."""
+"""Folder of maintenance outcomes, next to the streams' folders. No stream's name begins with `_`."""
 FORMAT_VERSION = 1
 MAX_OUTCOMES_PER_KIND = 12
-"""Maximum number of stored results per action and ending, so that failures do not hide earlier work."""
+"""Maximum number of stored results per action and ending."""
 MAX_OUTCOME_AGE_MS = 90 * 24 * 3_600_000
 """Age at which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHAN_CLEANUP = "orphans"
-"""Name of the orphan clean-up in stored outcomes; not one of the `Action` values."""
+"""Name of the orphan clean-up in stored outcomes. It is not an `Action`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class PastOutcome:
 
 
 def store_outcomes(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
-    """Add the results to the table's stored history, except skipped actions. Never raises."""
+    """Add the results to the table's stored history. Omits skipped actions. Never raises."""
     worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
     if not worth:
         return
@@ -93,7 +93,7 @@ def store_outcomes(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int
 
 
 def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
-    """Load the table, and store the results as `store_outcomes` does. Never raises."""
+    """Load the table, and store the results like `store_outcomes`. Never raises."""
     made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
     try:
         if made:
@@ -144,7 +144,7 @@ def _path(table: Table) -> str:
 def report_maintenance(
     jobs: JobReporter | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
 ) -> None:
-    """Report a finished run to OpenLineage if an action did work or failed. Never raises."""
+    """Report a finished run to OpenLineage, if an action did work or failed. Never raises."""
     worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
     if jobs is None or not worth:
         return

@@ -1,6 +1,6 @@
-"""Plans what each action would do now, from the partitions that merges keep busy, and the snapshots that signals need.
-Changes nothing, and starts no JVM. `frazil maintain --dry-run` shows these plans; the PySpark application executes
-them.
+"""Plans what each action would do now. Considers the partitions that merges keep busy, and the snapshots that signals
+need. Changes nothing, and starts no JVM. `frazil maintain --dry-run` shows these plans; the PySpark application
+executes them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DEFAULT_PROPERTIES
 
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
-"""Properties that limit the versions of `metadata.json`."""
+"""Properties that limit the number of `metadata.json` versions."""
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read which snapshots the table's signals need; none if no stream declares windows, which a writer of one stream
-    cannot know. Raises MarkerUnreadable, and any error of the catalog.
+    """Read which snapshots the table's signals need; none if no stream declares windows. Raises MarkerUnreadable, and
+    the catalog's errors.
     """
     seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
@@ -60,7 +60,7 @@ def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
 
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the total bytes of `files` files that expiry removes. The average size is that of files removed by the
+    """Estimate the total bytes of `files` files that expiry removes. Uses the average size of files removed by the
     expired snapshots' children.
     """
     gone = set(expired)
@@ -73,22 +73,22 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
 
 
 BUSY_INTERVALS = 2
-"""A changed partition counts as busy for this number of its stream's longest commit intervals."""
+"""Number of its stream's longest commit intervals for which a changed partition counts as busy."""
 MAX_BATCHES = 12
-"""Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
+"""Maximum number of merged batches, and of unmerged ones, that are read for each stream."""
 
 
 def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
-    """Return the partitions into which upsert streams are merging batches, or will merge a staged batch.
+    """Return the partitions into which upsert streams are merging batches, or soon will.
 
-    Compacting such a partition usually conflicts with the next batch, which must then merge again.
+    Compacting such a partition usually forces the next batch to merge again.
     """
     upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.sinks.mode.replaces_rows]
     return frozenset(key for spec in upserts for key in _busy_in_stream(table, spec, now_ms=now_ms))
 
 
 def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
-    """Yield the partitions that a stream changed recently, or will change when its staged batches are committed."""
+    """Yield the partitions that a stream changed recently, or will change with its staged batches."""
     busy_ms = BUSY_INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
     newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
     recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)
@@ -115,16 +115,16 @@ def _partition_key(file: StagedFile, table: Table) -> PartitionKey:
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 HOST_CLOCK_DELAY_US = 3_600_000_000
-"""A partition is complete this long after its end, if its times come from this host's clock."""
+"""How long (us) after its end a partition with times of this host's clock is complete."""
 NO_WATERMARK_DELAY_US = 86_400_000_000
-"""A partition is complete this long after its end, if no watermark is known."""
+"""How long (us) after its end a partition without a known watermark is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
     """Plans maintenance actions on one table. Each plan loads the table.
 
-    Raises NoSuchTableError, and any error of the catalog.
+    Raises NoSuchTableError, and the catalog's errors.
     """
 
     catalog: Catalog
@@ -175,7 +175,7 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Return a time (us since 1970). Partitions that end before it get no more rows, except late rows."""
+    """Return the time (us since 1970) before which ended partitions get only late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - NO_WATERMARK_DELAY_US
     if maintained.kind is not TableKind.MAIN:

@@ -1,6 +1,6 @@
-"""Maintains one table: compaction, then manifests, then expiry. Each action is planned from current
-metadata. Writers' commits always win, and a failed action does not stop the next one.
-`run_maintenance` maintains all tables of a PySpark process.
+"""Maintains one table: compaction, then manifests, then expiry. Each action is planned from current metadata. Writers'
+commits always win. A failed action does not stop the next one. `run_maintenance` maintains all tables of a PySpark
+process.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Run the given actions that have useful work. Return an outcome for each action.
+    """Run the given actions that have useful work. Return and store an outcome for each action.
 
-    A failure is an outcome, too; raises only EnvironmentUnusable. Stores the outcomes with the table.
+    A failure is an outcome, too. Raises only EnvironmentUnusable.
     """
     run = _ActionRunner(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
@@ -207,7 +207,7 @@ class _ActionRunner:
 
 
 def rewrite_ending(done: RewriteResult) -> tuple[Ending, str]:
-    """Return how a rewrite ended, and why some files were not rewritten."""
+    """Return how a rewrite ended, and why some files remain."""
     if done.errors:
         return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
     failed = [f"{done.failed:,} failed before their commit, see Spark's log"] if done.failed else []

@@ -1,5 +1,5 @@
-"""Calls Iceberg's own actions on one table through its Java API, as planned, and returns plain numbers. Raises
-`LostRace` if another commit makes an action impossible.
+"""Runs planned actions of Iceberg's Java API on one table, and returns plain numbers. Raises `LostRace` if another
+commit makes an action impossible.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ log = logging.getLogger(__name__)
 HISTORY_TAG = f"{READER_TAG_PREFIX}compaction"
 """The tag of the snapshot from which a compaction began."""
 MAX_PARTITIONS_PER_ACTION = 200
-"""Maximum number of partitions per action: Iceberg's planning compares every file with each of them."""
+"""Maximum number of partitions per action. Iceberg compares every file with each of them."""
 MAX_GROUP_FILES = 16
-"""Maximum size of a file group, in target file sizes. A failed commit loses only its own groups."""
+"""Maximum size of a file group, in target file sizes."""
 MAX_BUSY_ATTEMPTS = 3
 _CONFLICT_TEXTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Texts in Iceberg's messages about a conflict. The last one means that an expiring snapshot was tagged."""
+"""Texts in Iceberg's messages about a conflict. The last one is about the expiry of a tagged snapshot."""
 
 
 class LostRace(Exception):
-    """Another commit won: this action changed nothing, and no data is lost."""
+    """Another commit won. This action changed nothing."""
 
 
 class SparkFailed(Exception):
@@ -65,7 +65,7 @@ class RewriteResult:
     lost: tuple[str, ...] = ()
     """Messages of the parts that lost against another commit."""
     errors: tuple[str, ...] = ()
-    """Messages of the parts that failed otherwise."""
+    """Messages of the parts with other failures."""
 
     def __add__(self, other: RewriteResult) -> RewriteResult:
         return RewriteResult(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -93,9 +93,8 @@ class SparkTable:
 
     @contextmanager
     def keep_history(self) -> Iterator[None]:
-        """Tag the current snapshot, so that writers keep this snapshot and newer ones. Iceberg compares a rewrite with
-        all snapshots since its start, and refuses it if one of them has expired. If a compaction is killed, the next
-        one replaces its tag.
+        """Tag the current snapshot, so that writers do not expire this and newer snapshots. Iceberg refuses a rewrite
+        if a snapshot since its start has expired. A killed compaction's tag is replaced by the next one.
         """
         with convert_java_errors():
             refs, change = self.java.refs(), self.java.manageSnapshots()
@@ -115,7 +114,7 @@ class SparkTable:
                 )
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
-        """Rewrite files of partitions, in several actions. An action that fails neither raises nor stops the others."""
+        """Rewrite files of partitions, in several actions. A failed action does not stop the others."""
         whole = [r for r in rewrites if not (r.is_partial or r.applies_deletes or r.busy)]
         batches = [
             alike[at : at + MAX_PARTITIONS_PER_ACTION]
@@ -127,10 +126,7 @@ class SparkTable:
         return sum((self._attempt(batch, sort=sort) for batch in batches), RewriteResult())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
-        """Run one action. If it loses to a merge into a busy partition, run it again.
-
-        The next batch has only just begun then, so no other merge is due soon.
-        """
+        """Run one action. If it loses against a merge into a busy partition, run it again at once."""
         for left in reversed(range(MAX_BUSY_ATTEMPTS if batch[0].busy else 1)):
             try:
                 done = self._rewrite(batch, sort=sort)
@@ -164,7 +160,7 @@ class SparkTable:
     def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
         """Return whether the action had files to rewrite.
 
-        Iceberg does not show this: with partial progress, it does not report failed commits.
+        With partial progress, Iceberg does not report failed commits.
         """
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
@@ -203,10 +199,7 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove all these delete files, which have no data files. Returns their number.
-
-        Iceberg's own action would not remove all of them.
-        """
+        """Remove all these delete files, which have no data files. Returns their number."""
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with convert_java_errors():
             self.java.refresh()
@@ -260,7 +253,7 @@ def convert_java_errors() -> Iterator[None]:
 
 
 def _describe_with_cause(first: str, trace: str) -> str:
-    """Return an error's first line, with the first line of its root cause, if a stack trace names one."""
+    """Return an error's first line, with the first line of its root cause in the stack trace, if any."""
     *_, cause = "", *re.findall(r"^Caused by: (.+)$", trace, re.MULTILINE)
     return first if not cause or cause in first else f"{first}: caused by {cause}"
 
@@ -285,8 +278,7 @@ def build_partition_filter(
 ) -> Any:
     """Build a Java `Expression` that selects exactly the files of partitions of one spec, by their values in manifests.
 
-    It compares terms such as `day(ts) = 16070`: SQL cannot express `bucket` and `truncate`, and a range of values would
-    select neighbours.
+    Compares terms such as `day(ts) = 16070`: SQL has no `bucket` or `truncate`, and a range would select neighbours.
     """
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     each = (
@@ -320,7 +312,7 @@ def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> An
 
 
 def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
-    """Compare a truncated value as a prefix: Iceberg 1.12 would compare it with a file's full bounds."""
+    """Compare a truncated value as a prefix, because Iceberg 1.12 would compare it with a file's full bounds."""
     if len(value) < width:  # a shorter value was not truncated
         return expressions.equal(column, value)
     if isinstance(value, str):
@@ -332,7 +324,7 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
 
 
 def to_literal(value: Any, kind: IcebergType) -> object:
-    """Convert a value for Iceberg's literals. Times become text: py4j would send one near 1970 as an `Integer`."""
+    """Convert a value for Iceberg's literals. Times become text, because py4j may send them with a wrong type."""
     if isinstance(kind, TimestampType | TimestamptzType) and isinstance(value, int):
         moment = EPOCH + timedelta(microseconds=value)
         return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()

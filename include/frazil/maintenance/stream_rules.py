@@ -34,11 +34,11 @@ from frazil.table.lost import open_stream_catalog
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""Minimum number of bad records for a percentage, if there are fewer than `MIN_RECORDS` records. With fewer bad ones,
-the percentage is unknown; with none, it is 0.
+"""Minimum number of bad records for a percentage, below `MIN_RECORDS` records. With fewer, the percentage is unknown;
+with none, it is 0.
 """
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""The lowest threshold if there are fewer than `MIN_RECORDS` records."""
+"""The lowest threshold below `MIN_RECORDS` records."""
 MAX_LISTED = 5
 """Maximum number of windows or days in a message."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
@@ -51,13 +51,13 @@ class IncompleteWindow:
 
     window: str
     due_ms: int
-    """The window's end plus the largest lateness of the table's streams. If no window has been signalled although it is
-    complete, not before the table's first commit.
+    """The window's end plus the largest lateness of the table's streams. Without any signal of the table, not before
+    its first commit.
     """
     waits_for: str
-    """What the window waits for, as text; "" if the window is not due yet."""
+    """What the window waits for, as text; "" if it is not due yet."""
     is_history: bool = False
-    """Whether the window ended before the table's first commit, as when a stream reads old records."""
+    """Whether the window ended before the table's first commit, as with old records."""
 
 
 def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
@@ -165,7 +165,7 @@ def _share_text(count: int, records: int) -> str:
 
 
 def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
-    """Yield a reading per error class, without hold time: a rate is an average over minutes."""
+    """Yield a reading without hold time per error class."""
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {format_count(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
@@ -225,7 +225,7 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
 
 
 def _down_time_s(state: StreamState, now_ms: int) -> float | None:
-    """Return the seconds without a writer: 0 if the stream is paused, None if unknown, infinite if given up."""
+    """Return the time (s) without a writer: 0 for a paused stream, None if unknown, infinite if given up."""
     ended_at_ms = state.writer.ended_at_ms
     if state.alive or state.desired == "paused":
         return 0
@@ -237,7 +237,7 @@ def _down_time_s(state: StreamState, now_ms: int) -> float | None:
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of the rule `held`, for windows that quality gates hold back, unless alerts are off."""
+    """Return the reading of the rule `held`, for windows whose quality gate failed, unless alerts are off."""
     if not alerts.enabled:
         return ()
     windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more_text(len(held))
@@ -310,7 +310,7 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
 
 
 def boolean_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """Return the reading of a rule that is true or false. Its alert fires and resolves without hold time."""
+    """Return the reading of a rule that is true or false, without hold time."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 
@@ -320,7 +320,7 @@ def _more_text(count: int) -> str:
 
 def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -> Iterator[Reading]:
     """Yield the readings of the rules about a table's windows. `specs` are all streams of the table, or of the template
-    that `table` names. Raises TableLost, and the errors of the catalog.
+    that `table` names. Raises TableLost, and the catalog's errors.
     """
     alerts, catalog = specs[0].maintenance.alerts, open_stream_catalog(specs[0])
     signals = TableSignals.load(catalog, table)
@@ -334,7 +334,7 @@ def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -
 
 
 def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
-    """Return the signals of the template's table that is furthest behind, or `signals` if they are of one table."""
+    """Return the signals of the template's table that is furthest behind; for a single table, return `signals`."""
     if not is_template_view(specs[0]):
         return signals
     existing = set(list_matching_names(catalog, specs[0].sinks))
@@ -345,7 +345,7 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
 def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> IncompleteWindow | None:
-    """Return the table's first window without a signal, with the reason if it is due; None if none is known.
+    """Return the table's first window without a signal, if known; if the window is due, with the reason.
 
     `specs` are all streams of the table.
     """
@@ -374,7 +374,7 @@ def find_incomplete_window(
 
 
 def _first_commits_ms(table: Table, specs: Sequence[StreamSpec]) -> Iterator[int]:
-    """Yield the time of each stream's first commit record. A writer expires snapshots, but keeps these records."""
+    """Yield the time of each stream's first commit record."""
     for spec in specs:
         if not isinstance(spec, RoutedStream):  # another table has its records, and its own snapshots expire later
             records = JournalStore.of_table(table, spec.name).records(table_uuid=table.metadata.table_uuid)

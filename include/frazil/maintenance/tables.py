@@ -1,6 +1,6 @@
 """Lists the maintained tables: tables that streams declare, their dead-letter tables, and signals tables.
-`frazil.maintenance.measure` finds the tables that a route's template created. Does not import PyIceberg: Airflow's DAG
-processor calls it repeatedly.
+`frazil.maintenance.measure` finds a template's tables. Does not import PyIceberg, because Airflow's DAG processor calls
+it repeatedly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
 
 SIGNALS = "frazil.signals"
-"""The signals table. This repeats `frazil.signals.signal_table.SIGNALS_TABLE`, whose import would load PyIceberg."""
+"""The signals table's name, as in `frazil.signals.signal_table`, which would import PyIceberg."""
 
 
 class TableKind(StrEnum):
@@ -30,17 +30,17 @@ class TableKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class MaintainedTable:
     name: str
-    """The identifier, after the catalog's name if another catalog has it too."""
+    """The identifier. If several catalogs have it, the catalog's name comes first."""
     identifier: str
     catalog: str | None
     kind: TableKind
     settings: Maintenance
     streams: tuple[StreamSpec, ...]
-    """The table's writers, sorted by name; for a signals table, the writers whose windows are signalled."""
+    """The table's writers, sorted by name; for a signals table, the writers of tables with signals."""
 
     @property
     def full_check_at(self) -> timedelta:
-        """Time of day (UTC) of the full check, spread over the day for a route's tables."""
+        """Time of day (UTC) of the full check. A route's tables have different times."""
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 
 
@@ -65,7 +65,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """Return the tables that each Spark session maintains, by the name of its first table. Omits routed tables."""
+    """Return the tables that each Spark session maintains, by its first table's name. Omits routed tables."""
     tables = maintained_tables(specs)
     sessions = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
     fed = {spec.name: table.name for table in tables if table.kind is TableKind.MAIN for spec in table.streams}
@@ -76,12 +76,12 @@ def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedT
 
 
 def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
-    """Return each route's stream by its maintenance name, `route of <stream>`, which no table can have."""
+    """Return each route's stream by its maintenance name, `route of <stream>`. No table can have this name."""
     return {f"route of {spec.name}": spec for spec in specs if spec.sinks.has_routed_tables}
 
 
 def template_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
-    """Describe a table that a route's template may have created. Its name is unique across catalogs."""
+    """Describe a table that a route's template may have created, by a name that is unique across catalogs."""
     catalog = spec.table.catalog
     elsewhere = any(each.table.catalog != catalog and each.sinks.may_include(identifier) for each in specs)
     name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier

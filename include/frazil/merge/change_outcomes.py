@@ -1,4 +1,4 @@
-"""Decides the outcome of each change whose key is in the table, from the change and the table's row. Pure."""
+"""Decides the outcome of each change whose key is in the table. Pure."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from frazil.merge.contract import MergeRules
 def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> Mask:
     """Return a mask of changes that are older than the row at the same index. A null order value is the oldest.
 
-    `deletes` has the coordinates of unordered deletes (`NewestChanges.delete_coordinates`). A change is not stale if
-    its row is older than the delete at the same index.
+    `deletes` has the coordinates of unordered deletes (`NewestChanges.delete_coordinates`). If the delete at the same
+    index is later than the row, the change is not stale.
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
     old = _find_kept_rows(orders, changes, rows, rules)
@@ -45,9 +45,8 @@ def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, del
 
 
 def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of rows that changes with these order values and coordinates do not replace.
-
-    See `MergeRules.replays`.
+    """Return a mask of rows that stay, given the order values and coordinates of their changes. See
+    `MergeRules.replays`.
     """
     kept = ~_find_earlier_rows(rows, coordinates, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
@@ -59,7 +58,7 @@ def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows:
 def _is_below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
     """Return a mask of new order values below the old one at the same index; null is the lowest.
 
-    With `MergeRules.by_position`, a value in a newer log is never below.
+    With `MergeRules.by_position`, values in a newer log are never below.
     """
     below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False))
     below = below | (to_mask(new.is_null()) & to_mask(old.is_valid()))
@@ -67,7 +66,7 @@ def _is_below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
 
 
 def _find_earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules, *, unknown: bool = False) -> Mask:
-    """Return a mask of rows older than the record at the same index. Rows without coordinates get `unknown`."""
+    """Return a mask of rows older than the record at the same index; `unknown` for rows without coordinates."""
     if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
         return np.full(rows.num_rows, unknown)
     same = pc.and_(
@@ -80,7 +79,7 @@ def _find_earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules,
 
 
 def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
-    """Return a mask of rows from a deleted topic or a truncated part of a log; see `MergeRules.landed`."""
+    """Return a mask of rows from a deleted topic, or from a truncated part of a log; see `MergeRules.landed`."""
     if not rules.landed:
         return pa.array(np.zeros(rows.num_rows, np.bool_))
     names, ends = zip(*rules.landed, strict=True)
@@ -91,7 +90,7 @@ def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
 
 
 def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of upserts that equal their rows. Left-out columns must be filled already."""
+    """Return a mask of upserts that equal their rows. Fill left-out columns before."""
     same = np.ones(changes.num_rows, np.bool_)
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
@@ -101,7 +100,7 @@ def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) ->
 
 
 def find_renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of rows that take the coordinates of their changes, even if no other value changes."""
+    """Return a mask of rows that take their changes' coordinates, even if no other value changes."""
     if rules.traced and rules.ignored:
         return _find_earlier_rows(rows, changes, rules)
     return np.zeros(changes.num_rows, np.bool_)
@@ -130,8 +129,8 @@ def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Return the changes, with newer values of the table's rows. An earlier change of the batch may have filled a
-    column. If the row is newer than that earlier change, the row's value replaces the filled one.
+    """Return the changes, with newer values from the rows. A row's value replaces one that an earlier change of the
+    batch filled in, if the row is newer than that change.
 
     `indexes` has the index in `newest` of each row's change.
     """

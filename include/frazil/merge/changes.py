@@ -31,9 +31,9 @@ class NewestChanges:
     numbers: Numbers
     """The index of each row's change among all changes."""
     superseded: int
-    """Changes that lost to a newer one of the same key."""
+    """Number of changes that lost to a newer one of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """The change that supplies each row's value, by column. Only columns that an earlier change fills are included."""
+    """The change that supplies each row's value, for each column that an earlier change fills."""
     orders: pa.Array | None = None
     """The order values of all changes."""
     deleted_by: Numbers | None = None
@@ -61,7 +61,7 @@ class NewestChanges:
 
 
 def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> NewestChanges:
-    """Return each key's newest change by `MergeRules.order_by`, with left-out values from earlier changes."""
+    """Return each key's newest change by `MergeRules.order_by`. Earlier changes supply left-out values."""
     count = changes.num_rows
     keys = encode_keys([column(changes, name) for name in rules.key], count)
     order = rank_values(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
@@ -97,9 +97,9 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return the order values, raised so that values of a newer log exceed those of older logs.
+    """Return the order values, raised until each value of a newer log exceeds those of older logs.
 
-    Only values of the same key and partition are compared.
+    Only values with the same key and partition are compared.
     """
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
@@ -119,10 +119,10 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Return a mask of the changes in `later` whose part (a log's name or server) differs from the group's previous
-    part.
+    """Return a mask of the changes in `later` whose part (a log's name or server) differs from their group's previous
+    one.
 
-    Empty parts are skipped.
+    Skips empty parts.
     """
     codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
@@ -133,14 +133,14 @@ def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Nu
 
 
 def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
-    """Return the running maximum within each group. A group begins where `begins` is true."""
+    """Return the running maximum within each group. Groups begin where `begins` is true."""
     above = (np.cumsum(begins) - 1) * (1 + values.max())
     highest: Numbers = np.maximum.accumulate(values + above) - above
     return highest
 
 
 def find_unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of deletes without an order value, which take effect at their position in Kafka."""
+    """Return a mask of deletes without an order value, whose position in Kafka counts instead."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
     deletes = pc.equal(column(changes, CHANGE), DELETE)
@@ -162,7 +162,7 @@ def _find_last_unordered_deletes(
 
 
 def encode_partitions(changes: pa.Table) -> Numbers:
-    """Return a number for each row's topic-partition, in the order of topics and partitions, to break ties."""
+    """Return a number for each row's topic-partition, in the order of topics and partitions."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = rank_values(topics.dictionary)[topics.indices.to_numpy()]
     partitions: Numbers = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
@@ -207,7 +207,7 @@ class _ChangesByKey:
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
-        """Search backwards from `at` for missing values. Returns the field ids that no earlier change supplies."""
+        """Search backwards from `at` for missing values. Returns the field ids that are still missing."""
         of = self.ordered[at]
         left = set(missing)
         while left and at > 0:
@@ -233,7 +233,7 @@ def column(rows: pa.Table, name: str) -> pa.Array:
 
 
 def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
-    """Return a number for each row: equal for equal values in all columns. Null equals null."""
+    """Return a number for each row; equal values in all columns have equal numbers. Null equals null."""
     codes = np.zeros(count, np.int64)
     for array in columns:
         encoded = array.dictionary_encode(null_encoding="encode")
@@ -243,7 +243,7 @@ def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
 
 
 def rank_values(array: pa.Array) -> Numbers:
-    """Return each value's dense rank; null has the lowest."""
+    """Return each value's dense rank. Null has the lowest."""
     found: Numbers = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
     found[to_mask(array.is_null())] = 0
     return found

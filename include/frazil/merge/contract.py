@@ -1,6 +1,6 @@
 """Immutable values that the driver and the tasks of a merge exchange, as pickles or JSON. A stream with `mode: upsert`
-stages *change files* (`frazil.ingest.changes`), which never become part of a table. A merge turns them into data files
-and position-delete files.
+stages *change files* (`frazil.ingest.changes`), which a table never contains. A merge turns them into data files and
+position-delete files.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Literal
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
 
 RowRemoval = Literal["auto", "copy-on-write", "merge-on-read"]
-"""How rows are removed from a data file. `copy-on-write` rewrites the file without them,
-`merge-on-read` names them in a delete file, and `auto` chooses by their share. A delete file is
-a position-delete file or, in tables of format version 3, a deletion vector.
+"""How rows are removed from a data file: `copy-on-write` rewrites the file, `merge-on-read` names the rows in a delete
+file, and `auto` chooses by their share. A delete file is a position-delete file or, in format version 3, a deletion
+vector.
 """
 
 
@@ -25,39 +25,37 @@ class MergeRules:
     """The declared merge settings, with the table's column names."""
 
     key: tuple[str, ...]
-    """The key columns, which are primitive, never null, and never floating-point."""
+    """The key columns: primitive, never null, and never floating-point."""
     order_by: str | None = None
-    """The column that orders changes; null is the lowest value. A change is stale if its value is below the row's. If
-    values are equal or no column is declared, Kafka's order decides: offsets within a partition, timestamps across
-    partitions. A delete without a value removes all that precedes it in Kafka's order.
+    """The column that orders changes; null is the lowest value. A change is stale if its value is below the row's. For
+    equal values, or without this column, Kafka's order decides: offsets within a partition, timestamps across
+    partitions. A delete without a value removes everything before it in Kafka's order.
     """
     by_position: bool = False
-    """Whether `order_by` is a position in a source's log (`frazil.ingest.source_log`). If the log began again, its
-    changes are not stale: see `newer_log_mask`. An upsert without a position gets the highest position before it in
-    Kafka.
+    """Whether `order_by` is a position in a source's log (`frazil.ingest.source_log`). Changes in a newer log are not
+    stale: see `newer_log_mask`. An upsert without a position gets the highest position before it in Kafka.
     """
     replays: bool = False
-    """Whether the changes are replayed dead letters, which are merged after later records. If values are equal or no
-    column is declared, a change replaces the row only if the row's record precedes it. Kafka's order decides: offsets
-    within a partition, timestamps across partitions.
+    """Whether the changes are replayed dead letters, which are merged after later records. For equal values, or without
+    `order_by`, a change replaces only rows of earlier records in Kafka's order.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """The offset at which the table's current records end, by `topic/partition`, for recreated topics and truncated
-    logs. Rows from this offset on come from the former topic or log, so every change is later than they are.
+    """The end of the table's current records by `topic/partition`, in recreated topics and truncated logs. Rows from
+    this offset on come from the former topic or log. Every change is later than these rows.
     """
     ignored: tuple[str, ...] = ()
-    """The Kafka coordinates, which are not compared to find updates."""
+    """The Kafka coordinates, which updates may change without counting as updates."""
     traced: bool = True
-    """Whether a row takes the coordinates of a later change that changes no other value. A dead letter between the two
-    is then recognised as older.
+    """Whether a row takes the coordinates of a change without new values. A dead letter from before that change is then
+    recognised as older.
     """
     how: RowRemoval = "auto"
     event_time: str | None = None
-    """The event-time column. If `window_us` is set, changed rows are counted by window."""
+    """The event-time column. With `window_us`, changed rows are counted by window."""
     window_us: int | None = None
     within_us: int | None = None
-    """The event-time distance within which rows of a key are repeats (dedupe). The changes are then staged data files.
-    Of the other rules, only `key` and `event_time` apply.
+    """The event-time distance up to which rows of a key are repeats (dedupe). The changes are then staged data files;
+    of the other rules, only `key` and `event_time` apply.
     """
 
 
@@ -66,10 +64,10 @@ class DeleteFile:
     path: str
     records: int
     alone: bool
-    """Whether the delete file concerns only one data file, so that a new delete file can replace it."""
+    """Whether the delete file concerns only one data file. A new delete file can then replace it."""
     key: str = ""
-    """The name by which a commit removes a deletion vector, because one Puffin file may have several. Empty for other
-    delete files.
+    """The name by which a commit removes a deletion vector, as a Puffin file may have several. Empty for other delete
+    files.
     """
 
     @property
@@ -86,23 +84,23 @@ class TableFile:
     partition: PartitionKey
     deletes: tuple[DeleteFile, ...] = ()
     constants: tuple[tuple[int, str], ...] = ()
-    """Values of identity partitions, by field id. Imported files often do not have these columns."""
+    """Values of identity partitions, by field id. Imported files often omit these columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One task of a merge. Equal tasks have equal results, because files never change."""
+    """One task of a merge. Equal tasks have equal results."""
 
     index: int
     changes: tuple[str, ...]
     """Change files. Their rows are numbered in this order."""
     files: tuple[TableFile, ...]
     inserts: bool
-    """Whether this task inserts the keys that no file has. Exactly one task per key does."""
+    """Whether this task inserts keys without a row. For each key, exactly one task does."""
     matched: bytes = b""
-    """The changes that earlier tasks matched (`BitMap64`), if this task inserts the remaining ones."""
+    """The changes that earlier tasks matched (`BitMap64`), if this task inserts the others."""
     share: tuple[str, ...] = ()
-    """The files of `changes` that this task of a dedupe rewrites."""
+    """The files in `changes` that this task of a dedupe rewrites."""
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "matched": base64.b64encode(self.matched).decode()}
@@ -142,13 +140,13 @@ class MergeCounts:
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Changes whose `order_by` value is below the row's."""
+    """Number of changes whose `order_by` value is below the row's."""
     superseded: int = 0
-    """Changes that lost to a newer change of the same key in the batch."""
+    """Number of changes that lost to a newer change of the same key in the batch."""
     unchanged: int = 0
-    """Updates without new values, and deletes of unknown keys."""
+    """Number of updates without new values, and of deletes of unknown keys."""
     repeated: int = 0
-    """Repeats of a row in the table or in the batch."""
+    """Number of rows that repeat one in the table or in the batch."""
 
     def __add__(self, other: MergeCounts) -> MergeCounts:
         return MergeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -159,14 +157,14 @@ class MergeResult:
     files: tuple[StagedFile, ...]
     """Data files, and delete files for one data file each."""
     replaced: tuple[str, ...]
-    """Data files that were rewritten; with dedupe, files of the task's `share`."""
+    """Rewritten data files; with dedupe, files of the task's `share`."""
     dropped_deletes: tuple[str, ...]
-    """Keys of delete files that are no longer needed, or that a file in `files` replaces."""
+    """Keys of unneeded delete files, and of those that a file in `files` replaces."""
     counts: MergeCounts
     matched: bytes = b""
     """The changes whose keys are in the task's files, as a `BitMap64`; empty if the task inserts."""
     windows: Mapping[int, int] = field(default_factory=dict)
-    """Changed rows by window start (us since 1970)."""
+    """Number of changed rows by window start (us since 1970)."""
     bytes_read: int = 0
 
     def to_json(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Runs one task of a merge that drops repeats. A row is dropped if a kept row of lower rank has the same key and an
-event time at most `within_us` away. The table's rows rank first. The batch's rows rank by offset within a partition,
+"""Runs one task of a merge that drops repeats. A row is dropped if a kept row before it has the same key, and an event
+time at most `within_us` away. The table's rows come first. The batch's rows are ordered by offset within a partition,
 and by Kafka's timestamps across partitions.
 """
 
@@ -47,7 +47,7 @@ class LocatedRows:
     changes: Numbers
     """The change in `NewestChanges.rows` for each position."""
     deleted: Numbers
-    """Positions that delete files already delete."""
+    """Positions that delete files already include."""
 
 
 class KeyIndex:
@@ -64,11 +64,11 @@ class KeyIndex:
 
     @property
     def batch_rows(self) -> int:
-        """Rows to look up at once. The cost of a lookup grows with the number of keys."""
+        """Number of rows to look up at once, which grows with the number of keys."""
         return max(2**18, int(self._keys.num_rows))
 
     def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
-        """Return the indexes of the rows whose key has a change, sorted, and the index of each row's change."""
+        """Return the sorted indexes of rows whose key has a change, and the index of each row's change."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
@@ -140,7 +140,7 @@ def _make_located(reader: TableFileReader, file: TableFile, parts: list[_Match])
 
 @dataclass(frozen=True, slots=True)
 class _BatchRows:
-    """All rows of a batch, in the order of the task's files. Only columns that identify repeats are included."""
+    """All rows of a batch, in the order of the task's files, with the columns that identify repeats."""
 
     keys: pa.Table
     codes: Numbers
@@ -148,11 +148,11 @@ class _BatchRows:
     times: Numbers
     """Event times (us since 1970)."""
     timed: Mask
-    """Rows with an event time. Others are never repeats."""
+    """Mask of rows with an event time. Others are never repeats."""
     coordinates: pa.Table
     """The columns that order the rows."""
     starts: tuple[int, ...]
-    """The number of each file's first row, followed by the total number of rows."""
+    """The index of each file's first row, followed by the total number of rows."""
 
 
 class RepeatsRun(TaskRun):
@@ -221,7 +221,7 @@ class RepeatsRun(TaskRun):
             yield pa.concat_tables(pending)
 
     def _find_repeats(self, batch: _BatchRows, left: Numbers) -> Numbers:
-        """Return which of the rows `left` repeat another row of the batch."""
+        """Return which of the rows in `left` repeat another row of the batch."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
@@ -271,7 +271,7 @@ def find_repeats_of_table(
 
 
 def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
-    """Return a mask of rows that repeat a kept row of lower rank. `order` has the ranks. Pure."""
+    """Return a mask of rows that repeat a kept row before them. `order` has their ranks. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
     keys, moments = codes[ordered], times[ordered]
@@ -290,9 +290,9 @@ def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, wit
 
 
 def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
-    """Return which rows of a key repeat a kept row of lower rank. `times` has their event times, in rank order.
+    """Return which rows of a key repeat a kept row before them: event times at most `within_us` apart.
 
-    A row repeats another if their event times are at most `within_us` apart.
+    `times` has the event times, in order of rank.
     """
     kept: list[int] = []
     dropped = []
@@ -306,13 +306,13 @@ def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
 
 
 def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
-    """Return a mask of times at most `within_us` apart. Cannot overflow."""
+    """Return a mask of times at most `within_us` apart, without overflow."""
     later, earlier = np.maximum(one, other).astype(np.uint64), np.minimum(one, other).astype(np.uint64)
     return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
 
 
 def _rank_rows(rows: pa.Table) -> Numbers:
-    """Rank rows by offset within a partition, and across partitions by the highest timestamp reached so far."""
+    """Rank rows by offset within a partition. Across partitions, rank by the highest timestamp reached so far."""
     count = rows.num_rows
     places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
     stamps = rank_values(column(rows, TIMESTAMP))

@@ -38,7 +38,7 @@ PUFFIN_SUFFIX = ".puffin"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 """Field ids from the Iceberg specification, "Reserved Field IDs"."""
 VECTOR_OFFSET = len(MAGIC_BYTES)
-"""Offset of the vector in a file that has one vector."""
+"""Offset of the vector in a file with one vector."""
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 
 
@@ -69,7 +69,7 @@ def read_vectors(file: bytes) -> dict[str, Numbers]:
 
 
 COMPARABLE_TYPES = frozenset({int, str, date})
-"""Types whose statistics PyArrow returns as the same Python types as array values."""
+"""Types whose statistics have the same Python types as array values."""
 ColumnBounds = Mapping[str, tuple[Any, Any]]
 _DELETES_SCHEMA = pa.schema(
     [
@@ -86,14 +86,14 @@ class TableFileReader:
     io: FileIO
     properties: Mapping[str, str]
     on_progress: Callable[[int], None] = lambda _: None
-    """Called after each row group with the rows read so far."""
+    """Called after each row group with the number of rows read so far."""
     bytes_read: int = 0
     rows_read: int = 0
     _constants: dict[str, Mapping[int, str]] = field(default_factory=dict)
     _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
     def keep_constants(self, files: Sequence[TableFile]) -> None:
-        """Store the values of columns that these files may not have."""
+        """Store the values of columns that these files may be missing."""
         self._constants |= {file.path: dict(file.constants) for file in files if file.constants}
 
     def open(self, path: str) -> DataFileReader:
@@ -113,7 +113,7 @@ class TableFileReader:
             )
 
     def deleted_positions(self, file: TableFile) -> Numbers:
-        """Return the sorted positions of a data file's rows that delete files delete."""
+        """Return the sorted positions of a data file's deleted rows."""
         found = [self._cached_deletes(delete).get(file.path) for delete in file.deletes]
         named = [positions for positions in found if positions is not None]
         return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
@@ -142,7 +142,7 @@ class TableFileReader:
 
 
 def nullable_arrow_schema(schema: Schema) -> pa.Schema:
-    """Return the Arrow schema for reading. All fields are nullable, because other programs may have written nulls."""
+    """Return the Arrow schema for reading, with nullable fields."""
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
@@ -162,7 +162,7 @@ class DataFileReader:
         self.file.close()
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the first position and the rows of each row group; if `wanted` is set, only of these row groups."""
+        """Yield the first position and the rows of each row group, or only of those in `wanted`."""
         physical, expected = self._file_schema(), nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -193,7 +193,7 @@ class DataFileReader:
         return pa.concat_tables(parts)
 
     def may_hold(self, schema: Schema, bounds: ColumnBounds) -> list[int]:
-        """Return the indexes of the row groups that may have rows within these columns' bounds."""
+        """Return the indexes of the row groups that may have rows within these bounds."""
         there, metadata = self._file_schema(), self.file.metadata
         names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
@@ -205,9 +205,9 @@ class DataFileReader:
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
     def _missing_columns(self, schema: Schema, physical: Schema) -> tuple[Schema, dict[int, pa.Scalar]]:
-        """Return the schema to read, and the values of columns that only the file's partition has, by index.
+        """Return the schema to read, and the values, by index, of columns that only the file's partition has.
 
-        Raises SchemaIncompatible if the file has no value of a required column.
+        Raises SchemaIncompatible if a required column has no value.
         """
         fields, values = list(schema.fields), {}
         for place, wanted in enumerate(schema.fields):
@@ -233,7 +233,7 @@ class DataFileReader:
 
     @property
     def starts(self) -> list[int]:
-        """The position of the first row of each row group, followed by the number of rows."""
+        """The position of each row group's first row, followed by the number of rows."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -255,10 +255,10 @@ class TaskRun(ABC):
         self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
         self.windows = Counter[int]()
         self.staged: list[StagedFile] = []
-        """Files that were not written by `writer`."""
+        """Files that `writer` did not write."""
 
     def run(self) -> MergeResult:
-        """Run the task. If it fails, removes the files that it wrote, if possible."""
+        """Run the task. After a failure, removes its files, if possible."""
         try:
             return self.result()
         except BaseException:
@@ -278,7 +278,7 @@ class TaskRun(ABC):
         return rows
 
     def copy(self, path: str, leaving: Numbers) -> None:
-        """Write a file's rows again, except those at the positions `leaving`."""
+        """Write a file's rows again, without those at the positions `leaving`."""
         with self.reader.open(path) as data:
             for start, rows in data.row_groups(self.schema):
                 stays = rows_without(rows, start, leaving)
@@ -286,21 +286,38 @@ class TaskRun(ABC):
                     self.write(stays)
 
     def count_windows(self, times: Numbers) -> None:
-        """Count rows by window, by their event times (us since 1970)."""
+        """Count rows by window, given their event times (us since 1970)."""
         if window_us := self.context.rules.window_us:
             starts, counts = np.unique(times // window_us * window_us, return_counts=True)
             self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
 
 
+def rewrite_files(target: TargetTable, paths: Sequence[str]) -> tuple[StagedFile, ...]:
+    """Write all rows of these data files again, as few files. If this fails, removes what it wrote, if possible."""
+    io: FileIO = load_file_io(dict(target.io), location=target.folder)
+    reader, schema = TableFileReader(io, target.properties), Schema.model_validate_json(target.schema_json)
+    writer = TableWriter(target, "main", io=io, file_name=file_namer(0, 0))
+    wanted = writer.layout.arrow_schema
+    try:
+        for path in paths:
+            with reader.open(path) as data:
+                for _, rows in data.row_groups(schema):
+                    writer.add(rows.select(wanted.names).cast(wanted))
+        return tuple(writer.finish())
+    except BaseException:
+        writer.abort()
+        raise
+
+
 def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
-    """Return the rows of a row group that begins at position `start`, except for the positions `leaving`."""
+    """Return the rows of a row group without those at the positions `leaving`. The group begins at position `start`."""
     stays = np.ones(rows.num_rows, np.bool_)
     stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
     return rows.filter(pa.array(stays))
 
 
 def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
-    """Return whether a column may have values between the ends; True if they cannot be compared."""
+    """Return whether a column may have values between the ends; True if unknown."""
     if statistics is None or not statistics.has_min_max:
         return True
     lowest, greatest = statistics.min, statistics.max
@@ -311,7 +328,7 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
 
 
 def write_deletes(io: FileIO, file: TableFile, positions: Numbers, *, target: TargetTable) -> StagedFile:
-    """Write the delete file of one data file. Its bounds let readers skip it for other files."""
+    """Write the delete file of one data file, with bounds that exclude other files."""
     is_vector = target.format_version >= 3
     path = f"{target.folder}/deletes-{uuid.uuid4()}{PUFFIN_SUFFIX if is_vector else '.parquet'}"
     with io.new_output(path).create(overwrite=True) as out:

@@ -32,7 +32,7 @@ NO_EVENT_TIME = np.iinfo(np.int64).min
 def run_merge_task(
     context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> MergeResult:
-    """Run the task. `on_progress` receives the rows read so far, and may raise to end the task."""
+    """Run the task. `on_progress` receives the number of rows read so far. Its errors end the task."""
     kind = RepeatsRun if context.changes.content == "candidates" else _MergeRun
     return kind(context, task, on_progress).run()
 
@@ -74,7 +74,7 @@ class _MergeRun(TaskRun):
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
     def _match_files(self, newest: NewestChanges, matched: Mask) -> Iterator[_RemovedRows]:
-        """Write new versions of rows, mark their changes in `matched`, and yield the rows that each file loses."""
+        """Write new versions of rows, mark their changes in `matched`, and yield the rows to remove from each file."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
@@ -114,7 +114,7 @@ class _MergeRun(TaskRun):
         return located.positions[(gone | new | renews) & first | ~old & ~first]
 
     def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
-        """Return a mask of rows that move to another window. Such a move changes both windows."""
+        """Return a mask of rows that move to another window. Both windows then change."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
@@ -170,19 +170,17 @@ class _MergeRun(TaskRun):
 
 
 MAX_DELETED_SHARE = 0.2
-"""Share of a file's rows that delete files may remove before `auto` rewrites the file."""
+"""Share of a file's deleted rows above which `auto` rewrites the file."""
 MAX_TIER_RATIO = 4
-"""A file is rewritten with new rows if it is at most this many times as large as the new file."""
+"""Maximum size of a file that is rewritten with new rows, as a multiple of the new file's size."""
 MIN_JOINED_FILES = 4
 """Minimum number of files that are rewritten together with new rows."""
 MIN_FILE_BYTES = 64 * 2**10
-"""Minimum size assumed for the new file: smaller files cost readers just as much."""
+"""Minimum size that is assumed for the new file."""
 SMALL_FILE_BYTES = 2**20
-"""A file below this size is rewritten at a lower share of deleted rows, because its rewrite costs little, but a delete
-file costs readers.
-"""
+"""Size below which a file is rewritten at a lower share of deleted rows."""
 DEFAULT_ROW_BYTES = 50
-"""Assumed size of a row, if no file shows the actual size."""
+"""Assumed size of a row, if unknown."""
 
 
 def files_to_rewrite(
@@ -190,7 +188,7 @@ def files_to_rewrite(
 ) -> set[str]:
     """Return the data files to rewrite.
 
-    `leaving` maps a file to the number of rows to remove from it, including rows that are deleted already.
+    `leaving` has the number of rows to remove from each file, including already deleted rows.
     """
     if how == "copy-on-write":
         return {file.path for file in leaving}

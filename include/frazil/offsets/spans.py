@@ -17,7 +17,7 @@ Spans = Mapping[TopicPartition, tuple[Span, ...]]
 def count_unread(
     position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> int:
-    """Return the number of offsets from the position to the ends. `first` replaces missing positions."""
+    """Return the number of offsets from the position to the ends. A missing position begins at `first`."""
     starts = {**first, **position}
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
 
@@ -30,10 +30,7 @@ def offset_bitmap(start: int, end: int) -> BitMap64:
 
 
 def iter_runs(found: BitMap64, within: Span) -> Iterator[Span]:
-    """Yield the runs of consecutive offsets in `found`. All offsets must be in `within`.
-
-    Adds an offset to `found`, so pass a copy. The cost grows with the number of runs, not of offsets.
-    """
+    """Yield the runs of consecutive offsets in `found`, all of them in `within`. Changes `found`, so pass a copy."""
     end = within[1]
     others = offset_bitmap(*within) - found
     for offsets in (found, others):
@@ -46,7 +43,7 @@ def iter_runs(found: BitMap64, within: Span) -> Iterator[Span]:
 
 
 def offsets_within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
-    """Return the record offsets that are in the spans. Topic-partitions without such records are left out."""
+    """Return the record offsets that are in the spans. Omits topic-partitions without such records."""
     inside = {tp: records[tp] & offsets for tp, offsets in to_bitmaps(spans).items()}
     return {tp: offsets for tp, offsets in inside.items() if offsets}
 
@@ -58,12 +55,12 @@ def spans_with_records(spans: Spans, records: Mapping[TopicPartition, BitMap64])
 
 
 def count_offsets(spans: Spans) -> int:
-    """Return the number of offsets. Kafka's logs have gaps, so the spans may contain fewer records."""
+    """Return the number of offsets. The number of records may be lower."""
     return sum(end - start for of in spans.values() for start, end in of)
 
 
 def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
-    """Join the pieces of each topic-partition that touch or overlap. Empty pieces are left out."""
+    """Join the pieces of each topic-partition that touch or overlap. Omits empty pieces."""
     by_tp: dict[TopicPartition, list[Span]] = defaultdict(list)
     for tp, piece in pieces:
         by_tp[tp].append(piece)
@@ -72,7 +69,7 @@ def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
 
 
 def join_spans(pieces: Iterable[Span]) -> list[Span]:
-    """Return the pieces in order. Pieces that touch or overlap are joined; empty pieces are left out."""
+    """Join the pieces that touch or overlap, and return them in order. Omits empty pieces."""
     joined: list[Span] = []
     for start, end in sorted(pieces):
         if joined and start <= joined[-1][1]:

@@ -1,4 +1,4 @@
-"""Counts a topic-partition's offsets, and finds those seen more than once, with a few bits of memory per offset."""
+"""Counts a topic-partition's offsets, and finds repeated ones, with a few bits of memory per offset."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import TopicPartition, iter_runs
 
 MIN_OFFSETS_PER_RANGE = 8
-"""Minimum average length of runs that are added as ranges. A range costs as much as about ten offsets."""
+"""Minimum average length of runs from which they are added as ranges."""
 
 
 class OffsetTally:
     """Counts offsets, in any order and in several pieces.
 
-    A billion offsets of a stream take a few hundred MB of memory.
+    A billion offsets take a few hundred MB of memory.
     """
 
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
@@ -30,7 +30,7 @@ class OffsetTally:
         self.add(offsets)
 
     def add(self, offsets: npt.ArrayLike) -> None:
-        """Count more offsets. Offsets must not be negative."""
+        """Count more offsets, none of them negative."""
         values = np.sort(np.asarray(offsets, dtype=np.uint64))
         steps = np.diff(values)
         piece = _to_bitmap(values, np.flatnonzero(steps != 1) + 1)
@@ -64,7 +64,7 @@ def seen_offsets(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
 
 
 def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
-    """Return the sum of the tallies. An offset that is in two of them counts as repeated."""
+    """Return the sum of the tallies. Offsets in two of them count as repeated."""
     whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
         for tp, tally in each.items():
@@ -80,7 +80,7 @@ def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _to_bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
-    """Build a bitmap from sorted offsets and the indexes at which new runs start."""
+    """Build a bitmap from sorted offsets, and from the indexes at which new runs start."""
     if len(breaks) * MIN_OFFSETS_PER_RANGE > len(values):
         return BitMap64(values)
     whole = BitMap64()

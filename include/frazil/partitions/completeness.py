@@ -26,9 +26,9 @@ class Feed:
     watermark_us: int | None
     lateness_us: int = 0
     delaying_partition: TopicPartition | None = None
-    """The topic-partition for which the watermark waits; None if all topic-partitions are idle."""
+    """The topic-partition that holds the watermark back; None if all are idle."""
     waiting_us: int | None = None
-    """Oldest event time of rows that readers of main do not see yet (`commit.align`)."""
+    """Oldest event time of rows that `commit.align` still hides."""
     problem: str | None = None
 
     @property
@@ -40,7 +40,7 @@ class Feed:
         return bound if self.waiting_us is None else min(bound, self.waiting_us)
 
     def waits_for(self, window: Window | None = None) -> str:
-        """Return a clause that says what must happen before `window`, or by default any window, is complete."""
+        """Return a clause that says what must happen before `window` (by default, any window) is complete."""
         if self.problem:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
         where = (
@@ -58,17 +58,17 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """State of a table's window decisions: each window that begins in `[from, through)` has at least one signal."""
+    """State of a table's window decisions: each window that begins in `[from, through)` has a signal."""
 
     grain: Grain
     from_us: int
     through_us: int
     sequence_number: int
-    """Late rows and dead letters are counted up to the commit with this sequence number."""
+    """Sequence number of the last commit whose late rows and dead letters are counted."""
     held: frozenset[int] = frozenset()
-    """Starts of the windows whose quality gate failed and that no operator has released."""
+    """Starts of windows whose quality gate failed, unless an operator released them."""
     table_uuid: str | None = None
-    """The table for which the decisions were made; None if an earlier version wrote the cursor."""
+    """The UUID of the decisions' table, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class WindowDecision:
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
-    """Windows signalled before, with the number of late rows since then."""
+    """Already signalled windows, with the number of late rows since then."""
     from_us: int | None
-    """Start of the new cursor's range, which ends at `through_us`; both are None if no watermark is known."""
+    """Start of the new cursor's range, up to `through_us`. Both are None if no watermark is known."""
     through_us: int | None
     reason: str
 
@@ -97,11 +97,11 @@ def decide_windows(  # noqa: PLR0913 - the observation and the declaration
     complete_from_us: int | None = None,
     limit: int = MAX_WINDOWS,
 ) -> WindowDecision:
-    """Decide which windows completed since the cursor, and which windows late rows reopened.
+    """Decide which windows completed since the cursor, and which ones late rows reopened.
 
-    `late` maps a window's start to the number of its rows that were added after the cursor's commit. Without a cursor,
-    signals begin with the window of `complete_from_us`, or the window that is open now. After a change of grain,
-    decisions continue after the windows that the old cursor covered.
+    `late` has the number of rows added after the cursor's commit, by window start. Without a cursor, signals begin with
+    the window of `complete_from_us`, or else the current one. After a change of grain, they continue after the old
+    cursor's windows.
     """
     bound = complete_until_us(feeds)
     if bound is None:
@@ -121,14 +121,14 @@ def decide_windows(  # noqa: PLR0913 - the observation and the declaration
 
 
 def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
-    """Return the time by which a window must end to be complete; None while any stream's watermark is unknown."""
+    """Return the time by which complete windows have ended; None while a stream's watermark is unknown."""
     ends = [feed.complete_until_us for feed in feeds]
     known = [end for end in ends if end is not None]
     return min(known) if known and len(known) == len(ends) else None
 
 
 def feeds_behind(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
-    """Return the streams that the window is still waiting for."""
+    """Return the streams for which the window is still waiting."""
     return tuple(f for f in feeds if f.complete_until_us is None or f.complete_until_us < window.end_us)
 
 
@@ -163,8 +163,8 @@ def watermark_us(
 ) -> int | None:
     """Return the stream's watermark: the minimum of its topic-partitions' newest event times; None while unknown.
 
-    Skips idle topic-partitions, and does not change while an active one has no record yet. If all are idle, it is the
-    newest event time, because no older record is unread. It never goes back.
+    Skips idle topic-partitions. Does not change while an active one has no record yet. If all are idle, returns the
+    newest event time. Never decreases.
     """
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
@@ -184,9 +184,9 @@ def slowest_partition(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """Return the topic-partition for which the watermark waits: one without a record, or the one furthest behind.
+    """Return the topic-partition that holds the watermark back: one without a record, or the one furthest behind.
 
-    None if all are idle.
+    Returns None if all are idle.
     """
     active = sorted(tp for tp in partitions if tp not in idle)
     silent = [tp for tp in active if tp not in max_event_times_us]
@@ -196,14 +196,12 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""Rows at most this much later than the newest trusted event time are hidden until their window is complete. Later rows
-are not: their clocks are wrong.
-"""
+"""How far (us) rows may be past the newest trusted event time and still be hidden. Later rows have wrong clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Settings of a stream that shows a window's rows only when the window is complete (`commit.align`)."""
+    """Settings of a stream that hides rows until their window is complete (`commit.align`)."""
 
     column: str
     grain: Grain
@@ -211,16 +209,16 @@ class Alignment:
 
     @classmethod
     def from_spec(cls, spec: StreamSpec) -> Alignment | None:
-        """Return the alignment of a stream; None if the stream shows every row as soon as it is committed."""
+        """Return the alignment of a stream; None if it hides no rows."""
         if spec.commit.align == "none" or spec.window is None:
             return None
         lateness_us = spec.lateness // timedelta(microseconds=1)
         return cls(spec.event_time.column, Grain(spec.window), lateness_us)
 
     def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
-        """Return whether rows with event times in `[start, start + length)` must stay hidden, because of open windows.
+        """Return whether rows with event times in `[start, start + length)` must stay hidden.
 
-        `newest_us` is the newest trusted event time. If both it and the watermark are unknown, all rows wait.
+        `newest_us` is the newest trusted event time. All rows wait while this and the watermark are unknown.
         """
         end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:

@@ -1,6 +1,6 @@
-"""Counts the rows that a reader of a snapshot would find in given windows.
+"""Counts the rows that a snapshot has in given windows.
 
-Reads only the event times of files that span several windows or have deleted rows; the manifests count the others.
+Reads event times only in files that span several windows or have deleted rows. Manifests count the others.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def count_rows(table: Table, windows: Collection[Window], *, column: str, snapsh
 
 
 def earliest_us(table: Table, *, column: str) -> int | None:
-    """Return the lowest event time in the table's files (us since 1970), from manifest entries; None if unknown."""
+    """Return the lowest event time in the table's files (us since 1970), from manifest entries, if known."""
     field = table.schema().find_field(column)
     bounds = (_time_bounds(task.file, field) for task in table.scan().plan_files())
     return min((each[0] for each in bounds if each is not None), default=None)
 
 
 def count_added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
-    """Return the number of rows that a snapshot added to windows covered by the cursor, by window start."""
+    """Return the number of rows that a snapshot added to the cursor's windows, by window start."""
     field = table.schema().find_field(column)
     within = filter_between(field, cursor.from_us, cursor.through_us - 1)
     tasks = (
@@ -72,7 +72,7 @@ def _window_runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
 def _count_files(
     table: Table, tasks: Iterable[FileScanTask], within: BooleanExpression, field: NestedField, grain: Grain
 ) -> Counter[int]:
-    """Return the number of rows by window start. Reads only files whose manifest entries do not suffice."""
+    """Return the number of rows by window start. Reads a file only if its manifest entry does not suffice."""
     counts: Counter[int] = Counter()
     unclear = []
     for task in tasks:

@@ -70,6 +70,6 @@ def microseconds(moment: datetime) -> int:
 
 
 def windows_between(grain: Grain, from_us: int, to_us: int) -> Iterator[Window]:
-    """Yield the windows from the one containing `from_us` to the last that ends by `to_us`."""
+    """Yield the windows from the one that contains `from_us` to the last one that ends by `to_us`."""
     for start in range(grain.floor(from_us), to_us - grain.us + 1, grain.us):
         yield Window(start, grain)

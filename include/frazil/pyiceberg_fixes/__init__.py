@@ -6,9 +6,14 @@ would store the wrong values. `data_files` also patches the values of data files
 
 PyIceberg refuses to write metadata of format version 3, and omits `next-row-id` from new metadata. It ignores the
 fields that version 3 adds to manifests and manifest lists. It does not check a snapshot's sequence number.
+
+gcsfs 2026.10 asks a gRPC service for the kind of a bucket, once for each client. If the service does not answer, each
+call on an object waits for a minute. frazil does not need the kind.
 """
 
 from __future__ import annotations
+
+import os
 
 import pyiceberg.manifest
 from pyiceberg.avro import STRUCT_DOUBLE
@@ -26,6 +31,7 @@ def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
     return found
 
 
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs reads it when it is imported
 DoubleReader.read = _read  # type: ignore[method-assign, assignment]
 
 

@@ -20,7 +20,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.host.heartbeat import Heartbeat
-from frazil.table.storage import ObjectStore
+from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
 
 T = TypeVar("T")

@@ -17,9 +17,7 @@ MAX_RECENT_SIGNALS = 500
 
 
 def read_pins(catalog: Catalog, table: str, expiry: Expiry, *, now_ms: int) -> Pins:
-    """Return what expiry must keep for a table's signals, for writers and maintenance. Raises MarkerUnreadable, and any
-    error of the catalog.
-    """
+    """Return the snapshots that a table's signals need. Raises MarkerUnreadable, and the catalog's errors."""
     from frazil.commit.expiry import Pins
     from frazil.signals.signal_table import TableSignals
 

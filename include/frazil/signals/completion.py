@@ -1,6 +1,6 @@
 """Derives a table's signals from the streams that feed it: which windows are complete, and how many rows they have. An
-assessment reads markers and the summaries of commits since the last signal, and manifests only if these do not suffice.
-Rows are counted, and gates run, only for windows that are signalled.
+assessment reads markers and the summaries of commits since the last signal; manifests only if necessary. Only signalled
+windows have their rows counted and their gates run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
-"""Maximum time by which the watermark may exceed the end of an unsignalled window: a DAG checks every minute."""
+"""How far (us) the watermark may be past an unsignalled window's end. A DAG checks every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class GateOutcome:
 
 
 RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcome]]
-"""Runs the gate on windows that have rows, in the table's current snapshot. Called at most once per assessment."""
+"""Runs the gate on windows with rows, in the table's current snapshot. Called at most once per assessment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Assessment:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The cursor after this decision; if the decision has no cursor, the cursor before it."""
+        """The cursor after this decision, or else before it."""
         made, before = self.decision, self.signals.cursor
         head = head_of(self.table.metadata)
         if made.from_us is None or made.through_us is None or head is None:
@@ -91,9 +91,7 @@ class Assessment:
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
     def describe_delay(self) -> str:
-        """Return why waiting DAGs have no event for complete windows. Returns "" if the next check, which runs every
-        minute, may still send it.
-        """
+        """Return why waiting DAGs have no event for complete windows; "" if the next check may still send it."""
         pending, bound_us, cursor = self.decision.complete, complete_until_us(self.feeds), self.signals.cursor
         dag = partitions_dag_of(self.specs[0])
         if pending and bound_us is not None and bound_us - pending[0].end_us >= MAX_SIGNAL_DELAY_US:
@@ -109,9 +107,7 @@ class Assessment:
         return ""
 
     def _has_old_watermark(self) -> bool:
-        """Return whether a commit had a watermark more than `MAX_SIGNAL_DELAY_US` ago, so that a check should have run
-        since.
-        """
+        """Return whether a commit had a watermark more than `MAX_SIGNAL_DELAY_US` ago, so a check was due since."""
         before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
         summaries = (s.summary for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
         return any(summary and summary.get("frazil.watermark-ms") for summary in summaries)
@@ -125,9 +121,9 @@ class Assessment:
 def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
     """Assess the table that these declared streams feed, with at most `limit` complete windows.
 
-    Returns None if the table does not exist, or if its windows never complete. Raises MarkerUnreadable, TableLost, and
-    the errors of `translate_catalog_errors`. Raises SpecError if the table is named like a template's but was created
-    elsewhere.
+    Returns None if the table does not exist, or if its windows never complete. Raises SpecError if the table has a name
+    of a template that did not create it. Raises MarkerUnreadable, TableLost, and the errors of
+    `translate_catalog_errors`.
     """
     if specs[0].window is None:
         return None
@@ -158,8 +154,8 @@ def assess_group(
 ) -> list[Assessment]:
     """Assess the tables that a route's template created, unless the declaration names them.
 
-    Without `reopened`, does not search for late rows, and loads only tables that may have a complete window. A table
-    that cannot be read is logged and left out. If none can be read, its error is raised.
+    Without `reopened`, does not search for late rows, and loads only tables that may have a complete window. Logs and
+    omits an unreadable table. If no table is readable, raises its error.
     """
     sinks = spec.sinks
     if spec.window is None:
@@ -242,7 +238,7 @@ def _behind_message(table: str) -> str:
 
 
 def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """Return the cursor for the table. If the table was recreated, the cursor is before all commits."""
+    """Return the cursor for the table. After the table was recreated, the cursor is before all commits."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
@@ -275,7 +271,7 @@ def _find_feed(
     marker: Marker | None,
     decided: Mapping[str, DefaultTableProgress],
 ) -> Feed:
-    """Return the state of one stream; its watermark is None if its position cannot be trusted."""
+    """Return the state of one stream. Its watermark is None if its position cannot be trusted."""
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
     if marker is None:
         return Feed(stream, None, lateness_us)
@@ -346,9 +342,9 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
 
 
 def _next_revisions(seen: Assessment) -> dict[Window, int]:
-    """Return the revision with which each reopened window is signalled again.
+    """Return the next revision of each reopened window.
 
-    It equals the window's last revision if no event was sent for that revision.
+    If no event was sent for its last revision, that revision is used again.
     """
     again = seen.decision.again
     if not again:
@@ -403,7 +399,7 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
 def resend_signals(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
-    """Signal windows again at their current revision. Raises SpecError if a window is not signalled yet, or is held."""
+    """Signal windows again at their current revision. Raises SpecError for a held window, or one without a signal."""
     while True:
         signals = TableSignals.load(catalog, table)
         newest = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
@@ -432,7 +428,7 @@ def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | N
 
 @dataclass(frozen=True)
 class DefaultTableProgress:
-    """The batches that a stream's default table has committed. This commit fixes their files for routed tables."""
+    """The batches in a stream's default table. Their files for routed tables are fixed."""
 
     table: Table | None = None
     marker: Marker | None = None
@@ -456,14 +452,14 @@ class DefaultTableProgress:
 
     @cached_property
     def _unfinished(self) -> tuple[Journal, ...]:
-        """The journals of batches that may be missing from some routed table, read once for all tables."""
+        """The journals of batches that routed tables may be missing, read once for all tables."""
         if self.table is None or self.marker is None:
             return ()
         tables = StreamTables.open(self.marker.stream, {"main": self.table}, clock_ms=clock.now_ms)
         return tuple(decided_journals(tables, self.marker))
 
     def first_missing(self, target: str, marker: Marker) -> BatchKey | None:
-        """Return the first of these batches that is missing from a routed table; None if the table has all rows."""
+        """Return the first batch that a routed table is missing, if any."""
         if self.marker is None:
             return None
         return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)
@@ -493,7 +489,7 @@ def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided:
 
 
 def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
-    """Return the watermark (us) of the last batch before `first`, from its commit; None if unknown."""
+    """Return the watermark (us) of the last batch before `first`, according to its commit, if known."""
     for snapshot, path in commit_records(default_table.metadata, stream):
         key = parse_key(path)
         if key is not None and key < first:
@@ -504,7 +500,7 @@ def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """Status of an hour or a day. `signals` is empty until the signals of all its windows were sent."""
+    """Status of an hour or a day. `signals` is empty until all its windows' signals were sent."""
 
     signals: tuple[Signal, ...]
     waits_for: str
@@ -514,7 +510,7 @@ class WindowStatus:
 
 
 def load_window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """Return the status of an hour or a day. With hourly windows, a day stands for all of its hours.
+    """Return the status of an hour or a day. A day stands for all its hourly windows.
 
     Raises SpecError if the key is not a window of the table, and the errors of `assess_table`.
     """

@@ -22,10 +22,10 @@ class SignalState(StrEnum):
 
     COMPLETE = "complete"
     HELD = "held"
-    """The quality gate failed. No event is sent until the window is released, or passes the gate after late rows."""
+    """The quality gate failed. An event is sent when the window is released, or passes the gate after late rows."""
     RELEASED = "released"
     AGAIN = "again"
-    """The window is sent once more on request."""
+    """The signal is sent once more on request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +38,23 @@ class Signal:
     start_us: int
     end_us: int
     revision: int
-    """1, plus one for each time that late rows reopened the window."""
+    """1, plus one each time that late rows reopened the window."""
     state: SignalState
     rows: int
     dead_letters: int
-    """Dead letters since the previous signal, which may belong to this window."""
+    """Number of dead letters since the previous signal, of any window."""
     late_rows: int
-    """Rows of this window that landed since the previous signal."""
+    """Number of this window's rows that landed since the previous signal."""
     watermark_us: int
-    """The minimum, over the feeding streams, of their watermark minus their lateness."""
+    """The minimum of each feeding stream's watermark minus its lateness."""
     snapshot_id: int
     sequence_number: int
     """The sequence number of the snapshot in which the rows were counted."""
     signalled_at_ms: int
     note: str | None = None
-    """The failures that the gate found; or, for a released window, the user and the reason."""
+    """The gate's failures; for a released window, the user and the reason."""
     number: int = 0
-    """The sequential number of this signal among the table's signals. `append_signals` sets it."""
+    """The number of this signal among the table's signals, set by `append_signals`."""
 
     @property
     def window(self) -> Window:
@@ -91,7 +91,7 @@ SIGNALS_PARTITION_SPEC = PartitionSpec(
     PartitionField(source_id=3, field_id=1001, transform=DayTransform(), name="start_day"),
 )
 _TIME_FIELDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us"}
-"""The time columns, each with the field of `Signal` that has the time in microseconds."""
+"""The time columns, each with the field of `Signal` in microseconds."""
 
 
 def signals_to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:

@@ -1,6 +1,6 @@
 """Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision. Each
 append is a compare-and-swap that also moves the table's cursor, a property of `frazil.signals`. The tables of a route's
-template form a group, which is named like the template. Their signals are numbered in one sequence.
+template form a group, named like the template, with one sequence of signal numbers.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ SIGNALS_TABLE = "frazil.signals"
 CURSOR_PROPERTY_PREFIX = "frazil.signals."
 FORMAT_VERSION = 1
 TABLE_KEY, FROM_KEY = "frazil.table", "frazil.from-us"
-"""Keys in the summary of each append: the table whose windows are signalled, and the start of the earliest window."""
+"""Keys in the summary of each append: the signalled windows' table, and the start of the earliest window."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSignals:
-    """The signals of one table or group, as of the time when `frazil.signals` was loaded."""
+    """The signals of one table or group, when `frazil.signals` was loaded."""
 
     table: str
     cursor: Cursor | None
     """The table's cursor; None before the first signal, and for a group."""
     number: int
-    """The number of the last signal; 0 if there is none."""
+    """The last signal's number, or 0."""
     at: Table | None
-    """The table `frazil.signals` as loaded; None if it does not exist."""
+    """The loaded table `frazil.signals`, if it exists."""
     group: str | None = None
     since: int = 0
-    """Number of the table's last signal before it joined the group, which has only the later signals."""
+    """Number of the table's last signal before it joined the group. The group has only later signals."""
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
@@ -117,7 +117,7 @@ class TableSignals:
         return self.after(max(self.number - count * len(shared), 0))
 
     def _since(self, number: int) -> BooleanExpression:
-        """Return a filter for the days that may have signals after a number. Reads only the summaries of appends."""
+        """Return a filter for days with signals after a number. Reads only the summaries of appends."""
         starts = []
         # The group's appends do not have the signals from before the table joined it.
         for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():
@@ -159,7 +159,7 @@ class Append(NamedTuple):
 def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
     """Append the signals of a table, or of several tables of a group, and move the cursors, in one commit.
 
-    Returns False, and appends nothing, if a cursor or the number of the last signal has changed since it was loaded.
+    Returns False, without appending, if a cursor or the last signal's number has changed since the signals were loaded.
     Raises the errors of `commit_snapshot`.
     """
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
@@ -228,7 +228,7 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
 
 
 def _read_group(signals: Table, table: str) -> tuple[str | None, int]:
-    """Return a table's group, and the number of its last signal before it joined the group. Raises MarkerUnreadable."""
+    """Return a table's group, and the table's last signal number before joining. Raises MarkerUnreadable."""
     try:
         raw = json.loads(signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
         return raw.get("group"), raw.get("since", 0)
@@ -257,7 +257,7 @@ def _cursor_text(append: Append, number: int, token: str) -> str:
 
 
 def _delete_files(table: Table, files: Sequence[StagedFile]) -> None:
-    """Delete the files of a failed append. Errors must not hide that the append failed."""
+    """Delete the files of a failed append. Only logs errors."""
     try:
         open_store(table.location(), table.io.properties).delete(file.path for file in files)
     except (OSError, FrazilError) as error:

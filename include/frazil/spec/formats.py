@@ -358,7 +358,7 @@ class Key(Model):
     )
     schema_file: str | None = Field(
         default=None,
-        description="For `avro` and `protobuf`: file with the schema of all keys, which then have no schema id.",
+        description="For `avro` and `protobuf`: as in `source.format`, for all keys.",
     )
     schema_text: str | None = Field(
         default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."

@@ -39,6 +39,12 @@ class Compaction(SwitchableAction):
         default=200,
         description="Number of small files at which an open partition is rewritten.",
     )
+    fold_files: CountFromTwo | None = Field(
+        default=None,
+        description="While it runs, a writer rewrites this many of its small files of a partition as one, so that "
+        "queries of an open partition read few files. By default, writers rewrite no files. Not for tables with "
+        "`mode: upsert`, `dedupe` or `commit.align`.",
+    )
     deleted_rows: Percentage = Field(
         default=20, description="Percentage of deleted rows at which a data file is rewritten."
     )

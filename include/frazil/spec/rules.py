@@ -303,11 +303,15 @@ def _check_throttle(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("commit.max-interval", format_duration(spec.commit.max_interval), what)
 
 
-def _check_expiry(spec: StreamSpec) -> Iterator[Problem]:
-    expiry = spec.maintenance.expiry
+def _check_maintenance(spec: StreamSpec) -> Iterator[Problem]:
+    expiry, fold_files = spec.maintenance.expiry, spec.maintenance.compaction.fold_files
     if expiry.at_least > expiry.at_most:
         what = f"is above maintenance.expiry.at-most, {expiry.at_most}; lower it"
         yield Problem("maintenance.expiry.at-least", expiry.at_least, what)
+    merges = spec.mode == "upsert" or spec.dedupe is not None or spec.commit.align != "none"
+    if fold_files and (merges or spec.table.properties.get("format-version") == "3"):
+        what = "has no effect with mode: upsert, dedupe, commit.align or format-version 3; leave it out"
+        yield Problem("maintenance.compaction.fold-files", fold_files, what)
 
 
 def _check_resources(spec: StreamSpec) -> Iterator[Problem]:
@@ -391,7 +395,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (layout.find_sorting_problems, ("schema", "coordinates", "sort-by")),
     (_check_alignment, ("commit.align", "complete", "event-time", "partition-by")),
     (_check_throttle, ("commit.throttle", "commit.interval", "commit.max-interval")),
-    (_check_expiry, ("maintenance.expiry",)),
+    (_check_maintenance, ("maintenance", "mode", "dedupe", "commit.align", "table.properties")),
     (property_rules.find_server_problems, ("source.bootstrap-servers",)),
     (property_rules.find_consumer_property_problems, ("source.properties",)),
     (property_rules.find_secret_problems, ()),

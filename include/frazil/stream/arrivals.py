@@ -1,6 +1,4 @@
-"""Finds the last time at which a stream had committed every record in Kafka. Records that are pending now arrived
-later. Pure.
-"""
+"""Finds the last time at which a stream had committed every record in Kafka. Pending records arrived later. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +9,18 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import PlannerReport
 
 MAX_REPORTS = 120
-"""Maximum number of kept reports. If there are more, every second one is dropped. The result may then be too early, but
-never too late.
-"""
+"""Maximum number of kept reports. With more, every second one is dropped; the result is then earlier, never later."""
 
 
 class CaughtUpTracker:
-    """Tracks the last time at which all records were committed, from the planner's reports."""
+    """Tracks from the planner's reports when all records were last committed."""
 
     def __init__(self, caught_up_at_ms: int | None = None) -> None:
         self.caught_up_at_ms = caught_up_at_ms
         self._reports: list[PlannerReport] = []
 
     def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
-        """Add a report. Return the time of the newest report whose records all come before the committed `offsets`."""
+        """Add a report. Return the time of the newest report whose records are all before the committed `offsets`."""
         before_ms = self._reports[-1].observed_at_ms if self._reports else -1
         # A partition may have got records between the last known end and the loss of its leader.
         if report is not None and not report.leaderless and report.observed_at_ms > before_ms:
@@ -43,6 +39,6 @@ def _has_same_records(one: PlannerReport, other: PlannerReport) -> bool:
 
 
 def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
-    """Return whether all records of the report, including those in transactions, are before the offsets."""
+    """Return whether all of the report's records, including those in transactions, are before the offsets."""
     ends = {tp: end + report.in_transactions.get(tp, 0) for tp, end in report.ends.items()}
     return not replace(report, ends=ends).unread(offsets)

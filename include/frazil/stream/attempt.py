@@ -1,5 +1,5 @@
 """Lets a task attempt notice that Spark has abandoned it: the executor closes its connection, or its daemon sends
-SIGHUP. Otherwise the attempt would go on reading, and leave files that no journal names. Imports little: see
+SIGHUP. Otherwise, the attempt would leave files that no journal names. Imports little: see
 `frazil.stream.worker_daemon`.
 """
 
@@ -18,7 +18,7 @@ _connection: int | None = None
 
 
 class AttemptAbandoned(BaseException):
-    """Ends an abandoned task attempt at any point, so that its files are removed. It is not an error of the task."""
+    """Ends an abandoned task attempt at any point, so that its files are removed. Not an error."""
 
 
 def check_not_abandoned() -> None:
@@ -36,7 +36,7 @@ def _is_closed(connection: int) -> bool:
 
 
 def wrap_worker_main(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """Wrap the main function of Spark's Python worker, so that abandoned task attempts end early."""
+    """Wrap the main function of Spark's Python worker. Abandoned task attempts then end early."""
 
     def run(infile: Any, outfile: Any) -> object:
         global _connection  # noqa: PLW0603 - a worker has one

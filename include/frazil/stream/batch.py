@@ -1,4 +1,4 @@
-"""Runs one batch: stage, journal, commit. The engine runs the staging tasks. The steps share the epoch's state: the
+"""Runs one batch: stage, journal, commit. The engine runs the staging tasks. Batches share the epoch's state: the
 marker and the last batch.
 """
 
@@ -26,6 +26,7 @@ from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
 from frazil.commit.rejection_reasons import count_reasons
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import delete_fenced_batch, discard_batch, sweep_batch
+from frazil.commit.writer_folding import WriterFolding
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import (
     BatchCommitted,
@@ -56,7 +57,7 @@ from frazil.stream.evolve import EvolutionResult, evolve_table
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.notices import Notices
 from frazil.stream.outage import retry_during_outage
-from frazil.stream.plan import Position, join_ranges, read_rates, update_rates, write_rates
+from frazil.stream.plan import Position, join_ranges, update_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
 from frazil.stream.stage_context import build_stage_context
@@ -70,9 +71,9 @@ log = logging.getLogger(__name__)
 Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
-"""Maximum number of times that one batch is restaged, because tables evolved or did not exist yet."""
+"""Maximum number of times that one batch is restaged because tables evolved or were missing."""
 MAX_RECENT_COMMITS = 4
-"""Maximum number of commit records from which a new writer computes averages: each may take megabytes."""
+"""Maximum number of commit records from which a new writer computes averages."""
 
 
 @dataclass(slots=True)
@@ -89,20 +90,22 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    """Waits for the given seconds. Returns early, with a true value, if the writer is asked to end."""
+    """Waits for a number of seconds. Returns True early if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Rejected records before these offsets do not open the circuit breaker."""
+    """The circuit breaker ignores rejected records before these offsets."""
     throttle: Throttle | None = None
     recent: RecentSizes | None = None
     """Average bytes that recent batches wrote to each table partition."""
     distribution: Distribution | None = None
     last_journal: Journal | None = None
+    folding: WriterFolding | None = None
+    """Folds the main table's small files; None if maintenance alone rewrites files."""
     route: StreamRoute = field(kw_only=True)
     notices: Notices = field(kw_only=True)
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch that ends at `end`. If `tasks` is 0, only commit the position `end`."""
+        """Stage, journal and commit one batch that ends at `end`. If `tasks` is 0, only commit this position."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
@@ -133,6 +136,8 @@ class BatchRunner:
         self._record_rates(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
         if self.tables.main.expiry is not None:
             self.tables.main.expiry.continue_after(self.tables.main.current())
+        if self.folding is not None:
+            self.folding.continue_after(journal.staged_for("main"))
         self._delete_obsolete_files(journal)
         self.sweep_stragglers()
         self.last_journal = journal
@@ -145,12 +150,12 @@ class BatchRunner:
         self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete the last batch's files of failed attempts again. On a cluster, an attempt may write files late."""
+        """Delete files of the last batch's failed attempts again. On a cluster, an attempt may write files late."""
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._delete_obsolete_files(self.last_journal)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
-        """Emit the events of a committed batch. Durations (s) are 0 if an earlier epoch staged it."""
+        """Emit the events of a committed batch. Durations (s) are 0 for a batch from an earlier epoch."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
@@ -173,7 +178,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, by_partition, limit, newest_ms))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Return the merge counts by outcome, summed over all tables that have committed the batch."""
+        """Return the merge counts by outcome, summed over all tables that have the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -204,7 +209,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _raise_if_fenced(self, error: Exception) -> None:
-        """Raise `Fenced` from `error` if another writer took over: its deletion of files may have caused the error."""
+        """Raise `Fenced` from `error` if another writer took over, whose deletion of files may be the cause."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -230,9 +235,8 @@ class BatchRunner:
         self.emit(OutageReported(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        """Stage the batch. Stages it again if a table evolved or records need new tables. Returns the tasks' answers
-        and the journal to write. Drift that remains is left to the next batch. Raises StaleBatch if records still need
-        new tables.
+        """Stage the batch, and again if a table evolved or records need new tables. Returns the tasks' answers and the
+        journal to write. Leaves remaining drift to the next batch. Raises StaleBatch if records still need new tables.
         """
         context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
@@ -273,7 +277,7 @@ class BatchRunner:
         return context, answers
 
     def _evolve_tables(self, context: StageContext, answers: Answers) -> bool:
-        """Evolve the tables to accept the tasks' schema drift. Returns whether the batch must be staged again."""
+        """Evolve the tables by the tasks' schema drift. Returns whether the batch must be staged again."""
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
             drift.setdefault("main" if self.route.is_absent(target) else target, []).append(found)
@@ -318,7 +322,7 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent_sizes(self, spec_id: int) -> RecentSizes:
-        """Return the average bytes per table partition, from earlier writers' last commit records."""
+        """Return the average bytes per table partition from the last commit records."""
         recent = RecentSizes(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), MAX_RECENT_COMMITS)]
         for journal in reversed(newest):
@@ -346,7 +350,7 @@ class BatchRunner:
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """Return the id of each topic, including new topics of a pattern that the marker does not have yet."""
+        """Return the id of each topic, including a pattern's new topics that are not in the marker."""
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
             return known.topic_ids
@@ -390,8 +394,7 @@ class BatchRunner:
     ) -> None:
         """Record rates and the metadata's size for the planner. Only logs errors."""
         try:
-            task_s = [answer.seconds for answer in answers]
-            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s)
+            stretch = None
             if self.recent is not None:
                 self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":
@@ -401,15 +404,16 @@ class BatchRunner:
                 pressed = before is not None and before.reason is not None
                 if pressed or now.reason:
                     self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
-                exchange = open_exchange(self.run_folder)
-                write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
+                stretch = now.stretch
+            task_s = [answer.seconds for answer in answers]
+            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s, stretch=stretch)
         except Exception as error:  # storages and full disks raise anything
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
 
 
 @contextmanager
 def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Log errors in deleting `files` instead of raising them. The next start deletes these files."""
+    """Log errors in deleting `files`, instead of raising them. The next start deletes the files."""
     try:
         yield
     except Exception as error:  # catalogs' clients raise anything

@@ -1,4 +1,4 @@
-"""The loop of an epoch: poll the planner for the end of the next batch, run that batch, and repeat
+"""The loop of an epoch: ask the planner for the next batch's end, run that batch, and repeat
 (docs/adr/0014-the-batch-loop-is-ours.md).
 """
 
@@ -26,9 +26,9 @@ from frazil.stream.planner import POLL_INTERVAL_S, BatchPlanner, PlannerSettings
 from frazil.stream.whole_transactions import whole_transactions
 
 STOP_CHECK_INTERVAL_S = 0.1
-"""How often the loop checks whether it must stop while the brokers do not respond."""
+"""Interval (s) at which the loop checks whether to stop, while the brokers do not respond."""
 CHECK_INTERVAL_S = 0.9
-"""Minimum time between two checks of the engine: with short commit intervals, the loop polls more often."""
+"""Minimum time (s) between two checks of the engine."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class BatchLoop:
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether the writer catches up and then ends. A batch then starts whenever a record is unread."""
+    """Whether the writer catches up and then ends. Any unread record then starts a batch."""
     set_planner_report: Callable[[PlannerReport | None], None]
     """Receives the planner's reports; None when the epoch begins."""
     hosting: Hosting = field(default_factory=Hosting)
@@ -89,7 +89,7 @@ class BatchLoop:
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _create_planner(self) -> BatchPlanner:
-        """Create the epoch's planner. Clears an earlier epoch's report, and ends its stretch of the commit interval."""
+        """Create the epoch's planner. Clears an earlier epoch's report and stretched commit interval."""
         r = self.runner
         exchange = open_exchange(r.run_folder)
         self.set_planner_report(None)

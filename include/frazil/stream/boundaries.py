@@ -1,4 +1,4 @@
-"""Finds transaction boundaries in a log: offsets before which every source transaction is complete. Pure."""
+"""Finds transaction boundaries in a log: offsets between complete source transactions. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import escape_unsafe
 
 MAX_REMEMBERED_TRANSACTIONS = 200_000
-"""Maximum number of transactions whose ends are remembered. A restarted connector sends recent events again."""
+"""Maximum number of transactions whose ends are remembered, in case a restarted connector sends events again."""
 MAX_OPEN_POSITIONS = 200
-"""Maximum number of source positions of open transactions: comparing them takes quadratic time."""
+"""Maximum number of source positions of open transactions, which are compared in pairs."""
 
 
 @dataclass(slots=True)
 class _RecordRun:
-    """Consecutive records of one transaction, or consecutive records without a transaction."""
+    """Consecutive records of one transaction, or without a transaction."""
 
     transaction: str
     order: int
@@ -26,12 +26,12 @@ class _RecordRun:
     """The transaction's position in the source's log."""
     end: int
     unreadable: int = 0
-    """Unreadable records after the last readable one, which may belong to this transaction."""
+    """Number of unreadable records after the last readable one. They may belong to this transaction."""
 
 
 @dataclass(slots=True)
 class _OpenTransactions:
-    """Open transactions, oldest first. A transaction without a position never counts as earlier than another."""
+    """Open transactions, oldest first. A transaction without a position never precedes another."""
 
     positions: dict[str, str | None] = field(default_factory=dict)
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -67,9 +67,11 @@ class _OpenTransactions:
 @dataclass(slots=True)
 class Boundaries:
     """Finds transaction boundaries in a log of change events. Each event has its transaction's id, and its number in
-    the transaction. A transaction is open until its last event, or until a later transaction begins. The end record
-    states the number of events. A restarted connector sends events again. A batch that ends among these would restore
-    deleted rows, so no offset is a boundary until the connector has sent the newest transaction again.
+    the transaction. A transaction is open until its last event, or until a later transaction begins. Its end record
+    states the number of events.
+
+    A restarted connector sends events again. A batch that ends among these would restore deleted rows. No offset is a
+    boundary until the newest transaction was sent again.
     """
 
     at: int
@@ -77,7 +79,7 @@ class Boundaries:
     newest: LastTransaction = NO_TRANSACTION
     """The newest complete transaction before `at`."""
     is_behind: bool = False
-    """Whether, at the last `advance`, a restarted connector had not yet sent `newest` again."""
+    """Whether, at the last `advance`, a restarted connector had not sent `newest` again yet."""
     _runs: list[_RecordRun] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
     """The number of events of each transaction whose end record was read."""
@@ -107,8 +109,8 @@ class Boundaries:
 
     def advance(self, *, whole: bool) -> str:
         """Move `at` to the last boundary. Returns the id of the transaction that prevents a later boundary, or "".
-        Unless `whole`, the last transaction stays open, because more records follow. Raises SpecError if records are
-        not in the order of one log.
+        Unless `whole`, the last transaction stays open, because more records follow. Raises SpecError for records from
+        more than one log.
         """
         open_ones = _OpenTransactions()
         newest, behind, begins, end = self.newest, False, 0, self.at
@@ -136,9 +138,7 @@ class Boundaries:
 
 
 def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction after the end of `transaction`, and whether `transaction` is older
-    than `newest`.
-    """
+    """Return the newest transaction after `transaction` ends, and whether `transaction` is older than `newest`."""
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

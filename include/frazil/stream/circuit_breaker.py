@@ -15,7 +15,7 @@ MAX_NAMED_PARTITIONS = 5
 
 
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
-    """Raise `CircuitOpen` if a batch of `records` rows has more dead letters than `dead-letters.circuit` allows."""
+    """Raise `CircuitOpen` if a batch of `records` has more dead letters than `dead-letters.circuit` allows."""
     if (circuit := spec.dead_letters.circuit) == "off":
         return
     if (reason := reason_to_open(rejects, records=records, circuit=circuit)) is not None:
@@ -33,7 +33,7 @@ def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -
 
 
 def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
-    """Return the error message. Its long parts come last. `before` is the last batch with records."""
+    """Return the error message, with long parts last. `before` is the last batch with records."""
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
@@ -57,7 +57,7 @@ def _format_first_locations(rejects: Rejects) -> str:
 
 
 def _choose_samples(rejects: Rejects) -> list[Reject]:
-    """Return a few dead letters. Alternates between the error classes, beginning with the most frequent one."""
+    """Return a few dead letters of each error class in turn, beginning with the most frequent class."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:MAX_SAMPLES]
 

@@ -1,5 +1,5 @@
-"""Measures the CPU time and storage requests of a writer's process and its JVM, from batch to batch. Streams in one
-process share these measurements.
+"""Measures the CPU time and storage requests of a writer's process and its JVM, by batch. Streams in one process share
+these measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from frazil.table.storage_requests import StorageRequests, counted_requests
 
 @dataclass(slots=True)
 class CostMeter:
-    """Measures what a process has cost since its previous batch. The first batch includes the cost of the start."""
+    """Measures a process's cost since its previous batch. The first batch includes the cost of the start."""
 
     jvm_pid: int | None = None
     _taken_s: float = 0.0
@@ -38,7 +38,7 @@ cost_meter = CostMeter()
 
 
 def _process_cpu_s(pid: int | None) -> float:
-    """Return the CPU (s) of another process; 0 if it has ended or /proc does not exist."""
+    """Return the CPU (s) of another process; 0 if unknown."""
     if pid is None:
         return 0.0
     try:

@@ -1,6 +1,6 @@
 """Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure. Without a shuffle,
-each task writes a file for each table partition of its rows. With a shuffle, a table partition gets only as many files
-as its bytes need.
+each task writes a file for each table partition of its rows. With a shuffle, the size of a table partition determines
+its number of files.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ MIN_RATIO_TO_BEGIN = 1.5
 MIN_RATIO_TO_CONTINUE = 1.2
 """Shuffling stops if it divides the number of files by less than this factor."""
 MIN_SAVED_FILES = 16
-"""Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
+"""Minimum number of files that a shuffle must save to be worth its CPU time."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
-"""A partition without new rows is forgotten if its average falls to this fraction of the batch's mean per partition."""
+"""A partition without new rows is forgotten once its average is below this share of the mean partition."""
 MAX_ASSIGNED_PARTITIONS = 10_000
-"""Maximum number of partitions, largest first, that are assigned to writers. Each task receives the assignment."""
+"""Maximum number of partitions, largest first, that are assigned to writers."""
 FILE_COST_BYTES = 24 * 1024
-"""Bytes of Parquet that take as much CPU as opening one more file (`python -m bench.distribution`)."""
+"""Bytes of Parquet that cost as much CPU as one more file (`python -m bench.distribution`)."""
 MIN_PIECE_SHARE = 0.05
-"""Minimum piece of a partition that a writer gets, as a fraction of the average bytes of a writer."""
+"""Minimum piece of a partition for a writer, as a fraction of a writer's average bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecentSizes:
-    """Average bytes that recent batches wrote to each partition. The newest batch has half of the weight."""
+    """Average bytes that recent batches wrote to each partition. The newest batch counts half."""
 
     spec_id: int
     bytes: Mapping[PartitionKey, float] = field(default_factory=dict)
     files_alone: float = 0.0
-    """Average number of files per batch if each task wrote the rows that it reads, without a shuffle."""
+    """Average number of files per batch without a shuffle."""
 
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> RecentSizes:
-        """Return the averages after a batch with these files of main. Ignores files of another partition spec."""
+        """Return the averages after a batch with these files in main. Ignores files of another partition spec."""
         newest: dict[PartitionKey, float] = defaultdict(float)
         count = 0
         for file in files:
@@ -96,7 +96,7 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     target_file_bytes: int,
     before: Distribution | None,
 ) -> Distribution:
-    """Decide whether to shuffle a batch of `tasks` tasks. If `before` was a shuffle, a smaller saving is enough."""
+    """Decide whether to shuffle a batch of `tasks` tasks. After a shuffle (`before`), a smaller saving suffices."""
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
@@ -121,8 +121,8 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
 def assign_writers(
     sizes: Mapping[PartitionKey, float], writers: int
 ) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
-    """Assign writers to partitions by McNaughton's wrap-around rule, and return `Shuffle.shares`. The partitions form a
-    line, the largest first, which is cut into an equal length for each writer. Very small pieces are left out, so a
+    """Assign writers to partitions by McNaughton's wrap-around rule, and return `Shuffle.shares`. The partitions,
+    largest first, form a line that is cut into equal lengths, one per writer. Very small pieces are left out, so a
     writer gets at most `1 + 2 * MIN_PIECE_SHARE` times that length.
     """
     ordered = _sort_by_size(sizes)

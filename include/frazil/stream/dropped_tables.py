@@ -1,5 +1,5 @@
-"""Finds tables of a route that were dropped or renamed; another table may have their name. An operator registers the
-former table again, or continues without its rows.
+"""Finds a route's tables that were dropped, renamed or replaced. An operator registers the former table again, or
+continues without its rows.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""Maximum number of dropped tables that are reported with their remedy; further tables are only counted."""
+"""Maximum number of dropped tables in a message; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """A routed table that was dropped, renamed, or replaced by another table. `reason` also says what to do."""
+    """A routed table that was dropped, renamed, or replaced by another table. `reason` includes the remedy."""
 
     target: Target
     reason: str
@@ -56,7 +56,7 @@ class DroppedTable:
 def find_dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
-    """Return the route's tables that were dropped or renamed, sorted by name; with `loaded`, also replaced tables."""
+    """Return the route's dropped and renamed tables, sorted by name. With `loaded`, includes replaced tables."""
     if not (sinks := spec.sinks).has_routed_tables:
         return []
     names = set(filter(sinks.may_include, list_recorded_tables(tables)))
@@ -93,7 +93,7 @@ def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
 
 
 def _find_replacement(catalog: Catalog, member: RoutedTableRecord, loaded: Mapping[Target, Table]) -> Table | None:
-    """Return the table that now has the recorded name, if it is not the route's former table."""
+    """Return the table that now has the recorded name, unless it is the route's own table."""
     table = loaded.get(member.target)
     if table is None:  # the template did not create the current table of this name
         try:
@@ -112,8 +112,8 @@ def find_lagging_and_dropped_tables(
     *,
     only_gone: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return the routed tables that are missing rows, and the dropped tables that had all their rows. With `only_gone`,
-    leaves out existing tables for which rows wait in journals.
+    """Return the routed tables that are missing rows, and the dropped tables that had all rows. `only_gone` omits
+    existing tables for which rows wait in journals.
     """
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
@@ -157,12 +157,12 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
 
 
 def has_other_route_value(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Return whether a table with the name for `value` was not created for it; False if `value` is None. Pure."""
+    """Return whether a table with the name for `value` has another value; False if `value` is None. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Return whether the declared route includes this table, or may include it because its route value is unknown."""
+    """Return whether the declared route includes this table, or might, because its route value is unknown."""
     return _may_include(spec, RoutedTableRecord(target, _find_route_value(spec, tables, target), ""))
 
 
@@ -174,7 +174,7 @@ def _may_include(spec: StreamSpec, member: RoutedTableRecord) -> bool:
 def describe_dropped_table(
     spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord, replacement: Table | None = None
 ) -> str:
-    """Return what happened to a table of the route, and what to do. `replacement` is the table that has its name."""
+    """Return what happened to a table of the route, and what to do. `replacement` now has its name, if given."""
     target, catalog, has = member.target, tables.main.catalog_name, _may_include(spec, member)
     of = f" (created for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
@@ -200,7 +200,7 @@ def describe_dropped_table(
 
 
 def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
-    """Return what to do about a declared table that is not in the catalog and was never loaded."""
+    """Return what to do about a declared table that is missing and was never loaded."""
     member = _find_member(spec, tables, target)
     if member.location:
         return describe_dropped_table(spec, tables, member)
@@ -211,7 +211,7 @@ def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Targe
 
 
 def _find_member(spec: StreamSpec, tables: StreamTables, target: Target) -> RoutedTableRecord:
-    """Return the record of a missing table, or one built from the files in its folder."""
+    """Return a missing table's record, or one built from the files in its folder."""
     member = read_table_record(tables, target)
     if member is not None:
         return member
@@ -224,7 +224,7 @@ def _find_member(spec: StreamSpec, tables: StreamTables, target: Target) -> Rout
 
 
 def _find_leftovers(tables: StreamTables, member: RoutedTableRecord) -> tuple[str | None, bool]:
-    """Return the path of the newest readable metadata file, and whether any files of the table remain."""
+    """Return the newest readable metadata file's path, and whether any files of the table remain."""
     if not member.location:
         return None, False
     try:
@@ -243,7 +243,7 @@ def shorten_dropped_tables(dropped: Sequence[DroppedTable]) -> list[str]:
 
 
 def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Create a missing table of the route, empty and without a marker. Raises SpecError if its value is unknown."""
+    """Create a missing table of the route, empty and without a marker. Raises SpecError for an unknown route value."""
     value = dropped_table_value(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), declare_routed_table(spec, identifier, value)
     found = find_remains(catalog, declared)
@@ -253,7 +253,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value for which a table was created; None for a named table. Raises SpecError if unknown."""
+    """Return the route value of a dropped table; None for a named table. Raises SpecError if unknown."""
     if identifier in spec.sinks.named_tables:
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:
@@ -265,7 +265,7 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the table's route value, as found in its note, record or name; None if unknown."""
+    """Return the table's route value, according to its note, record or name; None if unknown."""
     known = [
         found.value
         for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))

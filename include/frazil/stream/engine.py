@@ -1,4 +1,4 @@
-"""The interface of engines, which map a function over the tasks of a batch: Spark, or a test's own process."""
+"""The interface of engines, which run a function on each task of a batch: on Spark, or in a test's process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class TaskAnswer:
     result: StageResult
     seconds: float
     cpu_s: float = 0.0
-    """CPU seconds in processes other than the driver's."""
+    """CPU seconds outside the driver's process."""
     partitions: int | None = None
-    """Table partitions of the task's rows; None if they were not shuffled."""
+    """Number of table partitions in the task's rows; None without a shuffle."""
 
 
 class RecordSuspected(Exception):
-    """A shuffled task failed, perhaps because of one record. Staging without a shuffle finds that record."""
+    """A shuffled task failed, perhaps because of a record. Staging without a shuffle finds the record."""
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -32,22 +32,24 @@ Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
 
 
 class Engine(Protocol):
-    """A context manager: entering it starts the engine in the background."""
+    """Runs tasks. Entering its context starts it in the background."""
 
     @property
     def parallelism(self) -> int: ...
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Wait, before the take-over, until a cluster can run the tasks. Return False if `until` returns True first."""
+        """Wait until a cluster can run tasks. Call this before the take-over. Return False if `until` returns True
+        first.
+        """
 
     def warm_up(self) -> None:
         """Start workers for the first batch in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises a task's error."""
+        """Run `work` on each plan (a `StageTask` as JSON) in a separate task. Raises a task's error."""
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """Map `work` over the plans of merge tasks, and return the answers in order."""
+        """Run `work` on each plan of a merge task, and return the answers in order."""
 
     def check(self) -> None:
         """Raise an error if the engine cannot run another batch. Called about once a second."""
@@ -73,9 +75,9 @@ def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of a shuffled batch. Joins the answers of each reader and the writer with the same number.
-    Raises a task's error, or RecordSuspected. Raises StaleBatch unless each writer received exactly the rows that were
-    sent: Spark may have run a reader again, which may have sent other rows.
+    """Parse the answers of a shuffled batch. Joins each reader's answer with that of the writer with the same number.
+    Raises a task's error, or RecordSuspected. Raises StaleBatch unless each writer received exactly the sent rows:
+    Spark may have run a reader again, with other rows.
     """
     found = [parse_answer(answer) for answer in answers]
     if suspect := next((answer["suspect"] for answer in found if "suspect" in answer), None):

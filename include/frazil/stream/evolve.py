@@ -1,4 +1,4 @@
-"""Evolves a stream's tables to match the schema drift in a batch's records, before the batch is committed."""
+"""Evolves a stream's tables to match a batch's schema drift, before the commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NAMED = 5
 @dataclass(frozen=True, slots=True)
 class EvolutionResult:
     changes: tuple[str, ...]
-    """Descriptions of the changes. If empty, the staged batch can be committed."""
+    """Descriptions of the changes. If empty, the staged batch is still valid."""
     refused: tuple[RefusedField, ...]
 
 
@@ -33,7 +33,7 @@ def ignored_fields_notice(refused: Sequence[RefusedField], *, table: str) -> str
 
 
 def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
-    """Return the notice about records whose fields match no column, or ""."""
+    """Return the notice about records that fill no column, or ""."""
     if not counted_so_far.unknown:
         return ""
     names = counted_so_far.names
@@ -71,7 +71,7 @@ def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 def evolve_table(
     table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None
 ) -> EvolutionResult:
-    """Change the table as far as `evolution` allows. Columns of a routed table are named as in `main`."""
+    """Change the table as far as `evolution` allows. A routed table's columns have their names in `main`."""
     wanted, refused = requested_changes(join_drift(drift))
     wanted, dropped = refuse_sensitive_fields(wanted, _sensitive_paths(main or table, spec))
     refused = (*refused, *dropped)
@@ -100,7 +100,7 @@ def columns_for_pending_files(default: Table, files: Iterable[StagedFile], *, wi
 
 
 def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return the paths of sensitive fields, with former and current names of renamed columns."""
+    """Return the paths of sensitive fields, with all former and current names."""
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped_fields, *(tuple(name.split(".")) for name in spec.sensitive.kept_fields)]
@@ -113,7 +113,7 @@ def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
 def _use_current_names(
     wanted: Sequence[Change], main: Schema, former: FormerColumns
 ) -> tuple[list[Change], tuple[RefusedField, ...]]:
-    """Return the changes with current names of renamed columns, and refusals for dropped ones."""
+    """Return the changes with renamed columns' current names, and refusals for dropped columns."""
     kept: list[Change] = []
     refused: list[RefusedField] = []
     for change in wanted:
@@ -130,7 +130,7 @@ def _use_current_names(
 def refuse_sensitive_fields(
     wanted: Sequence[Change], hidden: Sequence[Path]
 ) -> tuple[list[Change], tuple[RefusedField, ...]]:
-    """Return the changes that add no sensitive field, and refusals of the others. Ignores case."""
+    """Return the changes without sensitive fields, and refusals of these fields. Ignores case."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[RefusedField] = []
@@ -150,7 +150,7 @@ def refuse_sensitive_fields(
 
 
 def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[RefusedField, ...]]:
-    """Return the changes that accept all drift, and refusals for fields that cannot become columns."""
+    """Return the changes that would accept all drift, and refusals for fields that cannot become columns."""
     wanted: list[Change] = []
     refused: list[RefusedField] = []
     for found in find_new_fields(drift):

@@ -1,4 +1,4 @@
-"""Lets a writer without new records notice that a reset or another writer replaced it. Otherwise only commits check
+"""Lets a writer without new records notice that a reset or another writer has fenced it. Otherwise, only commits check
 this.
 """
 
@@ -30,7 +30,7 @@ def _start_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """Checks in a thread with its own catalog client whether a newer epoch has fenced this one."""
+    """Checks in a thread, with its own catalog client, whether a newer epoch has fenced this one."""
 
     clock: Callable[[], float] = time.monotonic
     open: Callable[[str], Catalog] = open_existing_catalog
@@ -44,7 +44,7 @@ class FenceWatch:
         self.postpone()
 
     def postpone(self) -> None:
-        """Postpone the next check. Call this after a commit, which checks the epoch itself."""
+        """Postpone the next check. Call this after a commit, which is also a check."""
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:

@@ -1,5 +1,5 @@
-"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots. A hundred
-writers with their own threads and clients would use a whole core even without new records.
+"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots, because
+separate ones would cost a core for a hundred idle writers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from frazil.telemetry.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
-"""How often the shared threads check which streams are due."""
+"""Interval (s) at which the shared threads check which streams are due."""
 HEARTBEAT_INTERVAL_S = 3.0
-"""Heartbeat interval of a shared thread. Readers consider a heartbeat stale after ten seconds."""
+"""Heartbeat interval (s) of a shared thread. A heartbeat is stale after ten seconds."""
 MAX_POLLING_S = 5.0
 """Each planner's maximum polling interval if a process has many writers."""
 FOLD_INTERVAL_S = 600.0
 FOLD_PAUSE_S = 1.0
-"""Pause after each folded object, so that years of commit records do not slow batches down."""
+"""Pause (s) after each folded object, so that folding does not slow batches down."""
 
 
 class Slots:
@@ -68,9 +68,7 @@ class Slots:
     def release_while(
         self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]
     ) -> bool:
-        """Release this thread's slot, call `wait`, and wait for a slot again. Return True if
-        `cancelled` returns True meanwhile.
-        """
+        """Release this thread's slot during `wait`, then wait for a slot again. Return True if `cancelled` does."""
         thread_id = threading.get_ident()
         lent = thread_id in self._holders
         if lent:
@@ -153,7 +151,7 @@ class Heartbeats:
             self._sent_s[one] = float("-inf")
 
     def remove(self, one: HeartbeatSender) -> None:
-        """Stop sending a writer's heartbeat. If one is being sent, waits for it."""
+        """Stop sending a writer's heartbeat. Waits for a heartbeat in progress."""
         with self._lock:
             self._sent_s.pop(one, None)
 
@@ -172,7 +170,7 @@ class Heartbeats:
 
 
 class FoldingThread:
-    """One thread that folds the old commit records of many streams in turn."""
+    """One thread that folds the old commit records of many streams, one after the other."""
 
     def __init__(self) -> None:
         self._due_s: dict[Callable[[], object], float] = {}
@@ -187,7 +185,7 @@ class FoldingThread:
         self._over.set()  # a daemon thread: an interruption at any point loses nothing
 
     def add(self, fold: Callable[[], object]) -> None:
-        """Call `fold` every ten minutes, first in ten minutes."""
+        """Call `fold` every ten minutes, after a first pause."""
         self._due_s[fold] = time.monotonic() + FOLD_INTERVAL_S
 
     def remove(self, fold: Callable[[], object]) -> None:
@@ -204,11 +202,11 @@ class FoldingThread:
 
 class ReadPins(Protocol):
     def __call__(self, catalog: Catalog, table: str, expiry: Expiry, *, now_ms: int) -> Pins:
-        """Return what expiry of a table must keep for its signals. Raises catalog errors."""
+        """Return the snapshots of a table that its signals need. Raises catalog errors."""
 
 
 class KafkaClients:
-    """Shares one Kafka admin client among writers with the same brokers and credentials, until the last one ends."""
+    """Shares one Kafka admin client among all writers with the same brokers and credentials."""
 
     def __init__(self) -> None:
         self._clients: WeakValueDictionary[frozenset[tuple[str, str]], AdminClient] = WeakValueDictionary()
@@ -225,7 +223,7 @@ class KafkaClients:
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """The resources that a process gives each of its writers. The defaults suit a process with one writer."""
+    """The resources that a process gives each of its writers. The defaults are for one writer."""
 
     kafka_client: Callable[[Mapping[str, str]], AdminClient] = AdminClient
     heartbeats: Heartbeats | None = None
@@ -233,12 +231,10 @@ class Hosting:
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
     read_pins: ReadPins | None = None
-    """Reads which snapshots signals need. Without it, writers expire no snapshots."""
+    """Reads which snapshots signals need. If it is missing, writers expire no snapshots."""
     slots: Slots = field(default_factory=lambda: Slots(1))
     max_polling_s: float = 1.0
-    """Each planner's maximum polling interval (s). Batches start earlier by the polling interval if it is longer than
-    the default.
-    """
+    """Each planner's maximum polling interval (s). If this is above the default, batches start earlier by as much."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""The writer's process: its signal handlers, and the exit code that the supervisor reads. It starts the JVM before it
-imports the rest of the writer, which takes more than a second of CPU.
+"""The writer's process: its signal handlers, and its exit code for the supervisor. Starts the JVM first, because
+importing the rest of the writer takes over a second.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False, read_pins: Re
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False, read_pins: ReadPins | None = None) -> bool:
     """Run the writer until SIGTERM or SIGINT or, with `until_caught_up`, until it has caught up. After a signal, it
-    still commits the current batch. Returns whether a signal ended it. `sinks` receive its events. See `Hosting` for
+    commits the current batch. Returns whether a signal ended it. `sinks` receive its events. See `Hosting` for
     `read_pins`. Raises the errors of `Writer.run`.
     """
     log_to_stderr()

@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function of merge tasks, sent to executors. Like `StageRows`, returns a FrazilError instead of raising it."""
+    """The function of merge tasks, sent to executors. Returns FrazilErrors instead of raising them."""
 
     contexts: tuple[MergeContext, ...]
-    """The contexts of one job and stream. Each plan has the index of its context."""
+    """The contexts of one job and stream. Each plan has its context's index."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
         return map(self._run_plan, tasks)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a call of `shipped_merge`, which can refuse the work of another version of frazil."""
+        """Pickle as a call of `shipped_merge`, which refuses other versions of frazil."""
         contexts = [asdict(context) for context in self.contexts]
         context = {"stream": self.stream}
         work = {"version": __version__, "context": context, "contexts": contexts, "progress": asdict(self.progress)}
@@ -83,12 +83,12 @@ class _Request:
 
 @dataclass(slots=True)
 class MergeRunner:
-    """Runs merges on an engine, one job at a time. A job has all requests that arrived while the last one ran."""
+    """Runs merges on an engine, one job at a time. Requests that arrive during a job share the next one."""
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     progress: ProgressFolder
     on_job: Callable[[int, float], object] = lambda _tasks, _seconds: None
-    """Called after each job with the number of its tasks and its duration (s)."""
+    """Called after each job with its number of tasks and its duration (s)."""
     _waiting: list[_Request] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
     _running: threading.Lock = field(default_factory=threading.Lock)
@@ -105,7 +105,7 @@ class MergeRunner:
         return request.results.result()
 
     def _run_job(self, job: Sequence[_Request]) -> None:
-        """Run one job, and set its requests' results. If a job of several requests fails, each runs on its own."""
+        """Run one job, and set its requests' results. After a failure, run each request on its own."""
         progress = replace(self.progress, io=job[0].context.target.io, attempt=clock.now_ms())
         try:
             progress.clear()
@@ -134,7 +134,7 @@ class MergeRunner:
 
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | VersionRefusal:
-    """Rebuild the function that a driver sent, or refuse it: see `frazil.stream.stage_rows.shipped`."""
+    """Rebuild the function that a driver sent, or refuse it; see `frazil.stream.stage_rows.shipped`."""
     return rebuild(
         work, lambda: MergeTasks(tuple(map(_parse_context, work["contexts"])), ProgressFolder(**work["progress"]))
     )

@@ -1,4 +1,4 @@
-"""The notices that a writer shows to operators. Its epochs share them: each withdraws what earlier ones published."""
+"""The notices that a writer shows to operators, shared by its epochs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from frazil.table.growth import RefusedField
 log = logging.getLogger(__name__)
 
 MAX_IGNORED_FIELDS = 100
-"""Number of ignored fields after which a writer stops reporting them: records may have any number."""
+"""Number of ignored fields after which a writer stops reporting them."""
 
 
 @dataclass(slots=True)
 class Notices:
-    """The published notices of one writer, and the counts in them."""
+    """A writer's published notices, and the counts in them."""
 
     emit: Callable[[StreamEvent], None]
     table: str
@@ -34,16 +34,16 @@ class Notices:
     of_tasks: frozenset[str] = frozenset()
     """Notices of the last batch's tasks."""
     committed: SchemaDrift = NO_DRIFT
-    """Counts over committed batches: records whose fields match no column, cast values, changes without a position."""
+    """Counts over committed batches: records that fill no column, cast values, changes without a position."""
     counted: SchemaDrift = NO_DRIFT
-    """The counts with the batch that was staged last."""
+    """The counts, including the last staged batch."""
     reported: SchemaDrift = NO_DRIFT
     """The part of `counted` that published notices have reported."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Reported ignored fields: the table's name, followed by the field's path."""
 
     def publish_drift(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the counts with a staged batch. Known casts and unplaced changes are published again if doubled."""
+        """Publish the counts, including a staged batch. Casts and unplaced changes are published again when doubled."""
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = join_drift([self.committed, *found])
         before = self.reported
@@ -60,7 +60,7 @@ class Notices:
                 self.emit(NoticeIssued(text, replaces=earlier))
 
     def publish_committed(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the notices of a committed batch's tasks, and withdraw those that only earlier batches had."""
+        """Publish the notices of a committed batch's tasks. Withdraw all other task notices."""
         self.committed = self.counted
         if not answers:
             return

@@ -1,4 +1,4 @@
-"""Lets a batch wait until a catalog, storage or registry is available again, or until credentials are valid."""
+"""Lets a batch wait until a catalog, storage or registry is available again, or credentials are valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_TIMEOUT_S = 600.0
-"""How long a batch waits for a catalog, storage or registry, as a commit does."""
+"""How long (s) a batch waits for a catalog, storage or registry."""
 MAX_OUTAGE_WAIT_S = 30.0
 
 
@@ -28,10 +28,10 @@ def retry_during_outage(
     report: Callable[[str, int], None],
     prepare_retry: Callable[[], None] = lambda: None,
 ) -> T:
-    """Call `operation`, retry while a service that it needs is unavailable, and return its result. Retries immediately
-    after expired credentials. `what` begins the messages: it says what cannot be done. `report` receives a message and
-    an exit code for each failure. `wait` takes seconds, and returns true if the writer is asked to end. Raises the last
-    error if the writer is asked to end, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
+    """Call `operation`, retry during an outage, and return its result. Retries immediately after expired credentials.
+    `what` begins the messages: what cannot be done. `report` receives a message and an exit code for each failure.
+    `wait` takes seconds, and returns True if the writer is asked to end. Raises the last error when the writer is asked
+    to end, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:

@@ -27,9 +27,9 @@ class Position:
     offsets: Mapping[TopicPartition, int]
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epoch of the leader that had the last record before each offset, if known."""
+    """The leader epoch of the last record before each offset, if known."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last complete source transaction before these offsets, if the stream reads whole ones."""
+    """The last complete source transaction before these offsets, if batches have whole transactions."""
 
     @classmethod
     def from_marker(cls, marker: Marker) -> Position:
@@ -41,31 +41,27 @@ class PlannerReport:
     """The planner's last observation."""
 
     ends: Mapping[TopicPartition, int]
-    """The offsets up to which records may be read. Without a leader, those that the topic-partition's last leader
-    reported.
-    """
+    """The offsets up to which records may be read; without a leader, as last known."""
     first_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The first offsets of new partitions that are not in a marker yet."""
+    """The first offsets of new partitions that are not in the marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets that wait for transactions to end, if any."""
     transaction: str = ""
-    """The source transaction for which records wait, and what to do. Empty if none wait, or if they wait for a Kafka
-    transaction.
-    """
+    """The source transaction for which records wait, and what to do; "" if none. Excludes Kafka's transactions."""
     observed_at_ms: int = 0
     """Time of the last poll that Kafka answered; 0 before the first answer."""
     silent_since_ms: int | None = None
-    """Time of the first unanswered poll after `observed_at_ms`; None if Kafka answered the last poll."""
+    """Time of the first unanswered poll since `observed_at_ms`, if any."""
     leaderless: frozenset[TopicPartition] = frozenset()
-    """Topic-partitions that have no leader now, from which nothing can be read."""
+    """Topic-partitions that have no leader now, and cannot be read."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the end of each topic-partition is known. Without a leader, its last known end counts."""
+        """Whether the end of each topic-partition is known. The last known end counts."""
         return self.leaderless <= self.ends.keys()
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the number of records from these offsets on, by partition. Leaves out partitions without records."""
+        """Return the number of records from these offsets on, by partition. Omits zeros."""
         starts = {**self.first_offsets, **offsets}
         lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
         return {tp: lag for tp, lag in lags.items() if lag > 0}
@@ -73,12 +69,12 @@ class PlannerReport:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates that earlier batches measured. The defaults are for small JSON records on a slow core."""
+    """Rates that earlier batches measured. The defaults suit small JSON records."""
 
     bytes_per_record: float = 40.0
     """Bytes of Parquet per record."""
     task_seconds_per_record: float = 6e-6
-    """Wall time of a task per record; not CPU time, because a busy host delays commits too."""
+    """Wall time of a task per record. On a busy host, this exceeds the CPU time."""
     overhead_s: float = 1.0
     """The part of a batch's duration that does not depend on its size."""
     stretch: float = 1.0
@@ -105,24 +101,23 @@ class BatchPolicy:
     target_file_bytes: int
     parallelism: int
     longest_interval_s: float = 0.0
-    """Maximum to which throttling may stretch the commit interval."""
+    """Maximum commit interval (s) under throttling."""
     drain: bool = False
-    """Whether the writer catches up and then ends. A batch then starts whenever a record is unread."""
+    """Whether the writer catches up and then ends. Any unread record then starts a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """Whether to start a batch, with the reason for the log."""
+    """Whether to start a batch, and why."""
 
     now: bool
     reason: str
 
 
 def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
-    """Decide whether to start a batch. It starts if it is large enough. It also starts if its
-    oldest record would otherwise be committed later than the commit interval allows.
-    `oldest_age_s` is the time since that record was first seen. If it is None, records were
-    unread when the writer started, and the batch starts immediately.
+    """Decide whether to start a batch: if it is large enough, or its oldest record must be committed within the
+    interval. `oldest_age_s` is the time since that record was first seen. None means that it was unread when the writer
+    started; the batch then starts at once.
     """
     if unread <= 0:
         return BatchDecision(False, "no records are unread")
@@ -147,7 +142,7 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
 def limit_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
-    """Return the end offsets of a batch: `ends`, or shares of `max_records` in proportion to each partition's lag."""
+    """Return a batch's end offsets: `ends`, or shares of `max_records` in proportion to each partition's lag."""
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
     if total <= max_records:
@@ -157,7 +152,7 @@ def limit_ends(
 
 
 def choose_task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """Return the number of tasks: one per file of the target size, or more to stage within the interval."""
+    """Return the number of tasks: one per file of the target size, or more to finish within the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
@@ -174,7 +169,7 @@ def assign_tasks(
 
 
 def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
-    """Split the ranges, end to end, into `tasks` tasks whose lengths differ by at most one offset."""
+    """Split the ranges into `tasks` tasks whose lengths differ by at most one offset."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
     pieces = [list(_part_of_ranges(ranges, a, b)) for a, b in pairwise(edges)]
@@ -182,7 +177,7 @@ def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTas
 
 
 def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
-    """Lay the ranges end to end, and yield the part `[low, high)`."""
+    """Yield the part `[low, high)` of the concatenated ranges."""
     at = 0
     for r in ranges:
         length = r.end - r.start
@@ -193,7 +188,7 @@ def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Itera
 
 
 def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
-    """Return the moving average of rates after one more batch; a large one weighs more."""
+    """Return the moving average of rates after another batch. Large batches weigh more."""
     if records <= 0:
         return old
     weight = min(0.5, records / 100_000 + 0.1)
@@ -209,7 +204,10 @@ def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float
     )
 
 
-def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float) -> None:
+def update_rates(
+    exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float, stretch: float | None = None
+) -> None:
+    """Record a batch's rates and, unless it is None, the factor of the commit interval."""
     rates = average_rates(
         read_rates(exchange),
         records=journal.records,
@@ -217,11 +215,11 @@ def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], 
         task_s=sum(task_s),
         overhead_s=batch_s - max(task_s, default=0.0),
     )
-    write_rates(exchange, rates)
+    write_rates(exchange, rates if stretch is None else replace(rates, stretch=stretch))
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
-    """Join the ranges that several tasks have read, to one range for each partition. Raises `StaleBatch` for a gap."""
+    """Join the ranges that several tasks have read to one range per partition. Raises `StaleBatch` for a gap."""
     whole = []
     in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))
     for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):

@@ -1,5 +1,5 @@
-"""The planner: polls Kafka for the ends of the stream's logs, chooses where the next batch ends, and reports its
-observations to the heartbeat's thread.
+"""The planner: polls Kafka for the ends of the stream's logs, chooses where the next batch ends, and reports to the
+heartbeat's thread.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ POLL_INTERVAL_S = 1.0
 DESCRIBE_INTERVAL_S = 10.0
 """Time between two fetches of the topics' partitions."""
 MAX_ABSENT_POLLS = 3
-"""Number of polls in a row that must miss a topic of a pattern before it counts as deleted."""
+"""Number of consecutive polls without a pattern's topic after which it counts as deleted."""
 QUEUE_DECAY = 0.8
-"""Factor by which `queue_s` decays from batch to batch."""
+"""Factor by which `queue_s` decays with each batch."""
 WARN_AFTER_S = 10.0
-"""Time without a response from Kafka before a warning: starting brokers respond with errors for some seconds."""
+"""Time (s) without a response from Kafka before a warning. Starting brokers need some seconds."""
 WARN_INTERVAL_S = 30.0
 UNREACHABLE_TIMEOUT_S = 120.0
-"""Time without a response from Kafka after which the writer ends, and its supervisor restarts it."""
+"""Time (s) without a response from Kafka after which the writer ends, to be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PlannerSettings:
 
 @dataclass(slots=True)
 class BatchPlanner:
-    """Chooses the positions at which batches end. `clock` returns monotonic seconds; `clock_ms` only dates reports."""
+    """Chooses where batches end. `clock` returns monotonic seconds; `clock_ms` only dates reports."""
 
     settings: PlannerSettings
     kafka: KafkaAdmin
@@ -76,34 +76,32 @@ class BatchPlanner:
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
-    """When each partition's oldest unread record was first seen; None if it existed at the start."""
+    """When each partition's oldest unread record was first seen; None if it was unread at the start."""
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
-    """When each partition last had a record after the position, even in an open transaction."""
+    """When each partition last had unread records, even in an open transaction."""
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
     """Time of the last poll that Kafka answered; None before the first."""
     silent_since: float | None = None
-    """Time of the first poll without a response since the last response; None if Kafka answered the last poll."""
+    """Time of the first unanswered poll since the last response, if any."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
-    """The longest time (s) that a recent batch waited for a slot, with decay."""
+    """The longest time (s) that a recent batch waited for a slot. Decays with each batch."""
     poll_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a thread polls Kafka or chooses a position."""
     poll_error: Exception | None = None
-    """An error of `observe`, which ends the epoch after the current batch."""
+    """An error of `observe`. It ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Number of polls in a row that did not find a topic, by topic. Only topics of the stream's
-    pattern may be missing.
-    """
+    """Number of consecutive polls that did not find a topic of the stream's pattern, by topic."""
     polls: int = 0
     """Number of times that Kafka has described the stream's topics."""
     first_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offset of each partition that appeared while the writer ran."""
     leaderless: frozenset[TopicPartition] = frozenset()
-    """Topic-partitions without a leader, as Kafka last described them. They are not read, and are never idle."""
+    """Topic-partitions without a leader, as last described by Kafka. They are not read, and never idle."""
     whole_transactions: WholeTransactions | None = None
-    """Finds boundaries of source transactions, if batches must have whole ones."""
+    """Finds boundaries of source transactions, if batches have whole transactions."""
 
     @property
     def _exchange(self) -> Exchange:
@@ -116,7 +114,7 @@ class BatchPlanner:
         return {tp: end for tp, end in ends.items() if tp not in self.leaderless} if self.leaderless else ends
 
     def next_position(self) -> Position:
-        """Return where the next batch must end, or the unchanged position if none is due. Raises Kafka's errors."""
+        """Return where the next batch must end; the current position if no batch is due. Raises Kafka's errors."""
         with self.poll_lock:
             if self.poll_error is not None:
                 raise self.poll_error
@@ -124,7 +122,7 @@ class BatchPlanner:
             return self._choose_position(now) if self._poll_if_due(now) else self.position
 
     def position_without_poll(self) -> Position | None:
-        """Return `next_position` without waiting; None if Kafka must be polled first, or another thread polls it."""
+        """Return `next_position` without waiting; None if a poll is necessary or in progress."""
         if not self.poll_lock.acquire(blocking=False):
             return None
         try:
@@ -135,7 +133,7 @@ class BatchPlanner:
             self.poll_lock.release()
 
     def observe(self) -> None:
-        """Poll Kafka while a batch runs, so that the lag is known. The next `next_position` raises any error."""
+        """Poll Kafka during a batch to measure the lag. The next `next_position` raises its errors."""
         with self.poll_lock:
             if self.poll_error is None:
                 try:
@@ -144,7 +142,7 @@ class BatchPlanner:
                     self.poll_error = error
 
     def record_queue_time(self, seconds: float) -> None:
-        """Record how long a batch waited for its slot, so that the next ones start somewhat earlier."""
+        """Record how long a batch waited for its slot. The next ones start somewhat earlier."""
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 
@@ -174,7 +172,7 @@ class BatchPlanner:
         return True
 
     def plans(self, begin: Position, until: Position) -> list[str]:
-        """Return the tasks of the batch between two positions as JSON texts. An empty commit has none."""
+        """Return the tasks of the batch between two positions as JSON texts; none for an empty commit."""
         # A partition that appeared after the first position begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.first_offsets.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
@@ -225,7 +223,7 @@ class BatchPlanner:
         self.report(self.reported)
 
     def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
-        """Limit what is read to complete source transactions. Raises SpecError for several partitions."""
+        """Limit reading to complete source transactions. Raises SpecError for several partitions."""
         if len(read) > 1:
             raise SpecError(
                 f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic with one "
@@ -238,12 +236,12 @@ class BatchPlanner:
             self.watch.stable[tp] = whole.find_readable_end(tp, start, end)
 
     def _read_offsets(self) -> dict[TopicPartition, int]:
-        """Return the position's offsets of topics that are declared and exist."""
+        """Return the position's offsets in declared, existing topics."""
         read = keep_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _update_topics(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Fetch the topics, and add new partitions. Raises TopicRecreated, and OffsetGap if unread records are gone."""
+        """Fetch the topics, and add new partitions. Raises TopicRecreated, and OffsetGap for lost unread records."""
         found = self.kafka.describe()
         try:
             check_same_source(self.source, found.identity, stream=self.settings.stream)
@@ -271,7 +269,7 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count the consecutive polls in which a topic was missing. Only topics of a pattern may be missing."""
+        """Count consecutive polls without a topic. Only a pattern's topics may be missing."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -308,7 +306,7 @@ class BatchPlanner:
             raise error
 
     def _choose_position(self, now: float) -> Position:
-        """Move the planner's position to the end of the next batch, if one is due. Return the position."""
+        """Move the planner's position to the next batch's end, if one is due. Return the position."""
         policy = self.settings.policy
         offsets, ends = self.position.offsets, self.ends
         unread = sum(max(ends.get(tp, start) - start, 0) for tp, start in offsets.items())
@@ -340,16 +338,15 @@ class BatchPlanner:
         return self.position
 
     def _oldest_age_s(self, now: float) -> float | None:
-        """Return the age (s) of the oldest unread record; None if all are read, or if some were unread at the start."""
+        """Return the age (s) of the oldest unread record; None if all are read, or some were unread at the start."""
         seen = list(self.first_seen.values())
         known = [s for s in seen if s is not None]
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
-        """Return the partitions that have had no unread records for the idle timeout. Partitions that are idle in the
-        marker stay idle until they have unread records. Records in open transactions count as unread, because they may
-        be older than all others. Partitions of a missing topic are not idle at first: a response may have omitted the
-        topic by mistake. Partitions without a leader are never idle.
+        """Return the partitions without unread records for the idle timeout. Records in open transactions count as
+        unread. Partitions that the marker has as idle stay so until they have unread records. Partitions of a missing
+        topic are not idle at first. Partitions without a leader are never idle.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, at in read.items() if tp not in self.leaderless and self.watch.has_no_more_records(tp, at)}

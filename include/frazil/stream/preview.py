@@ -64,7 +64,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
 
 
 def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
-    """Return the context and schema for decoding records as if the table were new."""
+    """Return the context and schema for decoding records for a new table."""
     schema = iceberg.table_schema(spec)
     changes = change_rules(spec, schema, {})
     columns = schema if changes is None else change_schema(schema, changes.key)

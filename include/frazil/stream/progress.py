@@ -1,5 +1,5 @@
-"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat sums them. The
-files are next to the journals, because executors may run on other hosts.
+"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat adds them up.
+The files are next to the journals, which all hosts can access.
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from frazil.table.storage import IoProperties, open_store
+from frazil.table.object_store import IoProperties
+from frazil.table.storage import open_store
 
 MAX_WRITES_PER_SECOND = 8.0
-"""Maximum number of writes by all tasks of a batch on a cluster: each write is a storage request."""
+"""Maximum number of progress writes per second by all tasks of a batch on a cluster."""
 MAX_WRITE_INTERVAL_S = 15.0
-"""Maximum time between two writes of a task, so that users see a large batch advance."""
+"""Maximum time (s) between two writes of a task."""
 _WRITE = "write-"
 _MERGE = "merge-"
 MIN_MERGE_WRITE_INTERVAL_S = 1.0
-"""Minimum time between two writes of a merge task, which may read many small files."""
+"""Minimum time (s) between two writes of a merge task."""
 
 
 def cluster_period_s(tasks: int) -> float:
@@ -29,13 +30,11 @@ def cluster_period_s(tasks: int) -> float:
 class RecordCounts:
     read: int = 0
     written: int = 0
-    """Number of records written after a shuffle; 0 without a shuffle. The shuffle's writers start once all records are
-    read.
-    """
+    """Number of records written after a shuffle, which starts once all records are read; 0 without a shuffle."""
     delay_s: float = 0.0
-    """The longest time (s) by which a quota of Kafka's brokers delays each fetch of a task."""
+    """The longest time (s) by which a broker quota delays each fetch of a task."""
     compiling: bool = False
-    """Whether a task compiles the loops over records."""
+    """Whether a task is compiling loops over records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +44,17 @@ class ProgressFolder:
     location: str
     io: IoProperties
     period_s: float = 0.0
-    """Time before a task's first write, and between two writes; 0 writes each report."""
+    """Time (s) before a task's first write, and between two writes. With 0, each report is written."""
     attempt: int = 0
-    """The number of the batch's attempt, so that files of earlier attempts are ignored. For a merge, its start (ms
-    since 1970).
-    """
+    """The batch's attempt; files of earlier attempts are ignored. For a merge, its start (ms since 1970)."""
 
     def write(self, task: str, counts: RecordCounts, *, epoch: int, batch: int) -> None:
-        """Write a task's counts. For a writer after a shuffle (`writer_task_name`), `counts.read` means written
-        records.
-        """
+        """Write a task's counts. For a shuffle's writer (`writer_task_name`), `counts.read` is written records."""
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": counts.read}
         self._put(task, {**value, "delay-s": counts.delay_s, "compiling": counts.compiling})
 
     def write_merged(self, task: int, *, rows: int) -> None:
-        """Write how many rows a merge task has read from the table's files and the changes."""
+        """Write how many rows a merge task has read, from the table's files and the changes."""
         self._put(f"{_MERGE}{task}", {"attempt": self.attempt, "rows": rows})
 
     def _put(self, task: str, value: Mapping[str, float]) -> None:
@@ -70,7 +65,7 @@ class ProgressFolder:
         store.delete(file.path for file in store.list_files(self.location))
 
     def count_merged_rows(self, *, since: int) -> int:
-        """Return how many rows the newest merge has read; 0 if no merge began at `since` or later."""
+        """Return how many rows the newest merge has read; 0 if none began at or after `since`."""
         values = [value for _, value in self._read_files(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)

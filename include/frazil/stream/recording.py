@@ -46,7 +46,7 @@ class WriterRecorders:
     recording_threads: RecordingThreads
 
     def start(self, tables: StreamTables) -> None:
-        """Start to record, once the tables exist, with the main table's latest credentials."""
+        """Start to record, with the main table's latest credentials. Call this once the tables exist."""
         main = tables.main
         table = main.current()
         location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
@@ -112,7 +112,7 @@ _batch = logging.getLogger("frazil.stream.batch")
 _writer = logging.getLogger("frazil.stream.writer")
 _stalls = logging.getLogger("frazil.stream.stall")
 _folding = logging.getLogger("frazil.stream.record_folding")
-"""These logger names must not change, because users search their logs for them."""
+"""Logger names that must not change, because users search for them."""
 
 
 def log_event(event: Event) -> None:

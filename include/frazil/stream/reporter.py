@@ -41,16 +41,18 @@ from frazil.stream.stall import BatchName, StallLimits, StallWatch, WriterSample
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
+MIN_HEARTBEAT_INTERVAL_S = 0.25
+"""Pause after a heartbeat: the phases of a small batch follow each other within milliseconds."""
 LAG_INTERVAL_MS = 10_000
 """Interval at which sinks receive lag measurements."""
 LOG_CHECK_INTERVAL_MS = 60_000
 COUNT_TIMEOUT_S = 0.5
-"""Timeout of a heartbeat for the record count. Heartbeats from a thread that several writers share do not wait."""
+"""How long (s) a heartbeat waits for the record count. Heartbeats from a shared thread do not wait."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MAX_INHERITED_AGE_MS = 3_600_000
-"""Maximum age of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""
+"""Maximum age (ms) of an earlier writer's heartbeat whose `caught_up_at_ms` is still used."""
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""Phases in which an upsert stream merges. A take-over merges the previous writer's batches."""
+"""Phases in which an upsert stream merges. A take-over also merges earlier batches."""
 
 
 class Reporter:
@@ -71,8 +73,7 @@ class Reporter:
         events.add(self.take)
         self._folder, self._exchange, self._clock_ms = folder, open_exchange(folder), events.clock_ms
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._closing = False
+        self._wake, self._closing = threading.Event(), threading.Event()
         self._marker: Marker | None = None
         self._future: FutureEventTimes | None = None  # of all batches so far
         self._report: PlannerReport | None = None
@@ -109,7 +110,7 @@ class Reporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._closing = True
+        self._closing.set()
         self._wake.set()
         if self._heartbeats is None:
             self._thread.join()
@@ -185,9 +186,9 @@ class Reporter:
         self._wake.set()
 
     def _run(self) -> None:
-        while not self._closing:
-            self._wake.wait(HEARTBEAT_INTERVAL_S)
-            if self._closing:
+        while not self._closing.wait(MIN_HEARTBEAT_INTERVAL_S):
+            self._wake.wait(HEARTBEAT_INTERVAL_S - MIN_HEARTBEAT_INTERVAL_S)
+            if self._closing.is_set():
                 return
             try:
                 self.send_heartbeat()
@@ -208,7 +209,7 @@ class Reporter:
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count the batch's records in a daemon thread, because requests to unavailable storage take long to fail."""
+        """Count the batch's records in a daemon thread, because storage may not respond."""
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():
@@ -242,11 +243,11 @@ class Reporter:
                 self._update(batch_records=counted.read)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
-        """Return by how much a batch of this duration exceeds the commit interval."""
+        """Return by how much (ms) this duration of a batch exceeds the commit interval."""
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """Update the backpressure while a batch still runs, because the batch may hang."""
+        """Update the backpressure while a batch is still running."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
@@ -345,7 +346,7 @@ def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
 
 
 def _read_caught_up_at_ms(exchange: Exchange, now_ms: int) -> int | None:
-    """Return when this host's earlier writer had committed every record, if known."""
+    """Return when this host's earlier writer last had committed every record, if known."""
     try:
         before = Heartbeat.read(exchange)
     except (ValueError, TypeError, KeyError, OSError):

@@ -1,4 +1,4 @@
-"""A stream's route during one epoch: its tables, and the rows that they do not have yet."""
+"""A stream's route during one epoch: its tables, and the rows that they are missing."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class StreamRoute:
     followers: Followers
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
-    """The routed tables; None if the route is no longer declared, even if rows still wait for them."""
+    """The routed tables; None if no route is declared, even if rows still wait."""
     tried_at_s: float = 0.0
     """Monotonic time of the last attempt to commit waiting rows."""
     _reported: bool = True
-    """Whether the last report, which may be one of an earlier epoch, named tables."""
+    """Whether the last report named tables, even one of an earlier epoch."""
 
     @classmethod
     def begin(
@@ -54,8 +54,8 @@ class StreamRoute:
         followers: Followers | None,
         emit: Callable[[StreamEvent], None],
     ) -> StreamRoute:
-        """Commit the rows that earlier writers left for the routed tables, delete staged files that no writer will
-        commit, and open the tables. Raises RouteBehind, and the errors of `RoutedTables.open`.
+        """Commit the rows that earlier writers left for the routed tables, delete dead staged files, and open the
+        tables. Raises RouteBehind, and the errors of `RoutedTables.open`.
         """
         found = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
         if followers is None or (not spec.sinks.has_routed_tables and marker.routed is None):
@@ -72,7 +72,7 @@ class StreamRoute:
         return found
 
     def _commit_overdue_rows(self) -> bool:
-        """Commit the waiting rows, retrying overdue ones for a while. Returns True if the writer is asked to end."""
+        """Commit the waiting rows, and retry overdue ones for a while. Returns True if the writer is asked to end."""
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
         self.followers.commit()
@@ -124,7 +124,7 @@ class StreamRoute:
         self.followers.commit()
 
     def follow(self) -> None:
-        """Retry commits to tables that are missing rows, once per commit interval. Raises RouteBehind."""
+        """Once per commit interval, retry commits to tables that are missing rows. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
         if (self.followers.waiting or self._reported) and time.monotonic() - self.tried_at_s >= interval_s:
             self.tried_at_s = time.monotonic()
@@ -157,7 +157,7 @@ def describe_lagging_tables(behind: Sequence[LaggingTable]) -> str:
 
 
 def remedy_pointer(stream: str, behind: Sequence[LaggingTable]) -> str:
-    """Return the command that shows the remedies; "" if the reasons contain commands."""
+    """Return the command that shows the remedies; "" if the reasons already contain commands."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

@@ -1,4 +1,4 @@
-"""The tables of a stream's route: which table each route value has, how tasks write to them, how they are created."""
+"""The tables of a stream's route: the table of each route value, how tasks write to it, and how it is created."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
     """Create or load a routed table for which rows of these batches wait, and write its first marker. Raises
-    RouteBehind if it was dropped or belongs to another owner, and AdoptionRequired if it is ahead of the default table.
+    RouteBehind for a dropped table or another owner's, and AdoptionRequired if the table is ahead of the default table.
     """
     catalog, default_marker = load_catalog(spec.table.catalog), tables.marker()
     value = _route_value_in_note(spec, tables, target)
@@ -96,7 +96,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
 
 
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Return whether another stream or user created a table with a name of the route's template."""
+    """Return whether another stream or user created the table, although its name matches the route's template."""
     properties = tables.handle(target).current().properties
     if target in spec.sinks.named_tables or property_name(spec.name) in properties:
         return False
@@ -107,19 +107,19 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
-    """Return the route value in a missing table's note; None for a table that the route names."""
+    """Return the route value in a missing table's note; None if the route names the table."""
     note = None if target in spec.sinks.named_tables else load_missing_table_note(tables, target)
     return None if note is None else note.value
 
 
 def _check_no_files_in_dropped_table(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Raise RouteBehind if uncommitted batches wrote files into the table's folder before it was dropped."""
+    """Raise RouteBehind if uncommitted batches have files in the table's folder from before it was dropped."""
     if not all_files_wait(tables, journals, target):
         raise RouteBehind(f"table {target} was dropped after rows of uncommitted batches were written into its folder")
 
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
-    """Raise TableLost if the route once had this missing table: a new table would not have its rows."""
+    """Raise TableLost if the route once had this missing table. A new table would not have its rows."""
     if (member := read_table_record(tables, target)) is not None:
         raise TableLost(describe_dropped_table(spec, tables, member))
 
@@ -145,26 +145,26 @@ def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class RoutedTables:
-    """The tables of one stream's route, as known to its writer. Rows of tables in `absent` wait."""
+    """The tables of one stream's route, as known to its writer. Rows for tables in `absent` wait."""
 
     spec: StreamSpec
     route: Route
     catalog: Catalog
     tables: StreamTables
     behind: Mapping[Target, LaggingTable] = field(default_factory=dict)
-    """Tables that do not have all their rows yet."""
+    """Tables that are missing rows."""
     targets: dict[str, Target] = field(default_factory=dict)
     """The table of each route value."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Why a route value gets no table."""
+    """Why a table may not be created, by route value."""
     absent: dict[Target, str] = field(default_factory=dict)
-    """Why a table could not be loaded or created."""
+    """Why a table could not be loaded or created, by table."""
     _members: set[Target] = field(default_factory=set)
-    """Tables that have a record, so the route once had them."""
+    """Recorded tables, which the route once had."""
     _unread: set[Target] = field(default_factory=set)
-    """Tables of the template that could not be loaded, so their route values are unknown."""
+    """Tables of the template that could not be loaded. Their route values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
-    """Each table's layout, and the metadata's location from which it was derived."""
+    """Each table's layout, and the location of its metadata at that time."""
     sinks: Sinks = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,9 +172,8 @@ class RoutedTables:
 
     def open(self, default_marker: Marker) -> None:
         """Load the route's existing tables, and create the declared ones. An error concerns only its own table. Raises
-        AdoptionRequired for a table with batches that the default table does not have. Tables that commit atomically
-        with the default table also raise the errors of `ensure_declared`, and RouteBehind if rows wait for a table that
-        was replaced.
+        AdoptionRequired for a table that is ahead of the default table. Tables that commit atomically with the default
+        table also raise the errors of `ensure_declared`. They raise RouteBehind if rows wait for a replaced table.
         """
         self._members |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
@@ -194,19 +193,19 @@ class RoutedTables:
         return len(self.targets.keys() - self.sinks.by_value.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
-        """Return the allowed route values whose tables earlier writers could not create."""
+        """Return the allowed route values for which earlier writers could not create tables."""
         noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _retry_unread(self, default_marker: Marker) -> None:
-        """Load the template's unread tables again, even for values no longer allowed. If it fails, their rows wait."""
+        """Load the template's unread tables again, even for disallowed values. If this fails, their rows wait."""
         names = sorted(self._unread & self._members)
         members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.derive_table_name(m.value) == m.target]
         _run_many(lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
-        """Return the values of dropped tables that the route still includes. An operator decides about these tables."""
+        """Return the route values of dropped tables that an operator must decide about."""
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if self.sinks.matches_template(n)]
         found = (read_table_record(self.tables, name) for name in names)
@@ -222,7 +221,7 @@ class RoutedTables:
         self._try_table(target, value, prepare)
 
     def _load_or_create_table(self, identifier: Target, value: str | None) -> Table:
-        """Return the table; create it if the route never had it. Raises TableLost if it was dropped."""
+        """Load the table, or create it if the route never had it. Raises TableLost if it was dropped."""
         table = self._load(identifier)
         if table is None:
             if identifier in self._members:
@@ -231,7 +230,7 @@ class RoutedTables:
         return table
 
     def _try_table(self, target: Target, value: str | None, action: Callable[[], None]) -> None:
-        """Run `action`. If it fails, the table is `absent` until a later batch, unless it must commit atomically."""
+        """Run `action`. If it fails, the table becomes `absent`; an atomic table's error is raised."""
         try:
             action()
         except (AdoptionRequired, Fenced):
@@ -297,7 +296,7 @@ class RoutedTables:
             self.targets[value] = identifier
 
     def _create_for_value(self, value: str, default_marker: Marker) -> None:
-        """Load or create the template's table for a route value, or refuse a table that was not created for it."""
+        """Load or create the template's table for a route value. Refuses a table with another value."""
         identifier = self.route.derive_table_name(value)
         self._check_no_waiting_rows(identifier)
         table = self._load_or_create_table(identifier, value)
@@ -341,7 +340,7 @@ class RoutedTables:
             write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
-        """Raise RouteBehind if rows wait for a table that is about to get its first marker: they would be lost."""
+        """Raise RouteBehind if rows wait for a table without a marker. Its first marker would discard them."""
         if behind := self.behind.get(identifier):
             remedy = "Restore the former table" if behind.gone else "Fix the table"
             raise RouteBehind(
@@ -352,7 +351,7 @@ class RoutedTables:
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> dict[Target, EvolutionResult | None]:
-        """Evolve routed tables by a batch's drift. A table that failed has the result None, and is now `absent`."""
+        """Evolve routed tables by a batch's drift. A failed table becomes `absent`, with the result None."""
         found = dict[Target, EvolutionResult | None].fromkeys(drift)
         values = self._made_values()
 
@@ -366,7 +365,7 @@ class RoutedTables:
         return found
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the context with the routed tables. Rows of absent tables are written next to the default table."""
+        """Return the context with the routed tables. Rows for absent tables are written next to the default table."""
         limit = self.route.limit
         full = (
             f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table "

@@ -1,5 +1,5 @@
-"""The Spark context of a writer: small, quiet, and able to survive a dead Python worker. By default it uses only this
-host's loopback; a cluster's executors have neither the driver's folders nor its environment.
+"""The Spark context of a writer: small, quiet, and robust against dead Python workers. By default it uses only this
+host's loopback. A cluster's executors have neither the driver's folders nor its environment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Spark properties that are set when a driver is submitted to a cluster. A submitted driver must not set them again."""
+"""Spark properties that apply when a driver is submitted to a cluster, and must not be set again later."""
 MAX_TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory of one Python worker and the records that it stages."""
@@ -91,7 +91,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """Return the path of the Python that runs tasks: `spark.pyspark.python`, the package's, or the driver's."""
+    """Return the path of the tasks' Python: `spark.pyspark.python`, the package's, or the driver's."""
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 
@@ -122,7 +122,7 @@ def _cluster_properties(resources: Resources) -> dict[str, str]:
 
 
 def _pod_properties(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the Spark properties of a driver in a pod that frazil created. They let executors end with the pod."""
+    """Return the Spark properties of a driver in a pod that frazil created. They make executors end with the pod."""
     if POD_NAME not in environment:
         return {}
     return {
@@ -143,7 +143,7 @@ PYTHON_PROBLEMS = {
     "Cannot run program": "is missing there",
     "PYTHON_VERSION_MISMATCH": "has a different version from the driver's",
 }
-"""Problems by text of Spark's error, as the end of "their Python …"."""
+"""Problems by text of Spark's error. Each completes "their Python …"."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
@@ -184,7 +184,7 @@ def _unusable_message(spec: StreamSpec, python: str, difference: str) -> str:
 
 
 def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
-    """Return the probe's function, nested so that it is pickled by value and runs without frazil."""
+    """Return the probe's function. It is pickled by value, and runs without frazil."""
 
     def probe(_: Iterable[int]) -> Iterator[str]:
         import json  # runs on the executor, without this module's imports
@@ -204,7 +204,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 
 
 POLL_INTERVAL_S = 30.0
-"""Interval of the checks for executors. A single check may find none while new executors start."""
+"""Interval (s) of the checks for executors."""
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The engine that runs the tasks of batches on Spark, and replaces Spark's long errors with short ones. Imports only
-what is needed to start the JVM: see `frazil.stream.main`.
+"""The engine that runs the tasks of batches on Spark, and shortens Spark's errors. Imports only what is needed to start
+the JVM: see `frazil.stream.main`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from frazil.stream.stage_rows import StageRows
 
 MAX_MERGE_ROUNDS = 4
-"""Maximum number of tasks in a merge job, as a multiple of the tasks that run at the same time."""
+"""Maximum number of tasks in a merge job, as a multiple of the concurrent tasks."""
 log = logging.getLogger(__name__)
 
 STOP_CHECK_INTERVAL_S = 0.2
@@ -42,11 +42,11 @@ CLUSTER_HINTS: Mapping[ClusterManager | None, str] = {
 }
 """Places to look if a cluster provides no executors."""
 NOT_CONNECTED = "Python worker failed to connect back"
-"""Spark's error for a Python process that takes more than 10 s to start. No setting changes this limit."""
+"""Spark's error for a Python process that takes more than 10 s to start."""
 LOST_PROCESSES = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
-"""Processes that died, by Spark's message."""
+"""Names of dead processes, by Spark's message."""
 APPLICATION_ENDED = "SparkContext was shut down"
-"""Spark's message for a job whose application has ended, for example because the cluster ended it."""
+"""Spark's message for a job whose application has ended."""
 TASK_GIVEN_UP = re.compile(
     r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)"
 )
@@ -55,9 +55,9 @@ KILLED_EXIT_CODE = 137
 
 
 class SparkEngine:
-    """Starts and ends a Spark context for a stream, or uses the context of a given session. A batch is one Spark job of
-    plain tasks: Spark sends the function, retries tasks whose worker died, and moves records only as opaque bytes
-    between two stages.
+    """Starts and ends a Spark context for a stream, or uses that of a given session. A batch is one Spark job of plain
+    tasks: Spark sends the function, and retries tasks whose worker died. It moves records only as opaque bytes between
+    two stages.
     """
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
@@ -65,12 +65,10 @@ class SparkEngine:
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The Spark context; None before it exists. Set before executors are checked, because these
-        may never arrive.
-        """
+        """The Spark context, if it exists. Set before executors are checked, because none may ever arrive."""
 
     def start(self) -> Future[SparkContext]:
-        """Start Spark in the background, once. Spark replaces signal handlers only if it starts in the main thread."""
+        """Start Spark once, in the background. In the main thread, Spark would replace signal handlers."""
         if self._started is None:
             self._started = self._pool.submit(self._start)
         return self._started
@@ -186,7 +184,7 @@ class SparkEngine:
         return self.start().result()
 
     def _start_workers(self) -> None:
-        """Start Python workers that import what staging needs, while the driver takes over."""
+        """Start Python workers during the driver's take-over, and let them import what staging needs."""
         from frazil.stream.stage_rows import warm_up_worker  # see the module
 
         workers = self._spec.resources.cores
@@ -203,7 +201,7 @@ class SparkEngine:
 
 @contextmanager
 def translate_spark_errors(stream: str) -> Iterator[None]:
-    """Replace a Spark error whose cause is known with a short error. Spark's text is a page of Java stack frames."""
+    """Replace Spark's error by a short one if the cause is known."""
     try:
         yield
     except Exception as error:
@@ -248,7 +246,7 @@ def _end_message(stream: str) -> str:
 
 
 def _death_message(stream: str, died: str, text: str) -> str:
-    """Return which process died and, if Spark's text says so, where and how."""
+    """Return which process died and, if Spark's text contains them, where and how."""
     given_up, exit_code = TASK_GIVEN_UP.search(text), EXIT_CODE.search(text)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""

@@ -1,4 +1,4 @@
-"""Builds the staging context from the tables' state. All tasks of a batch, or of a backfill's chunk, share it."""
+"""Builds the staging context from the tables' state, for all tasks of a batch or of a backfill's chunk."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def build_declared_context(
     targets: Mapping[Target, TargetTable],
     units: Mapping[str, Unit],
 ) -> StageContext:
-    """Build a context for a table of this schema, without a batch, Kafka properties or topic ids."""
+    """Build a context for a table of this schema. It has no batch, Kafka properties or topic ids."""
     changes = change_rules(spec, schema, other_names)
     return StageContext(
         stream=spec.name,
@@ -95,7 +95,7 @@ def build_declared_context(
 
 
 def key_columns(spec: StreamSpec) -> KeyColumns | None:
-    """Return the columns that decoded keys fill; None if no columns are filled."""
+    """Return the columns that decoded keys fill, if any."""
     if not spec.key_columns:
         return None
     return KeyColumns(
@@ -104,13 +104,13 @@ def key_columns(spec: StreamSpec) -> KeyColumns | None:
 
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
-    """Return the layout in which tasks stage records for a table of the stream."""
+    """Return the layout in which tasks stage records for one of the stream's tables."""
     merging = merge_config(spec)
     return target_table(table, folder=folder) if merging is None else merging.staging_target(table, folder=folder)
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
-    """Return how records change rows, with the columns' current names; None for append streams."""
+    """Return how records change rows, with current column names; None for append streams."""
     if not spec.sinks.mode.replaces_rows:
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
@@ -127,7 +127,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
-    """Return the declared handling of sensitive fields, with the columns' current names."""
+    """Return the declared handling of sensitive fields, with current column names."""
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
@@ -140,7 +140,7 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
 
 
 def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
-    """Return the stream's transform, if any, with the columns' current names."""
+    """Return the stream's transform, if any, with current column names."""
     if spec.transform is None:
         return None
     from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
@@ -151,7 +151,7 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
 
 
 def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
-    """Return the declared units by current column name, without dropped columns."""
+    """Return the declared units by current column name. Omits dropped columns."""
     if spec.transform:
         return spec.units
     found = {}

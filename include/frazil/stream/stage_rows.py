@@ -25,12 +25,12 @@ from frazil.table.storage_mistakes import translate_staging_failure
 
 T = TypeVar("T")
 ShuffleItem = tuple[int, str | tuple[int, int, bytes]]
-"""A writer's number, and what it receives: a reader's answer, or a `Parcel`'s task, row count and data."""
+"""A writer's number with a reader's answer, or with a `Parcel`'s task, row count and data."""
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces a function from a driver with another frazil version. Answers with an error that ends the writer."""
+    """Replaces the function of a driver with another frazil version. Answers with an error that ends the writer."""
 
     sentence: str
 
@@ -52,7 +52,7 @@ def error_answer(error: FrazilError) -> dict[str, object]:
 
 
 def parse_answer(answer: str) -> dict[str, Any]:
-    """Parse a task's answer. Raises the FrazilError with which the task ended."""
+    """Parse a task's answer. Raises the task's FrazilError."""
     value: dict[str, Any] = json.loads(answer)
     if "error" in value:
         raise getattr(errors, value["error_type"])(value["error"])
@@ -60,12 +60,12 @@ def parse_answer(answer: str) -> dict[str, Any]:
 
 
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
-    """Rebuild or refuse a driver's function. Other versions rely on this name, `version` and `context.stream`."""
+    """Rebuild or refuse a driver's function. Other versions use this name, `version` and `context.stream`."""
     return rebuild(work, lambda: StageRows(StageContext.from_dict(work["context"]), ProgressFolder(**work["progress"])))
 
 
 def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefusal:
-    """Return the result of `build`, or a refusal if another version's driver sent `work`."""
+    """Return the result of `build`, or a refusal if a driver of another version sent `work`."""
     try:
         if work["version"] == __version__:
             return build()
@@ -79,12 +79,14 @@ def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefus
 
 
 def warm_up_worker(_: Iterable[int]) -> None:
-    """Do nothing. Called in a Python worker to make it import this module."""
+    """Do nothing. A Python worker that calls this imports the module."""
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """The function of staging tasks, sent to executors. Returns FrazilErrors: Spark would retry a task that raises."""
+    """The function of staging tasks, sent to executors. Returns FrazilErrors instead of raising them, because Spark
+    would retry.
+    """
 
     context: StageContext
     progress: ProgressFolder
@@ -93,7 +95,7 @@ class StageRows:
         return map(self.answer, plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only a function's name and argument, because the worker may import a newer version of frazil."""
+        """Pickle only a function's name and argument, because the worker may have a newer version of frazil."""
         return shipped, (
             {"version": __version__, "context": self.context.to_dict(), "progress": asdict(self.progress)},
         )
@@ -196,7 +198,7 @@ def _cpu_since(began_s: float) -> dict[str, Any]:
 
 
 def process_name() -> str:
-    """Return this process's host and id, because processes of two containers may have the same id."""
+    """Return this process's host and id. In two containers, ids may be equal."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

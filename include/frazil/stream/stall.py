@@ -1,5 +1,5 @@
 """Finds stalls of a healthy writer, which is not restarted, and the topic-partition that causes them. Pure. A stall is
-reported after three commit intervals without progress, but not before 20 s. The first rule of `find_stall` that matches
+reported after three commit intervals without progress, but not before 20 s. The first matching rule of `find_stall`
 reports it.
 """
 
@@ -19,20 +19,20 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_COMMITS = 2
-"""Minimum number of commits without a new watermark in a stall, because one late record is not a stall."""
+"""Minimum number of commits without a new watermark that count as a stall. One late record is not a stall."""
 STALL_INTERVALS = 3
-"""Number of commit intervals without progress that count as a stall. A healthy writer commits twice in this time."""
+"""Number of commit intervals without progress that count as a stall."""
 MIN_STALL_MS = 20_000
-"""Minimum time of a stall. Spark on a busy host needs 10 s to start a Python worker."""
+"""Minimum time (ms) of a stall. Starting a Python worker takes up to 10 s on a busy host."""
 MAX_SAMPLE_GAP_MS = 30_000
-"""Longest gap between samples. After a longer one the machine slept, so the history begins again."""
+"""Longest gap (ms) between samples. After a longer one, as when the machine slept, the history begins again."""
 FIRST_ANSWER_TIMEOUT_MS = 60_000
-"""Timeout of a planner that has never had an answer. Starting brokers answer late."""
+"""Timeout (ms) of a planner before Kafka's first answer."""
 MIN_NAMED_DELAY_S = 1.0
-"""Minimum delay by a Kafka quota that a stall's reason mentions. Shorter delays are usual, and do not stop a batch."""
+"""Minimum delay (s) by a Kafka quota that a stall's reason mentions."""
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-"""Phases in which a writer can stall. In the others, log ends are not observed."""
+"""Phases in which a writer can stall. In other phases, the planner does not poll."""
 
 
 class BatchName(NamedTuple):
@@ -45,7 +45,7 @@ class BatchName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
-    """A stream's commit interval and idle timeout, from which the limits for stalls are derived."""
+    """A stream's commit interval and idle timeout, which determine when it counts as stalled."""
 
     interval_ms: int
     idle_timeout_ms: int
@@ -74,7 +74,7 @@ class WriterSample:
     """When the phase, the batch, or its record count last changed."""
     offsets: Mapping[TopicPartition, int]
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Records after the committed offset at the planner's last report, of topic-partitions with a leader."""
+    """Unread records of topic-partitions with a leader, according to the planner's last report."""
     leaderless: Mapping[TopicPartition, int | None] = field(default_factory=dict)
     """The unread records of topic-partitions without a leader; None if unknown."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -84,12 +84,12 @@ class WriterSample:
     planned_at_ms: int | None = None
     """When Kafka last answered the planner."""
     batch: BatchName | None = None
-    """The current batch; None while the writer waits, and once the batch is committed."""
+    """The current batch; None once it is committed, or while the writer waits."""
     batch_records: int = 0
     delay_s: float = 0.0
-    """Time (s) by which a quota of Kafka's brokers delays each fetch of the batch."""
+    """Time (s) by which a broker quota delays each fetch of the batch."""
     compiling: bool = False
-    """Whether a task of the batch compiles the loops over records."""
+    """Whether a task of the batch is compiling loops over records."""
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
     idle: frozenset[TopicPartition] = frozenset()
     watermark_us: int | None = None
@@ -97,16 +97,14 @@ class WriterSample:
 
 @dataclass(frozen=True, slots=True)
 class UnreadRecords:
-    """A partition's unread records after one committed offset, and their progress."""
+    """A partition's unread records after one committed offset, and the progress in reading them."""
 
     offset: int | None
-    """The committed offset; None for a new partition, which is in no marker yet."""
+    """The committed offset; None for a new partition that is not in the marker yet."""
     progress_at_ms: int
-    """The later of two times: when the records were first seen, and when the first batch that reads them last made
-    progress.
-    """
+    """When the records were first seen, or their first batch last made progress, whichever is later."""
     first_batch: BatchName | None
-    """The first batch that reads these records, if any. Another batch over the same records is not progress."""
+    """The first batch that reads these records, if any. Only its progress counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +114,21 @@ class SampleHistory:
     offsets: Mapping[TopicPartition, int]
     watermark_us: int | None
     watermark_since_ms: int
-    """When the watermark last moved, or the stream last had nothing to read for a while."""
+    """When the watermark last moved, or the stream last had nothing to read."""
     advances: int = 0
-    """Number of samples since `watermark_since_ms` at which a commit had advanced offsets."""
+    """Number of samples since `watermark_since_ms` in which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
     """The time since which all records are committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     """When each committed offset last changed."""
     waits: Mapping[TopicPartition, UnreadRecords] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """The readable end of each partition with open transactions, and when the stream reached it (ms)."""
+    """The readable end of each partition with open transactions, and when (ms) the stream reached it."""
     leaderless_since_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
-    """Return the history with one more sample. After a gap the history begins again."""
+    """Return the history with one more sample. After a gap, the history begins again."""
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = SampleHistory(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING_PHASES:
@@ -157,7 +155,7 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
 
 
 def _has_not_advanced(before: SampleHistory) -> bool:
-    """Return whether the offsets have not advanced since the watermark last moved."""
+    """Return whether no offset has advanced since the watermark last moved."""
     return before.advances == 0
 
 
@@ -183,7 +181,7 @@ def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sam
 
 
 def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
-    """Return a stall at `sample`, the last in `history`."""
+    """Return the stall at `sample`, the last one in `history`, if any."""
     if sample.phase not in WORKING_PHASES:
         return None
     return (
@@ -210,7 +208,7 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
 def _find_silent_planner(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find a planner that has had no answer from Kafka while the writer waits. The unread records are then unknown."""
+    """Find a planner without an answer from Kafka while the writer waits."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -238,7 +236,7 @@ def _find_silent_planner(
 def _find_offset_stall(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find unread records without progress. The first batch that reads them counts as progress while it advances."""
+    """Find unread records without progress. Progress of their first batch counts."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.stall_timeout_ms:
         return None
@@ -382,7 +380,7 @@ class StallWatch:
         self._limits = dataclasses.replace(self._declared, interval_ms=interval_ms)
 
     def evaluate(self, sample: WriterSample) -> Stall | None:
-        """Return the current stall, if any. While the writer takes over or stops, this is the last result."""
+        """Return the current stall, if any. During take-over and stop, repeats the last result."""
         self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING_PHASES:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)

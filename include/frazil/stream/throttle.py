@@ -1,6 +1,6 @@
 """Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commit
-interval. Pure. The lowest numbers of snapshots and of manifests in about two maintenance periods are the *low*. The
-*pressure* compares the low with the numbers that maintenance is declared to keep: it is the larger of the two ratios.
+interval. Pure. The *low* is the lowest number of snapshots and of manifests in about two maintenance periods. The
+*pressure* is the ratio of the low to the numbers that maintenance is declared to keep; the larger of the two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from frazil.spec.units import format_duration
 BEGIN_PRESSURE = 2.0
 END_PRESSURE = 1.5
 TURN_FACTOR = 1.05
-"""Factor by which the pressure must rise or fall to change from shrinking to growing, or back."""
+"""Factor by which the pressure must change before a shrinking pressure counts as growing, or vice versa."""
 MAX_SLICES = 4
-"""Maximum number of slices (half maintenance periods). Three contain a low even if maintenance is late."""
+"""Maximum number of slices (half maintenance periods) in a low."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class MetadataMeasurement:
 
 
 def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> MetadataMeasurement:
-    """Measure main. Other branches are left out: an open backfill branch would count snapshots twice."""
+    """Measure main. Ignores other branches."""
     main = list(ancestors(table.metadata))
     manifests = len(read_manifests(main[0], table.io)) if main else 0
     return MetadataMeasurement(len(main), manifests, commit_s, at_ms)
@@ -46,14 +46,14 @@ class SliceLow(NamedTuple):
     """The fewest snapshots and manifests in one time slice."""
 
     slice: int
-    """Number of the slice, counted from the start of 1970."""
+    """Number of the slice since 1970."""
     snapshots: int
     manifests: int
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataBounds:
-    """The declared bounds of a table's metadata; None if maintenance does not limit a number."""
+    """The declared bounds of a table's metadata; None for an unlimited number."""
 
     table: str
     snapshots: int | None
@@ -62,7 +62,7 @@ class MetadataBounds:
     """Time between two runs of maintenance."""
     interval: timedelta
     longest: timedelta
-    """The maximum stretched commit interval; `interval` if stretching is off."""
+    """The maximum stretched commit interval; equal to `interval` if stretching is off."""
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> MetadataBounds:
@@ -72,7 +72,7 @@ class MetadataBounds:
         )
 
     def pressure(self, low: SliceLow) -> float:
-        """Return the ratio of a low to these bounds: the larger of the ratios for snapshots and for manifests."""
+        """Return the ratio of a low to these bounds: the larger one of snapshots and manifests."""
         snapshots = low.snapshots / self.snapshots if self.snapshots else 0.0
         manifests = low.manifests / self.manifests if self.manifests else 0.0
         return max(snapshots, manifests)
@@ -86,11 +86,11 @@ class Throttle:
     """The pressure's maximum while `grows`; its minimum otherwise."""
     stretch: float = 1.0
     reason: str | None = None
-    """Why the table is under pressure, even if the interval is not stretched; None if it is not under pressure."""
+    """Why the table is under pressure, if it is, even if the interval is not stretched."""
 
 
 def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
-    """Return the state after one more commit. The first commit after a long pause only begins a new history."""
+    """Return the state after one more commit. After a long pause, a new history begins."""
     now = SliceLow(timedelta(milliseconds=measure.at_ms) * 2 // bounds.every, measure.snapshots, measure.manifests)
     known_lows = before.lows if before else ()
     earlier = (low for low in known_lows if now.slice - MAX_SLICES < low.slice < now.slice)
@@ -113,7 +113,7 @@ def _find_lowest(lows: Sequence[SliceLow]) -> SliceLow:
 
 
 def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
-    """Return whether the pressure grows, and its extreme since the last turn: a maximum if it grows, else a minimum."""
+    """Return whether the pressure grows, and its maximum (if growing) or minimum since the last turn."""
     if before is None:
         return False, pressure
     if before.grows:

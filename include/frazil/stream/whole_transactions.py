@@ -1,6 +1,6 @@
-"""Lets a stream of captured changes read only whole source transactions. A second topic contains the number of events
-in each transaction. The driver reads both topics, so that the planner knows where a batch may end. Events that are held
-back stay in Kafka.
+"""Lets a stream of captured changes read only whole source transactions. A second topic has each transaction's number
+of events. The driver reads both topics, so that the planner knows where a batch may end. Events that wait for their
+transaction stay in Kafka.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 MAX_EVENTS_PER_READ = 100_000
-"""Maximum number of offsets in one step. After each step, the events of complete transactions are forgotten."""
+"""Maximum number of offsets that are read in one step."""
 MAX_ENDS_PER_READ = 20_000
-"""Maximum number of offsets per partition in one read: ends of transactions that are not needed yet take memory."""
+"""Maximum number of offsets per partition in one read of transactions' ends."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""How far the connector's clock may be set back. The search for ends starts this much earlier."""
+"""How far the connector's clock may be set back. Ends are searched from this much earlier."""
 LOOKBACK_RECORDS = 1_000
-"""Number of offsets to search backwards for the last transaction, if a reset removed it from the marker."""
+"""Number of offsets in which the last transaction is searched, if the marker does not have it."""
 MAX_NAME_CHARACTERS = 200
-"""Maximum length of a table's name in messages."""
+"""Maximum length of a table name in messages."""
 WARN_INTERVAL_S = 60.0
 """Interval of the warnings about a transaction that does not end."""
 
 
 @dataclass(slots=True)
 class WholeTransactions:
-    """Finds where one partition's batches may end. Used by one thread at a time."""
+    """Finds where batches of one partition may end. Not thread-safe."""
 
     topics: KafkaTopics
     topic: str
-    """The transaction topic, for messages."""
+    """The transaction topic's name, for messages."""
     max_records: int
-    """Records to read ahead. More are read only to reach the end of a transaction."""
+    """Number of records to read ahead. A transaction is always read to its end."""
     clock: Callable[[], float] = time.monotonic
     last_before_start: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if known."""
     waits_for: str = ""
-    """The transaction for which records are held back, and what to do; "" if none are held back."""
+    """The transaction for which records are held back, and what to do; "" if none."""
     is_stuck: bool = False
-    """Whether all events and ends were read, and a transaction has certainly not ended."""
+    """Whether everything was read, and a transaction has certainly not ended."""
     _waits: bool = False
-    """Whether all events were read, and a transaction may not have ended."""
+    """Whether all events were read, and a transaction may still be open."""
     _log: Boundaries | None = None
     _scanned: int = 0
-    """How far the topic's events were read."""
+    """The offset up to which the topic's events were read."""
     _since_ms: int | None = None
-    """When the first event of a transaction was written (ms since 1970)."""
+    """When a transaction's first event was written (ms since 1970)."""
     _tables: frozenset[str] = frozenset()
     _reported: bool = False
     """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
-    """The boundary after which records are held back, and when this was first seen (`clock`)."""
+    """The boundary after which records are held back, and since when (`clock`)."""
     _warned: float = 0.0
 
     @property
@@ -78,7 +78,7 @@ class WholeTransactions:
         return self._log.at if self._log else 0
 
     def read_transaction_ends(self) -> None:
-        """Read the ends of transactions if records wait for one. Call this before fetching the logs' ends."""
+        """If records wait for transactions, read the ends of these. Call this before fetching the logs' ends."""
         more = self._waits
         while more:
             more = self._read_ends()
@@ -116,7 +116,7 @@ class WholeTransactions:
         return self._log.at if all_read else end
 
     def _advance_boundary(self, log: Boundaries, *, all_read: bool) -> str:
-        """Move the last boundary. Reads more transactions' ends if needed. Returns the open transaction's id, or ""."""
+        """Move the last boundary. May read more transactions' ends. Returns the open transaction's id, or ""."""
         open_one = log.advance(whole=all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
         more = not (all_read and self._waits)
@@ -146,7 +146,7 @@ class WholeTransactions:
         self._scanned = end
 
     def _find_last_before(self, tp: TopicPartition, start: int) -> LastTransaction:
-        """Return the last transaction of the records before `start`. Used if the marker does not have it."""
+        """Return the last transaction before `start`. Used if the marker does not have it."""
         found = NO_TRANSACTION
         for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
             for one in events:
@@ -154,7 +154,7 @@ class WholeTransactions:
         return found
 
     def _add_event(self, tp: TopicPartition, one: EventTransaction, written_ms: int) -> None:
-        """Remember the first event's time and tables. Raises SpecError if a later event is of other tables."""
+        """Remember the first event's time and tables. Raises SpecError for a later event of other tables."""
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:

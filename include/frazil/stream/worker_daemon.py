@@ -1,6 +1,6 @@
 """Replaces `pyspark.daemon`: forks Spark's Python workers from a process that has already imported what staging needs.
-Spark ends idle workers after a minute, so it starts new ones often. When the process forks, it must have no other
-thread, no open connection and no Kafka client. OpenBLAS and jemalloc start threads unless told not to.
+Spark often starts new workers, because idle ones end after a minute. A forking process must have no other threads, open
+connections or Kafka clients. Disables the threads of OpenBLAS and jemalloc.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from frazil.fast_imports import fast_imports
 MODULE = __name__
 STAGE_MODULE = "frazil.stream.stage_rows"
 LATE_IMPORTS = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
-"""Modules that staging imports when needed. A worker forked after an upgrade would mix versions."""
+"""Modules that staging would import late. After an upgrade, a forked worker would mix versions."""
 _ARCHIVE = re.compile(r"/((pyspark|py4j-[^/]*-src)\.zip|spark-core_[^/]*\.jar)(/|$)")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -41,7 +41,7 @@ def preload() -> None:
 
 
 def _remove_archives_from_path() -> None:
-    """Remove Spark's archives from the import path if PySpark is installed: scanning them costs each task CPU."""
+    """Remove Spark's archives from the import path if PySpark is installed, to save CPU in each task."""
     others = [path for path in sys.path if not _ARCHIVE.search(path)]
     if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
         sys.path[:] = others

@@ -1,5 +1,5 @@
-"""The writer of one stream. Each epoch takes over, settles batches of earlier epochs, and runs batches. A stale batch
-ends the epoch, and the next begins at the marker's offsets.
+"""The writer of one stream. Each epoch takes over, settles earlier batches, and runs batches. A stale batch ends the
+epoch; the next one begins at the marker's offsets.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.writer_expiry import WriterExpiry
+from frazil.commit.writer_folding import WriterFolding
 from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch, TopicMissing
 from frazil.events import (
     ChangesMerged,
@@ -74,9 +75,9 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 MAX_STALE_EPOCHS = 3
-"""Number of epochs in a row that end with StaleBatch after which the writer ends."""
+"""Number of consecutive stale epochs after which the writer ends."""
 MAX_START_ATTEMPTS = 10
-"""Maximum number of attempts in a row to start Spark's Python processes on a busy host."""
+"""Maximum number of consecutive attempts to start Spark's Python processes."""
 MAX_START_WAIT_S = 30.0
 
 
@@ -98,8 +99,8 @@ class Writer:
 
     def run(self) -> Marker | None:
         """Run batches until stopped or, with `until_caught_up`, until all records now in Kafka are committed. Returns
-        the last marker; None if stopped before the take-over, or while a service did not respond. Raises errors that a
-        new epoch would not fix.
+        the last marker; None if stopped before the take-over or during an outage. Raises errors that a new epoch would
+        not fix.
         """
         folder = run_folder(self.spec.name)
         make_folder(folder)
@@ -180,7 +181,7 @@ class Writer:
         return False
 
     def _run_epochs(self, parts: EpochParts) -> Marker | None:
-        """Run an epoch. Begin another one if the epoch turns out stale, or after a gap that `on-gap: skip` accepts."""
+        """Run an epoch, and another one after a stale batch, or after a gap that `on-gap: skip` accepts."""
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
         stale, last = 0, None
         while True:
@@ -252,7 +253,7 @@ class Writer:
         return tables, progress
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
-        """Wait during an outage, lending this writer's slot. Returns whether the writer must end."""
+        """Wait during an outage, without this writer's slot. Returns whether the writer must end."""
         again = OutageReported(
             "after an outage, the writer waits for its turn among the application's streams to try again"
         )
@@ -287,7 +288,7 @@ class Epoch:
 
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
-    """Offsets at which the writer has caught up and ends; None for a writer that runs on."""
+    """Offsets at which the writer has caught up and ends; None for an endless writer."""
     stopping: threading.Event
     after: int | None = None
     """This process's previous epoch."""
@@ -308,6 +309,8 @@ class Epoch:
             runner = self._take_over()
         p.exit_callbacks.pop_all()  # of earlier epochs: only attempts of the last batch may still write
         p.exit_callbacks.callback(runner.sweep_stragglers)
+        if runner.folding is not None:
+            p.exit_callbacks.callback(runner.folding.end)
         late = 0
         while not self._is_over(runner):
             loop = BatchLoop(
@@ -341,7 +344,7 @@ class Epoch:
         return all(runner.marker.offsets.get(tp, 0) >= end or is_left_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
-        """Take over the stream, and commit or discard earlier batches. Returns the runner of new batches."""
+        """Take over the stream, and settle earlier batches. Returns the runner of new batches."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()
@@ -379,6 +382,7 @@ class Epoch:
             rejects_accepted=accepted_offsets(p.tables, marker.source),
             route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
             notices=p.notices,
+            folding=WriterFolding.open(p.spec.maintenance.compaction, p.tables),
         )
         for journal in settled.committed:
             runner.report(journal)

@@ -19,7 +19,8 @@ from frazil.home import run_folder
 from frazil.spec.model import StreamSpec
 from frazil.supervise.decision import DesiredMode, DesiredState
 from frazil.table.evolution import ACCEPTED_SCHEMA
-from frazil.table.storage import LocalStore, ObjectStore, open_store
+from frazil.table.object_store import ObjectStore
+from frazil.table.storage import LocalStore, open_store
 from frazil.table.tables import load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"

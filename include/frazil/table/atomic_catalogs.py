@@ -1,46 +1,29 @@
-"""Decides which catalogs can commit to several tables in one step: SQL catalogs, whose pointers are rows of one
-database, and the REST servers listed here. Other catalogs may change tables one by one, or not keep the snapshot
-history.
+"""Decides which catalogs can commit to several tables in one step: SQL catalogs, and the REST servers listed here.
+Other catalogs may change tables one by one, or lose the snapshot history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.table import CommitTableResponse, Table
-from pyiceberg.table.update import TableRequirement, TableUpdate
 from sqlalchemy import make_url
 
 from frazil.errors import SpecError
+from frazil.table.atomic_commit import CommitTables
 from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type
-
-
-@dataclass(frozen=True, slots=True)
-class TableChange:
-    """The change of one table, computed from the metadata of `table`."""
-
-    table: Table
-    requirements: tuple[TableRequirement, ...]
-    updates: tuple[TableUpdate, ...]
-
-
-CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""Commits all changes or none. After any error but CommitFailedException, the outcome is unknown."""
-
 
 ATOMIC_SERVERS = ("lakekeeper", "polaris")
 """REST catalog servers that are known to commit atomically: the valid values of `frazil.atomic`."""
 TESTED_DATABASES = ("postgresql", "sqlite")
-"""Databases of SQL catalogs in which atomic commits are tested, by their SQLAlchemy name."""
+"""Databases of SQL catalogs with tested atomic commits, by SQLAlchemy's names."""
 COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
-"""Endpoint that a REST catalog's server must list as supported."""
+"""Endpoint for atomic commits that a REST catalog's server must list."""
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function that commits to several tables in one step. Raises SpecError if the catalog cannot."""
+    """Return the function that commits to several tables in one step. Raises SpecError if this is impossible."""
     if reason := atomic_commit_problem(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":

@@ -1,5 +1,5 @@
 """Commits to several tables of a REST catalog with `POST /v1/{prefix}/transactions/commit`, as `commitTransaction` in
-Iceberg's REST specification. PyIceberg has no method for it.
+Iceberg's REST specification. PyIceberg does not support this request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyiceberg.table import CommitTableRequest, TableIdentifier
 from pyiceberg.typedef import IcebergBaseModel
 from requests import HTTPError
 
-from frazil.table.atomic_catalogs import TableChange
+from frazil.table.atomic_commit import TableChange
 
 
 class _CommitTransactionRequest(IcebergBaseModel):

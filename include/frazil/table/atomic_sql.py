@@ -11,7 +11,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, StagedTable, Table
 from sqlalchemy import Connection, bindparam, update
 
-from frazil.table.atomic_catalogs import TableChange
+from frazil.table.atomic_commit import TableChange
 from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ _MOVE_POINTER = (
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
     """Write the new metadata files, then change all pointers in one transaction. Returns one response per table. Raises
-    CommitFailedException if another commit has changed a pointer. After an error, deletes the files, unless COMMIT was
-    sent: the outcome is then unknown.
+    CommitFailedException if another commit has changed a pointer. On an error before COMMIT is sent, deletes the files;
+    later, the outcome is unknown.
     """
     staged: list[StagedTable] = []
     sent = False

@@ -15,7 +15,7 @@ def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
 
 
 def count_live_rows(snapshot: Snapshot) -> int | None:
-    """Return a snapshot's number of rows according to its summary, if known. Too small if rows were deleted twice."""
+    """Return a snapshot's number of rows according to its summary, if known. Too low if rows were deleted twice."""
     if snapshot.summary is None or (text := snapshot.summary.get("total-records")) is None:
         return None
     return max(int(text) - int(snapshot.summary.get("total-position-deletes") or 0), 0)

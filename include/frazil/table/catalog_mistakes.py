@@ -1,5 +1,5 @@
 """Translates errors of catalog clients to frazil's errors, each with one sentence. Errors of Glue (botocore) and Hive
-(thrift) are recognised only if these optional packages were imported.
+(thrift) are recognised without importing these optional packages.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from frazil.spec.addresses import find_path_problem
 
 _EXTRA_PATTERN = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""Keys are PyIceberg's extras. Values are a module that the extra installs, and frazil's extra that installs the same
-module.
-"""
+"""PyIceberg's extras: a module that each extra installs, and frazil's extra with the same module."""
 _STORAGE_MODULES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
@@ -34,14 +32,14 @@ _DENIED_CODES = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
 _MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
-"""Prefixes of the names of botocore's configuration errors, which a retry cannot fix."""
+"""Prefixes of the names of botocore's configuration errors."""
 _NO_LOCATION = "No default path is set"
 """PyIceberg's error for a new table without location in a catalog without warehouse."""
 _EXPIRED_CODES = frozenset({"ExpiredTokenException", "ExpiredToken"})
 
 
 class NotIcebergResponse(RESTError):
-    """The response is from a gateway, a login page or another service."""
+    """The response comes from another service, such as a gateway or a login page."""
 
 
 def _has_iceberg_error(error: Exception) -> bool:
@@ -53,7 +51,7 @@ def _has_iceberg_error(error: Exception) -> bool:
 
 
 def _is_not_from_iceberg(error: Exception) -> bool:
-    """Return whether the response is not from an Iceberg REST catalog."""
+    """Return whether the response comes from a service that is not an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
         return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's responses
     return isinstance(error, NotIcebergResponse) or (type(error) is RESTError and not _has_iceberg_error(error))
@@ -87,7 +85,7 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error in opening a catalog, if its configuration caused the error. Raises MissingExtra."""
+    """Translate an error in opening a catalog if the configuration is the cause. Raises MissingExtra."""
     if isinstance(error, NotInstalledError):
         for module, extra in (_PACKAGES[name] for name in _EXTRA_PATTERN.findall(str(error)) if name in _PACKAGES):
             require_module(module, extra=extra)
@@ -125,9 +123,11 @@ def translate_client_error(catalog: str, error: Exception) -> FrazilError | None
         return _translate_botocore(catalog, error, half_configured=isinstance(error, boto.PartialCredentialsError))
     if boto is not None and isinstance(error, boto.ClientError):
         return _translate_refusal(catalog, error, error.response.get("Error", {}).get("Code", ""))
-    thrift = sys.modules.get("thrift.transport.TTransport")
-    if thrift is not None and isinstance(error, thrift.TTransportException):
+    transport, thrift = sys.modules.get("thrift.transport.TTransport"), sys.modules.get("thrift.Thrift")
+    if transport is not None and isinstance(error, transport.TTransportException):
         return CommitUnavailable(f"the metastore of the catalog {catalog!r} cannot be reached: {one_line(error)}")
+    if thrift is not None and isinstance(error, thrift.TApplicationException):
+        return _translate_metastore(catalog, error, is_missing=error.type == error.UNKNOWN_METHOD)
     return None
 
 
@@ -144,13 +144,23 @@ def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
 
 
 def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
-    """Translate an error of Glue's client that is not a response from AWS."""
+    """Translate an error of Glue's client other than a response from AWS."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):
         return configuration_error(catalog, error)
     # Includes missing credentials, which occur while a host's metadata service does not respond.
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
+
+
+def _translate_metastore(catalog: str, error: Exception, *, is_missing: bool) -> FrazilError:
+    """Translate a Hive metastore's own error, of a method that it does not have or that failed."""
+    if is_missing:
+        return SpecError(
+            f"the metastore of the catalog {catalog!r} does not have a method that PyIceberg calls: {one_line(error)}. "
+            "Use a metastore of Hive 2 or 3, because Hive 4 removed methods, or another catalog"
+        )
+    return CommitUnavailable(f"the metastore of the catalog {catalog!r} failed: {one_line(error)}; see its log")
 
 
 def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError | None:
@@ -162,7 +172,7 @@ def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's text on one line, without the links that Pydantic adds."""
+    """Return an error's text on one line, without Pydantic's links."""
     lines = (line.strip() for line in str(error).splitlines())
     return " ".join(line for line in lines if line and not line.startswith("For further information"))
 

@@ -1,6 +1,6 @@
 """Opens catalogs from PyIceberg's configuration: `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current
-folder), or variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>. If no catalog is configured, opens the embedded catalog.
-Spark's properties are derived from the same configuration.
+folder), or variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Without configuration, opens the embedded catalog. Spark's
+properties are derived from the same configuration.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from frazil.table.spark_catalog import catalog_type, to_spark_properties
 from frazil.table.storage_mistakes import is_credentials_expiry
 
 SQLITE_BUSY_SECONDS = 30
-"""How long to wait for another process that writes; the same as Spark's limit."""
+"""How long (s) to wait for another process that writes."""
 
 MAX_OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""SQL engines by URI, if catalogs share them. An engine that no catalog uses is closed."""
+"""Shared SQL engines by URI. An unused engine is closed."""
 CATALOG_CACHE_S = 10.0
-"""Age at which `keep_catalogs` opens a catalog again with current credentials."""
+"""Age (s) at which `keep_catalogs` reopens a catalog, with current credentials."""
 _kept_catalogs: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 """Catalogs by name, with the time of opening; None outside of `keep_catalogs`."""
 MAX_ERROR_CHARACTERS = 300
-"""Maximum number of characters quoted from a server's error: a gateway may return whole pages."""
+"""Maximum number of characters quoted from a server's error."""
 METADATA_SUFFIX = ".metadata.json"
 
 _ACCESS_ERRORS = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
@@ -129,7 +129,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog; None opens the default or the embedded one. Raises SpecError and the client's errors."""
+    """Open a catalog; None means the default or the embedded one. Raises SpecError and the client's errors."""
     config = catalog_config(name)
     with translate_catalog_errors(config.name):
         if not config.embedded:
@@ -157,7 +157,7 @@ def open_existing_catalog(name: str | None) -> Catalog:
 
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
-    """Keep opened catalogs for `CATALOG_CACHE_S` seconds in this context and thread, to save time."""
+    """Reuse opened catalogs for `CATALOG_CACHE_S` seconds in this context and thread."""
     token = _kept_catalogs.set({})
     try:
         yield
@@ -204,7 +204,7 @@ def explain_table_error(error: Exception) -> str:
 
 @contextmanager
 def translate_catalog_errors(catalog: str) -> Iterator[None]:
-    """Convert errors of a catalog's client to AccessDenied, CommitRefused, CommitUnavailable and TableLost."""
+    """Convert errors of catalog clients to AccessDenied, CommitRefused, CommitUnavailable and TableLost."""
     try:
         yield
     except _ACCESS_ERRORS as error:
@@ -272,7 +272,7 @@ def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
 
 
 def _add_busy_timeout(uri: str) -> str:
-    """Add a longer lock timeout to a SQLite URI: a long read can exceed the default of 5 s."""
+    """Add a longer lock timeout to a SQLite URI."""
     url = make_url(uri)
     if "timeout" in url.query or not url.database or url.database == ":memory:":
         return uri
@@ -280,7 +280,7 @@ def _add_busy_timeout(uri: str) -> str:
 
 
 def _open(config: CatalogConfig) -> Catalog:
-    """Open a catalog. Retries if another process creates the SQL catalog's tables at the same time."""
+    """Open a catalog. Retries while another process creates the SQL catalog's tables."""
     for _ in range(MAX_OPEN_ATTEMPTS - 1):
         try:
             return _open_once(config)
@@ -315,15 +315,20 @@ def _open_once(config: CatalogConfig) -> Catalog:
 
 
 def share_connections() -> None:
-    """Let all SQL catalogs of one database share connections from now on. Otherwise, many writers exhaust them."""
+    """Let SQL catalogs with the same database share connections from now on."""
     global _engines  # noqa: PLW0603 - one per process, never undone
     _engines = WeakValueDictionary() if _engines is None else _engines
 
 
 def _create_client(kind: str, config: CatalogConfig) -> Catalog:
-    if kind != "rest" or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
+    """Create PyIceberg's client, or frazil's variant of it. Imports only the client that the catalog needs."""
+    if kind not in {"rest", "sql"} or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
         return pyiceberg.catalog.load_catalog(config.name, **config.properties)
-    from frazil.table.rest_catalog import ResilientRestCatalog  # loads a client that others do not need
+    if kind == "sql":
+        from frazil.table.sql_catalog import PreparedSqlCatalog
+
+        return PreparedSqlCatalog(config.name, **config.properties)
+    from frazil.table.rest_catalog import ResilientRestCatalog
 
     return ResilientRestCatalog(config.name, **config.properties)
 

@@ -1,4 +1,4 @@
-"""Checks PyIceberg's configuration file before PyIceberg is imported, because the import reads the file."""
+"""Checks PyIceberg's configuration file before PyIceberg is imported and reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from frazil.errors import SpecError
 
 
 def check_configuration() -> None:
-    """Raise SpecError with the file's path if PyIceberg cannot read its configuration file."""
+    """Raise SpecError, with the path, if PyIceberg cannot read its configuration file."""
     named = os.environ.get("PYICEBERG_HOME")
     folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
     file = next((folder / ".pyiceberg.yaml" for folder in folders if (folder / ".pyiceberg.yaml").is_file()), None)

@@ -1,5 +1,5 @@
-"""Describes a stream's tables as frazil would create them, whether or not they exist. Finds the tables that a route's
-template has created by their properties; a matching name is not enough.
+"""Describes a stream's tables as frazil would create them, even if they exist. Recognises tables that a route's
+template has created by their properties, not only by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.table.catalogs import explain_table_error, list_table_names
 from frazil.table.parallel import run_in_parallel
 
 FORMAT_VERSION = 2
-"""Iceberg format version of new tables, unless declared."""
+"""Default Iceberg format version of new tables."""
 WRITTEN_VERSIONS = (2, 3)
 
 DEFAULT_PROPERTIES = {
@@ -36,13 +36,13 @@ DEFAULT_PROPERTIES = {
     # Compaction loses some races against a writer that commits every few seconds. Iceberg's default is 4 retries.
     "commit.retry.num-retries": "10",
 }
-"""Properties of every table that frazil creates, unless declared."""
+"""Default properties of every table that frazil creates."""
 MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
     # Version 2 needs half the bytes and a third less CPU. Signals and dead letters are few, and every reader must be
     # able to read them.
     "write.parquet.format-version": "v2",
 }
-"""Properties of a stream's main table and routed tables."""
+"""Default properties of a stream's main table and routed tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class DeclaredTable:
     properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
     user_columns: frozenset[str] = frozenset()
-    """Columns that the user declared. All others are frazil's own."""
+    """Columns that the user declared. All others are frazil's."""
     relaxable: frozenset[str] = frozenset()
-    """Columns declared `not null` that may be optional in an evolved table, with their nested fields."""
+    """Columns, with nested fields, that are declared `not null` but may be optional in an evolved table."""
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
@@ -87,11 +87,11 @@ def table_identifier(table: Table) -> str:
 
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties that other tables do not get: they name the main table's own folders."""
+"""Properties of the main table that other tables do not get, because they name its folders."""
 
 
 def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Return the declaration of a table of the route. `value` is the route value if the template creates the table."""
+    """Return the declaration of a routed table. `value` is the route value if the template creates the table."""
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -107,7 +107,7 @@ def list_matching_names(catalog: Catalog, sinks: Sinks) -> list[str]:
 
 
 def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | None = None) -> dict[str, Table]:
-    """Load the existing tables (`names`, or all) that a route lists or its template created."""
+    """Load the route's existing tables, listed or created by its template: those in `names`, or all."""
 
     def load(identifier: str) -> Table | None:
         try:

@@ -1,6 +1,5 @@
-"""Compares a declared schema with a table's schema. Pure. Each difference is a safe evolution, which keeps every file
-and reader valid (Iceberg specification, "Schema Evolution"), or a conflict, which an operator must resolve. A renamed
-or dropped column is not added again.
+"""Compares a declared schema with a table's schema. Pure. Each difference is a safe evolution (Iceberg specification,
+"Schema Evolution"), or a conflict for an operator. A renamed or dropped column is not added again.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ Path = tuple[str, ...]
 """The names from a top-level column to a nested field."""
 
 ACCEPTED_SCHEMA = "frazil.accepted-schema"
-"""Property that an operator sets to a schema id. Column names of earlier schemas are then no longer checked."""
+"""Property with the id of the oldest schema whose column names are still checked. An operator sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A difference without a safe evolution. `message` describes both sides and says what to do."""
+    """A difference without a safe evolution. `message` describes both sides and the remedy."""
 
     path: Path
     message: str
@@ -159,7 +158,7 @@ class SchemaComparison:
     def compare_missing(
         self, declared: NestedField, existing: StructType, *, path: Path, parent: int
     ) -> Addition | Conflict:
-        """Return an addition for a missing declared column, or a conflict if it was renamed or dropped."""
+        """Return an addition for a missing declared column; a conflict if it was renamed or dropped."""
         name, can_declare = declared.name, path[0] in self.user_columns
         optional = " and declare it without 'not null'" if declared.required and can_declare else ""
         former_ids = self.history.ids.get((parent, name), ())
@@ -188,7 +187,7 @@ class SchemaComparison:
         return Addition(path, declared.field_type, declared.doc)
 
     def _find_reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
-        """Return a conflict if the declared column was renamed in the table, and another column has its name."""
+        """Return a conflict if another column now has the declared column's name."""
         had_others = self.history.names[existing.field_id] != {existing.name}
         now = self._find_current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
@@ -201,7 +200,7 @@ class SchemaComparison:
         )
 
     def _find_current_name(self, field_ids: Iterable[int]) -> str | None:
-        """Return the current name of the first of these fields that the table still has."""
+        """Return the current name of the first of these fields that still exists."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
@@ -244,7 +243,7 @@ class SchemaComparison:
 
 
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
-    """Return whether Iceberg version 2 allows the promotion. PyIceberg also accepts decimals of another scale."""
+    """Return whether Iceberg version 2 allows the promotion. PyIceberg would allow more."""
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
     if isinstance(narrow, FloatType):
@@ -255,7 +254,7 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column. The column and its nested fields become optional where the table's are optional."""
+    """Return the declared column. It and its nested fields become optional where the table's are."""
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         fields = {field.name: field for field in existing.field_type.fields}

@@ -1,6 +1,6 @@
-"""Speeds up commits by keeping parsed metadata and the JSON of snapshots. PyIceberg parses and copies both at each
-commit, which takes two thirds of the time if a table has hundreds of snapshots. The catalog still decides each load and
-commit. Small files reach S3 in one request instead of three.
+"""Speeds up commits by keeping parsed metadata and the JSON of snapshots. PyIceberg parses and copies both for each
+commit: two thirds of the time, with hundreds of snapshots. The catalog still decides each load and commit. Small files
+reach S3 in one request instead of three.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 MAX_CACHED_METADATA = 8
-"""Maximum number of cached versions of table metadata: a few for each of a stream's two tables."""
+"""Maximum number of cached versions of table metadata."""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
@@ -44,7 +44,7 @@ def reuse_metadata(catalog: Catalog) -> Catalog:
 
 
 def _share_snapshots(catalog: MetastoreCatalog) -> None:
-    """Share the metadata's snapshots and schemas between commits instead of copying them."""
+    """Share the metadata's snapshots and schemas between commits, without copies."""
     stage = catalog._update_and_stage_table
 
     def stage_whole(current: Table | None, *change: Any) -> StagedTable:
@@ -68,9 +68,9 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
 
 
 def _trim_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
-    """Return `made` without the snapshot log's entries before the newest expired snapshot, as Java does.
+    """Return `made` without log entries up to the newest expired snapshot, as Java does.
 
-    PyIceberg keeps these entries, so a query at a time when an expired snapshot was current would read an older one.
+    Otherwise, a query for the time of an expired snapshot would read an older one.
     """
     removed = {id_ for update in updates if isinstance(update, RemoveSnapshotsUpdate) for id_ in update.snapshot_ids}
     stays = [entry.snapshot_id not in removed for entry in before.snapshot_log]
@@ -82,7 +82,7 @@ def _trim_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iter
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copy shares snapshots and schemas. It searches the newest snapshots first."""
+    """Return a subclass whose deep copies share snapshots and schemas. It searches the newest snapshots first."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -100,7 +100,7 @@ def _change_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMe
 
 
 def _configure_once(catalog: MetastoreCatalog) -> None:
-    """Read PyIceberg's configuration once instead of for each file: a tenth of a commit's CPU."""
+    """Read PyIceberg's configuration once, not for each file."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
     known = BoundedCache[_SnapshotTexts](MAX_CACHED_METADATA)
 
@@ -118,7 +118,7 @@ _SnapshotTexts = dict[int, tuple[Snapshot, str]]
 
 
 def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts], *, exclude_none: bool) -> str:
-    """Return the JSON of `model_dump_json`, converting each snapshot once."""
+    """Return the JSON of `model_dump_json`. Converts each snapshot only once."""
     if type(metadata) is TableMetadataV1:  # its snapshots are written without their sequence numbers
         return metadata.model_dump_json(exclude_none=exclude_none)
     table = str(metadata.table_uuid)

@@ -1,4 +1,4 @@
-"""Decides which schema changes of records a table accepts, and why it refuses others. Pure."""
+"""Decides which schema changes a table accepts for its records, and why it refuses others. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ELEMENT, VALUE = "element", "value"
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
-    """A field that gets no column. `reason` completes a sentence that begins with its name."""
+    """A field without a column. `reason` completes a sentence that begins with the field's name."""
 
     path: Path
     reason: str
@@ -42,7 +42,9 @@ class SchemaGrowth:
 def plan_growth(
     table: Schema, former: Iterable[Schema], wanted: Sequence[Change], *, max_columns: int, fixed: Collection[str] = ()
 ) -> SchemaGrowth:
-    """Return which wanted changes to make. `max_columns` counts nested fields; columns in `fixed` stay required."""
+    """Return the wanted changes that are allowed. `max_columns` includes nested fields; columns in `fixed` stay
+    required.
+    """
     growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
     refused: list[RefusedField] = []
@@ -63,7 +65,7 @@ def plan_growth(
 
 
 class _ColumnNames:
-    """A table's column names, including those about to be added."""
+    """A table's column names, including those of planned columns."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(walk_fields(table.as_struct(), ()))
@@ -74,7 +76,7 @@ class _ColumnNames:
         self._new: dict[tuple[Path, str], str] = {}
 
     def parent(self, path: Path) -> StructType | None:
-        """Return the struct that contains, or would contain, the field at this path."""
+        """Return the struct of the field at this path, which may not exist yet."""
         if len(path) == 1:
             return self._top
         field = self.fields.get(path[:-1])

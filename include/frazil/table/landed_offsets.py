@@ -1,5 +1,5 @@
-"""Collects the Kafka offsets of a table's rows in bitmaps, reading only coordinates, a few files at a time. Selects the
-data files that may contain given offsets, from the coordinates' bounds in manifests.
+"""Collects the Kafka offsets of a table's rows in bitmaps. Reads only coordinates, a few files at a time. The
+coordinates' bounds in manifests show which data files may contain given offsets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 class FileBounds:
-    """Decides whether a data file may contain a row in the given ranges. Never excludes a file that contains one."""
+    """Decides whether a data file may contain a row in the given ranges. Never excludes a file with such a row."""
 
     def __init__(self, schema: Schema, within: OffsetRanges) -> None:
         fields = [schema.find_field(name) for name in COORDINATES]
@@ -64,7 +64,7 @@ def topics_filter(topics: Collection[str]) -> str:
 
 
 def ranges_filter(within: OffsetRanges) -> str:
-    """Return one row filter that covers all ranges, and possibly other rows."""
+    """Return one row filter that includes all ranges, and maybe other rows."""
     ranges = [r for of in within.values() for r in of]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
     return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
@@ -77,20 +77,20 @@ def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, An
 
 
 def _may_overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
-    """Return whether bounds overlap a range, ends included. None is unlimited."""
+    """Return whether bounds (inclusive) overlap a range. None means unlimited."""
     lower, upper = bounds
     return (lower is None or lower <= greatest) and (upper is None or upper >= lowest)
 
 
 MAX_PARALLEL_FILES = 2
-"""Maximum number of files read in parallel: one is fetched while another is sorted, with 25 bytes per row."""
+"""Maximum number of files read in parallel. Each takes 25 bytes of memory per row."""
 
 DISCARDED_COLUMN = "discarded_at"
 """The column with the time at which an operator discarded a dead letter."""
 
 OffsetArray = NDArray[np.int64]
 _PartitionOffsets = tuple[TopicPartition, OffsetArray, bool]
-"""Sorted offsets, and whether their rows are selected; False if only `topic_ids` excludes them."""
+"""Sorted offsets, and whether their rows are selected. If not, only `topic_ids` excludes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,16 @@ class RowSelection:
     within: OffsetRanges | None = None
     """The offset ranges to select; None selects all offsets."""
     topic_ids: Mapping[str, str] | None = None
-    """If set, dead letters count only if their topic had this id."""
+    """If set, dead letters of other topic ids do not count."""
     stream: str | None = None
-    """If set, dead letters count only if this stream rejected them."""
+    """If set, dead letters of other streams do not count."""
     discarded: bool = True
     """Whether discarded dead letters count."""
     branch: str | None = None
     """The branch to read; None reads the current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the table's columns that the selection needs in addition to the coordinates."""
+        """Return the columns that the selection needs in addition to the coordinates."""
         names = {field.name for field in table.schema().fields}
         requested = {
             "topic_id": self.topic_ids is not None,
@@ -127,7 +127,7 @@ def has_coordinates(schema: Schema) -> bool:
 def tally_rows(
     table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return the offsets of the selected rows. Counts in `former` the rows that only `topic_ids` excludes."""
+    """Return the offsets of the selected rows. Counts rows that only `topic_ids` excludes in `former`."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
         if is_selected:
@@ -184,7 +184,7 @@ def _plan_files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[
 def _read_in_parallel(
     read: Callable[[FileScanTask], list[_PartitionOffsets]], tasks: Iterable[FileScanTask]
 ) -> Iterator[list[_PartitionOffsets]]:
-    """Yield the files' results in order, a few at a time; PyIceberg's reader would read all at once."""
+    """Yield the files' results in order. Reads a few files at a time."""
     running: deque[Future[list[_PartitionOffsets]]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
         for task in tasks:
@@ -216,7 +216,7 @@ def _read_file(table: Table, scan: DataScan, wanted: RowSelection, task: FileSca
 def _split_by_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[str, str] | None
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Yield the rows whose topic has the given id or no known id (True), then all others (False)."""
+    """Yield the rows with a given or unknown topic id (True), then all others (False)."""
     if topic_ids is None or not len(batch):
         yield batch, True
         return
@@ -251,14 +251,14 @@ def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, O
 
 
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Dictionary-encode a text column. Returns each row's code, and the texts by code; the last text is None."""
+    """Dictionary-encode a text column. Returns each row's code, and the texts by code, followed by None."""
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
 def clip_offsets(offsets: OffsetArray, tp: TopicPartition, within: OffsetRanges | None) -> Iterator[OffsetArray]:
-    """Yield the sorted offsets in the partition's ranges; all if `within` is None."""
+    """Yield the sorted offsets that are in the partition's ranges. If `within` is None, yield all."""
     if within is None:
         yield offsets
         return

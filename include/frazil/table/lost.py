@@ -18,14 +18,14 @@ from frazil.table.storage import open_store
 
 
 def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
-    """Return what exists in the folder where a declared table would be created."""
+    """Return the existing contents of the folder in which a declared table would be created."""
     location, properties = declared.location, declared.properties
     folder = find_new_folder(catalog, declared.identifier, declared.schema, location=location, properties=properties)
     return read_remains(folder) if folder else None
 
 
 def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str:
-    """Return the error text for a table whose files exist although the catalog does not have it."""
+    """Return the error text for a table whose files exist, but which is not in the catalog."""
     uuid = found.newest.uuid if found.newest else None
     if name := find_other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
@@ -66,7 +66,7 @@ def _strip_file_scheme(location: str) -> str:
 
 
 def missing_table_error(spec: StreamSpec) -> TableLost | None:
-    """Return the error for the stream's table if it no longer exists; None if it exists."""
+    """Return the error for the stream's missing table; None if it exists."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -93,7 +93,7 @@ def registration_command(catalog: str, identifier: str, metadata: str) -> str:
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:
-    """Return the error text if the catalog has lost the stream's table. The table must then not be created again."""
+    """Return the error text if the catalog has lost the stream's table, which must not be created again."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -124,7 +124,7 @@ def open_stream_catalog(spec: StreamSpec) -> Catalog:
 
 
 def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
-    """Return the error for a missing table: TableLost if the catalog lost a table of these streams, else SpecError."""
+    """Return the error for a missing table: TableLost if these streams' catalog has lost it, else SpecError."""
     for spec in specs:
         if lost := find_lost_table(spec):
             return TableLost(lost)
@@ -132,7 +132,7 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
 
 
 def explain_dropped_table(spec: StreamSpec, catalog: str) -> str:
-    """Return the error text for a missing table that this host's writer has committed to."""
+    """Return the error text for a missing table to which this host's writer has committed."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
         "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "

@@ -1,5 +1,5 @@
-"""Keeps the times in a table's metadata in order, even if a host that changed the table has a fast clock. Iceberg's
-Java library refuses metadata in which a time is more than a minute before an earlier entry's.
+"""Keeps the times in a table's metadata in order, even if a host's clock is fast. Iceberg's Java library refuses
+metadata with a time more than a minute before an earlier entry's.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 MAX_CLOCK_LEAD_MS = 60_000
-"""How far a table's newest time may be ahead of a host's clock. If it is further ahead, a JVM engine on that host
-cannot commit.
-"""
+"""How far (ms) a table's newest time may be ahead of a host's clock. Beyond this, JVM engines there cannot commit."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:
-    """Return the time for the next change (ms): now, or just after the metadata's latest time."""
+    """Return the time (ms) of the next change: now, or just after the metadata's latest time."""
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
 def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """Return `after`, with a time later than that of `before`, and with the entries of both logs in order of time."""
+    """Return `after` with a later time than `before`, and with both logs in order of time."""
     if after == before:
         return after
     return after.model_copy(
@@ -46,7 +44,7 @@ def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
 
 
 def keep_times_in_order(catalog: Catalog) -> Catalog:
-    """Make each change through this catalog later than all earlier ones. A REST server sets the times itself."""
+    """Make each change through this catalog later than earlier ones. REST servers set their own times."""
     if isinstance(catalog, MetastoreCatalog):
         stage, warned = catalog._update_and_stage_table, set()
 
@@ -78,7 +76,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:
-    """Return the log entries. A time earlier than the previous entry's is raised to that."""
+    """Return the log entries. Raises each time to the previous entry's, if earlier."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

@@ -13,33 +13,32 @@ from urllib.parse import urlsplit
 from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
 from pyiceberg.io.fsspec import FsspecFileIO
 
+import frazil.pyiceberg_fixes  # noqa: F401 - configures gcsfs
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
-from frazil.table.storage import FileInfo, IoProperties, ObjectStore, file_io_properties
+from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
 from frazil.table.storage_mistakes import is_credentials_expiry, translate_client_failure
 from frazil.table.storage_requests import count_request
 
 R = TypeVar("R")
 
 _EXISTS_CODES = frozenset({"PreconditionFailed", "412"})
-"""S3's errors for a conditional put of an object that exists."""
+"""S3's error codes for a conditional put of an existing object."""
 _CONFLICT_CODE = "ConditionalRequestConflict"
-"""S3's error for a put that conflicts with a concurrent one. Such a put is retried."""
+"""S3's error code for a put that conflicts with a concurrent one. It is retried."""
 _ABSENT_CODES = frozenset({"NoSuchKey", "404"})
 _NO_BATCH_DELETE_CODES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
-"""Codes of S3-compatible stores that delete one object per request."""
+"""Error codes of S3-compatible stores without batch deletion."""
 MAX_KEYS_PER_REQUEST = 1_000
-"""Maximum number of objects per request for deletions, according to S3."""
+"""S3's maximum number of objects per delete request."""
 _MAX_PUT_ATTEMPTS = 5
 MAX_S3FS_ATTEMPTS = 2
-"""Maximum number of attempts by s3fs, each with up to five by its client. With s3fs's default, an error would take a
-minute.
-"""
+"""Maximum number of attempts by s3fs. Its client makes up to five for each."""
 MAX_CACHED_FILE_IOS = 4
-"""Maximum number of FileIOs, cached by properties. Spark executors open a store for each write."""
+"""Maximum number of cached FileIOs, by properties."""
 
 
 class FsspecStore(ObjectStore):
-    """An object store in S3, GCS or ADLS, which write an object completely or not at all."""
+    """An object store in S3, GCS or ADLS. Objects are written completely or not at all."""
 
     def __init__(
         self, location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None
@@ -52,11 +51,11 @@ class FsspecStore(ObjectStore):
         self._renew = renew
         self._opened: tuple[frozenset[tuple[str, str]], FsspecFileIO] | None = None
         self._batches = True
-        """True until the store refuses to delete several objects in one request."""
+        """Whether the store deletes several objects in one request, as far as known."""
 
     @property
     def _file_system(self) -> Any:
-        """The current thread's file system. Threads must not share fsspec's clients."""
+        """The current thread's file system."""
         opened = self._opened
         # Renewable credentials are used until they expire, because a new client takes half a second of CPU.
         if opened is None or (self._renew is None and opened[0] != self._current_properties()):
@@ -72,7 +71,7 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._get_properties()).items())
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
-        """Call `action`. Calls it again with newer credentials if the first ones have expired or are refused."""
+        """Call `action`, and again with newer credentials if the first ones have expired or are refused."""
         try:
             with _translate_errors(path):
                 return action(self._file_system)
@@ -146,7 +145,7 @@ class FsspecStore(ObjectStore):
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files: in S3, up to 1,000 keys per request; elsewhere, or if S3 refuses this, one key per request."""
+        """Delete files. S3 takes up to 1,000 keys per request, unless it refuses this; others take one."""
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, MAX_KEYS_PER_REQUEST)):
@@ -204,7 +203,7 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-    """Delete objects with one request per bucket. Returns S3's errors by path, because s3fs ignores them."""
+    """Delete objects with one request per bucket. Returns S3's errors by path."""
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
@@ -227,7 +226,7 @@ def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
 
 
 def _error_code(error: OSError) -> str | None:
-    """Return S3's error code, if any. s3fs itself only recognises the error texts that AWS sends."""
+    """Return S3's error code, if any."""
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None
@@ -236,7 +235,7 @@ def _error_code(error: OSError) -> str | None:
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:
-    """Return the modification time (ms). Each fsspec file system has its own key for it."""
+    """Return the modification time (ms) from the listing of any fsspec file system."""
     for key in ("LastModified", "mtime", "last_modified", "updated"):
         modified = info.get(key)
         if isinstance(modified, str):

@@ -1,4 +1,4 @@
-"""Runs the same step for several streams or tables in parallel, because most wait for storage and catalogs."""
+"""Runs the same step for several streams or tables in parallel. Most steps wait for storage and catalogs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_THREADS = 8
 
 
 def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: int = MAX_THREADS) -> list[B]:
-    """Call `step` for each item, the last one in the calling thread, and return the results in order."""
+    """Call `step` for each item, and return the results in order. The calling thread handles the last item."""
     if len(items) < 2 or max_threads < 2:
         return [step(item) for item in items]
     *others, last = items

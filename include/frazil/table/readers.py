@@ -1,5 +1,5 @@
-"""Generates an engine's configuration, ready to paste, for reading a catalog's tables. Pure. Values not known to
-be harmless become references to PyIceberg's environment variables.
+"""Generates an engine's configuration for reading a catalog's tables, ready to paste. Pure. Values that may be secret
+become references to PyIceberg's environment variables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PRINTED_PROPERTIES = frozenset(
         *("adls.account-name", "adls.account-host", "gcs.project-id", "gcs.default-bucket-location"),
     }
 )
-"""Properties whose values are printed, except URLs with a password or unknown parameters."""
+"""Properties whose values are printed, unless a URL has a password or unknown parameters."""
 _PRINTED_QUERY_PARAMETERS = frozenset({"timeout", "sslmode", "sslrootcert", "connect_timeout", "application_name"})
 """Parameters of a database URL that are printed."""
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
@@ -54,8 +54,8 @@ _TRINO_GLUE = {
 
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
     """Return the text to paste: a Python snippet or, for Trino, `etc/catalog/<catalog>.properties`. `packages` are
-    Maven coordinates: Iceberg's Spark runtime, SQLite's JDBC driver, then others. Raises SpecError for a catalog that
-    the engine cannot open.
+    Maven coordinates: Iceberg's Spark runtime, SQLite's JDBC driver, then others. Raises SpecError if the engine cannot
+    open the catalog.
     """
     match reader:
         case "spark":
@@ -172,7 +172,7 @@ def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str
 
 
 def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """Replace each secret with `${VARIABLE}`. With `database_password`, keep a database URL except for its password."""
+    """Replace each secret by `${VARIABLE}`. With `database_password`, replace only the password of a database URL."""
     shown = {
         key: value if _is_harmless(key, value) else _variable_reference(catalog, key)
         for key, value in properties.items()
@@ -196,7 +196,7 @@ def _is_harmless(key: str, value: str) -> bool:
 
 
 def _variable_reference(catalog: str, key: str) -> str:
-    """Return `${VARIABLE}` for the environment variable from which PyIceberg reads the catalog's property `key`.
+    """Return `${VARIABLE}` for PyIceberg's environment variable of the catalog's property `key`.
 
     In the variable's name, `__` stands for a dot, and `_` for a hyphen.
     """

@@ -10,8 +10,8 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """A thread-safe cache that evicts the values stored first. `limit` is the maximum number of values or, with
-    `weigh`, their maximum total weight.
+    """A thread-safe cache that evicts the oldest values. `limit` is the maximum number of values or, with `weigh`,
+    their maximum total weight.
     """
 
     def __init__(self, limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:

@@ -1,5 +1,5 @@
 """Detects a lost or replaced catalog: a table's folder has files, but the catalog does not have the table. A new table
-must not use such a folder: each table would treat the other's files as its own.
+must not use this folder, because each table would treat the other's files as its own.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.spec.units import format_count
-from frazil.table.storage import FileInfo, ObjectStore, open_store
+from frazil.table.object_store import FileInfo, ObjectStore
+from frazil.table.storage import open_store
 from frazil.timetext import format_utc
 
 log = logging.getLogger(__name__)
 
 METADATA_SUFFIX = ".metadata.json"
 STATE_FOLDER = "_frazil"
-"""The folder below a table's location that holds the state of streams."""
+"""The folder of the streams' state, below a table's location."""
 _VERSION = re.compile(r"v?(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataFile:
-    """A metadata file; `snapshots` (their number) and `uuid` are None if it cannot be read."""
+    """A metadata file. `snapshots` (their number) and `uuid` are None if it is unreadable."""
 
     path: str
     modified_ms: int
@@ -87,7 +88,7 @@ def find_new_folder(
 
 
 def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str | None) -> str:
-    """Return the location that the catalog would choose, even if the namespace does not exist yet."""
+    """Return the location that the catalog would choose, even if the namespace is missing."""
     namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
     name = Catalog.table_name_from(identifier)
     try:
@@ -99,7 +100,7 @@ def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str 
 
 
 def read_remains(folder: TableFolder) -> Remains | None:
-    """Return what remains of a table that had data; metadata without a snapshot does not count."""
+    """Return what remains of a table that had data. Metadata without a snapshot does not count."""
     store, location = folder.store, folder.location
     folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
     files = _metadata_files(store.list_files(folders["metadata"])) if "metadata" in folders else []
@@ -120,14 +121,14 @@ def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
 
 
 def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> MetadataFile | None:
-    """Return the newest metadata file of the table with this UUID. Other tables may have used the same folder."""
+    """Return the newest metadata file of the table with this UUID."""
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read_metadata(store, file) for file in sorted(files, key=_version_and_time, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)
 
 
 def _version_and_time(file: FileInfo) -> tuple[int, int]:
-    """Return the sort key: version, then time, because failed commits may leave several files of a version."""
+    """Return the sort key: version, then time. Failed commits may leave several files of a version."""
     found = _VERSION.match(file_name(file.path))
     return int(found[1]) if found else -1, file.modified_ms
 

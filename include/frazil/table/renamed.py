@@ -1,6 +1,6 @@
 """Handles columns that `frazil evolve` renamed or dropped while declarations and records use the old names. A table
-property stores the old names. It changes in the same commit as the schema. The old name of a renamed column refers to
-the column; the name of a dropped column is ignored.
+property stores the old names, and changes together with the schema. A renamed column's old name refers to the column; a
+dropped column's name is ignored.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ColumnChanges:
 def find_change_problems(
     wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
 ) -> list[str]:
-    """Return why the columns cannot be renamed or dropped. `fixed` has reasons for columns that must not change."""
+    """Return why the columns cannot be renamed or dropped. `fixed` says why some columns must not change."""
     found = []
     history = ColumnHistory.from_schemas((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
@@ -95,7 +95,7 @@ def find_change_problems(
 
 
 def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
-    """Raise SchemaIncompatible, with all reasons, if a change is not possible."""
+    """Raise SchemaIncompatible, with all reasons, if a change is impossible."""
     former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
     if found := find_change_problems(wanted, table.schema(), former, fixed=fixed):
         raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
@@ -129,7 +129,9 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
 
 
 def copy_renames(table: Table, main: Table) -> Table:
-    """Repeat the main table's renames and drops in a routed table; return it. Raises the errors of `change_columns`."""
+    """Repeat the main table's renames and drops in a routed table, and return it. Raises the errors of
+    `change_columns`.
+    """
     if not (former := parse_former_columns(main.properties)):
         return table
     names = {field.name for field in table.schema().fields}
@@ -141,6 +143,6 @@ def copy_renames(table: Table, main: Table) -> Table:
 
 
 def layout_field_ids(table: Table) -> Collection[int]:
-    """Return the field ids that the partition specs and sort orders have used."""
+    """Return the field ids that partition specs and sort orders have ever used."""
     specs = {field.source_id for spec in table.metadata.partition_specs for field in spec.fields}
     return specs | {field.source_id for order in table.metadata.sort_orders for field in order.fields}

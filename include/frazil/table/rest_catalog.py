@@ -1,6 +1,6 @@
 """PyIceberg's client for REST catalogs, with timeouts and a check that responses are JSON. If a server is overloaded, a
-read is retried after the server's `Retry-After`. A commit is never retried here, because
-`frazil.commit.compare_and_swap` must first check whether it succeeded.
+read is retried after the server's `Retry-After`. Commits are retried by `frazil.commit.compare_and_swap`, which first
+checks whether they succeeded.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from urllib3.util import Retry
 from frazil.table.catalog_mistakes import NotIcebergResponse
 
 TIMEOUT_S = (10.0, 60.0)
-"""Timeout for connecting, and for each pause while a response arrives."""
+"""Timeout (s) for connecting, and for each pause within a response."""
 OVERLOADED_STATUSES = (429, 503)
 MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
-"""Longest wait between two attempts of a read. Commits may wait longer."""
+"""Longest wait (s) between two attempts of a read."""
 NESTED_PREFIXES = ("auth", "ssl")
-"""Prefixes of the properties that PyIceberg's client expects in nested mappings."""
+"""Prefixes of properties that PyIceberg's client expects as nested mappings."""
 
 
 class ResilientRestCatalog(RestCatalog):
@@ -44,7 +44,7 @@ class ResilientRestCatalog(RestCatalog):
 
 
 def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the properties with `auth.*` and `ssl.*` as nested mappings."""
+    """Return the properties, with `auth.*` and `ssl.*` as nested mappings."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
         *path, last = key.split(".") if key.split(".")[0] in NESTED_PREFIXES else [key]

@@ -65,7 +65,7 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas, oldest first. Leaves out those older than the accepted one (`ACCEPTED_SCHEMA`)."""
+    """Return the table's schemas, oldest first, from the accepted one (`ACCEPTED_SCHEMA`) on."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -73,7 +73,7 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
-    """Return the declaration with the table's current column names. `frazil evolve` may have renamed columns."""
+    """Return the declaration with the table's current column names."""
     if not (former := parse_former_columns(table.properties)):
         return declared
     schema = use_current_names(declared.schema, table.schema(), former)
@@ -83,7 +83,7 @@ def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema. frazil's own columns and relaxable columns become optional if the table's are."""
+    """Return the declared schema. frazil's columns and relaxable columns become optional if the table's are."""
     existing_fields = {field.name: field for field in existing.fields}
 
     def adapt_field(field: NestedField) -> NestedField:
@@ -99,7 +99,7 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
 
 
 def check_readable_schema(added: Schema, table: str) -> None:
-    """Raise SpecError for a new column that would keep some engines from reading the table."""
+    """Raise SpecError for a new column that some engines cannot read."""
     for field in added.fields:
         if field.name.lower() in METADATA_COLUMNS:
             raise SpecError(
@@ -122,7 +122,7 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
 
 
 def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> SchemaGrowth:
-    """Change a stream's table as its records require, in one update. Raises CommitUnavailable, AccessDenied."""
+    """Change a stream's table for its records, in one update. Raises CommitUnavailable, AccessDenied."""
     fixed = frozenset({spec.event_time.column, *RESERVED_COLUMNS})
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_EVOLUTION_ATTEMPTS):
@@ -148,7 +148,7 @@ def _evolution_failure(table: Table, stream: str) -> CommitUnavailable:
 
 
 def _apply(table: Table, changes: Sequence[Change]) -> None:
-    """Make the changes in one update, and log them. Raises SpecError for a column that some engines could not read."""
+    """Make the changes in one update, and log them. Raises SpecError for a column that some engines cannot read."""
     for change in changes:
         if not isinstance(change, Relaxation):
             check_readable_schema(Schema(NestedField(-1, ".".join(change.path), change.type)), table_identifier(table))

@@ -1,5 +1,5 @@
-"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure. Most keys are the same; all
-differences are here.
+"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure. Keys that are not here stay
+the same.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from sqlalchemy import make_url
 from frazil.errors import SpecError
 
 SQLITE_BUSY_MS = 30_000
-"""How long Spark waits for another process that writes."""
+"""How long (ms) Spark waits for another process that writes."""
 ATOMIC_PROPERTY = "frazil.atomic"
-"""frazil's own property of a REST catalog: its server, one of `atomic_catalogs.ATOMIC_SERVERS`."""
+"""frazil's property of a REST catalog that names its server: one of `atomic_catalogs.ATOMIC_SERVERS`."""
 
 _JAVA_NAMES = {
     "s3.region": "client.region",
@@ -24,8 +24,17 @@ _JAVA_NAMES = {
     "client.access-key-id": "rest.access-key-id",
     "client.secret-access-key": "rest.secret-access-key",
     "client.session-token": "rest.session-token",
+    "adls.account-name": "adls.auth.shared-key.account.name",
+    "adls.account-key": "adls.auth.shared-key.account.key",
 }
-"""Names in Iceberg's Java library (AwsClientProperties, AwsProperties), by PyIceberg's names."""
+"""Names in Iceberg's Java library (AwsClientProperties, AwsProperties, AzureProperties), by PyIceberg's names."""
+
+_FILE_IOS = (
+    ("s3", "s3.", "aws.s3.S3FileIO"),
+    (("gs:", "gcs:"), "gcs.", "gcp.gcs.GCSFileIO"),
+    (("abfs", "wasb"), "adls.", "azure.adlsv2.ADLSFileIO"),
+)
+"""Schemes of locations, the prefix of properties, and the Java class, for each kind of object store."""
 
 _PYTHON_ONLY = frozenset(
     {
@@ -58,8 +67,8 @@ def to_spark_properties(name: str, properties: Mapping[str, str]) -> dict[str, s
         raise SpecError(
             f"the catalog {name!r} is of type {kind!r}, which Spark cannot open; use sql, rest, glue or hive"
         )
-    if _uses_s3(properties):
-        translated.setdefault("io-impl", "org.apache.iceberg.aws.s3.S3FileIO")
+    if file_io := _find_file_io(properties):
+        translated.setdefault("io-impl", f"org.apache.iceberg.{file_io}")
     prefix = f"spark.sql.catalog.{name}"
     return {prefix: "org.apache.iceberg.spark.SparkCatalog"} | {
         f"{prefix}.{key}": value for key, value in sorted(translated.items())
@@ -70,12 +79,12 @@ def needed_jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the jar sets (`frazil.spark.jars`) that Spark needs to open the catalog."""
     on_postgres = catalog_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
     is_signed = properties.get("rest.sigv4-enabled", "").lower() == "true"
-    on_aws = _uses_s3(properties) or catalog_type(properties) == "glue" or is_signed
+    on_aws = _find_file_io(properties) == _FILE_IOS[0][-1] or catalog_type(properties) == "glue" or is_signed
     return ("spark", *(["postgres"] if on_postgres else []), *(["s3"] if on_aws else []))
 
 
 def catalog_type(properties: Mapping[str, str]) -> str:
-    """Return a catalog's declared type, or the type that PyIceberg infers from the URI."""
+    """Return a catalog's declared type, or else the type that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
@@ -103,5 +112,10 @@ def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
     return jdbc
 
 
-def _uses_s3(properties: Mapping[str, str]) -> bool:
-    return properties.get("warehouse", "").startswith("s3") or any(key.startswith("s3.") for key in properties)
+def _find_file_io(properties: Mapping[str, str]) -> str | None:
+    """Return the Java class for the storage that the properties name, if Hadoop's file systems do not have it."""
+    warehouse = properties.get("warehouse", "")
+    for schemes, prefix, file_io in _FILE_IOS:
+        if warehouse.startswith(schemes) or any(key.startswith(prefix) for key in properties):
+            return file_io
+    return None

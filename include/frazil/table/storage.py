@@ -1,5 +1,5 @@
-"""The object store of a location: the interface, and its implementation for folders. Object storage has its own module,
-which loads its clients.
+"""Opens the object store of a location, and implements it for folders. Object storage has its own module, which loads
+its clients.
 """
 
 from __future__ import annotations
@@ -8,86 +8,15 @@ import contextlib
 import errno
 import os
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from frazil.errors import AccessDenied, EnvironmentUnusable, FrazilError, SpecError
 from frazil.spec.addresses import OBJECT_STORES
+from frazil.table.object_store import FileInfo, IoProperties, ObjectStore
 from frazil.table.storage_mistakes import FULL_DISK_ERRORS
-
-IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""The properties of a PyIceberg FileIO, or a function that returns them with new credentials."""
-
-_FILE_IO_PREFIXES = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
-_SIGNER_PREFIXES = ("uri", "token", "auth.manager", "header.")
-"""Prefixes of catalog properties that PyIceberg's remote signer needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """A listed file. `path` begins with the folder's path as it was passed."""
-
-    path: str
-    bytes: int
-    modified_ms: int
-
-
-class ObjectStore(ABC):
-    """Stores objects by complete location, with or without a scheme; returned paths have the same form. A folder exists
-    while it contains files. Every method raises AccessDenied if the storage refuses access.
-    """
-
-    @abstractmethod
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a durable object if none exists. Returns False if one exists, perhaps written by a repeated request."""
-
-    @abstractmethod
-    def put(self, path: str, data: bytes) -> None:
-        """Write or replace a durable object. A reader sees the old or the new one."""
-
-    @abstractmethod
-    def get(self, path: str) -> bytes | None:
-        """Return the object's bytes, if it exists."""
-
-    @abstractmethod
-    def list_files(self, folder: str) -> list[FileInfo]:
-        """Return all files below a folder, at any depth, sorted by path."""
-
-    @abstractmethod
-    def list_folders(self, folder: str) -> list[str]:
-        """Return the sorted subfolders that contain files; a store with marker objects also returns empty ones."""
-
-    @abstractmethod
-    def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, existing or not. Returns, by path, the error that `delete` would raise."""
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """Delete as many of these files as possible. Raises AccessDenied, CommitUnavailable or OSError."""
-        left = self.delete_each(paths)
-        if not left:
-            return
-        first = next(iter(left.values()))
-        if len(left) == 1:
-            raise first
-        message = f"{first}; {len(left) - 1} more files could not be deleted, including {list(left)[1]}"
-        raise (type(first) if isinstance(first, FrazilError) else OSError)(message) from first
-
-    @abstractmethod
-    def sync_files(self, paths: Iterable[str]) -> None:
-        """Make files durable that another process wrote and closed. Raises FileNotFoundError."""
-
-
-def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return a table's properties that open its files, without a REST catalog's own credentials and markers."""
-    if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
-        return {key: value for key, value in properties.items() if not key.startswith("frazil.")}
-    needed = (*_FILE_IO_PREFIXES, *(_SIGNER_PREFIXES if "s3.signer" in properties else ()))
-    return {key: value for key, value in properties.items() if key.startswith(needed)}
-
 
 _TEMPORARY_SUFFIX = ".frazil-tmp"
 _NO_HARD_LINK_ERRORS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -95,7 +24,7 @@ _MAX_CREATE_ATTEMPTS = 5
 
 
 class LocalStore(ObjectStore):
-    """An object store in a folder. A write syncs the file's content, then its name in the folder."""
+    """An object store in a local folder. A write syncs the file's content, then its name."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _to_local_path(path)
@@ -142,7 +71,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. Returns the errors by path of the files that were not deleted.
+        """Delete files, and folders that become empty. Returns the errors by path.
 
         A process that creates a file in a deleted folder retries.
         """
@@ -180,7 +109,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _list_files(root: Path | str, name: str) -> Iterator[FileInfo]:
-    """Yield all files below a folder, with paths that begin with `name` instead of `root`."""
+    """Yield all files below a folder. Their paths begin with `name` instead of `root`."""
     try:
         entries = list(os.scandir(root))
     except (FileNotFoundError, NotADirectoryError):
@@ -198,7 +127,7 @@ def _list_files(root: Path | str, name: str) -> Iterator[FileInfo]:
 
 @contextmanager
 def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
-    """Create a synced temporary file, and delete it at the end, unless it was renamed."""
+    """Create a synced temporary file. Delete it at the end, unless it was renamed."""
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
     descriptor = _create(temporary)
     try:
@@ -212,7 +141,7 @@ def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """Create a file. Retries if another process deletes the empty folder. Returns the file's descriptor."""
+    """Create a file, and return its descriptor. Retries if another process deletes the empty folder."""
     for _ in range(_MAX_CREATE_ATTEMPTS):
         _make_folder(path.parent)
         try:
@@ -253,7 +182,9 @@ def _translate_errors(path: str) -> Iterator[None]:
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """Return the store for a location. It calls `renew` for expired credentials. Raises SpecError for other schemes."""
+    """Return the store for a location, which calls `renew` for expired credentials. Raises SpecError for unknown
+    schemes.
+    """
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:
         return LocalStore()

@@ -1,6 +1,5 @@
-"""Translates errors of object stores to frazil's errors, each with one sentence. Errors from Arrow, which accesses data
-files, contain only text; errors from fsspec contain S3's response. A stream may restart after outages and expired
-credentials.
+"""Translates errors of object stores to frazil's errors, each with one sentence. Arrow's errors, about data files,
+contain only text; fsspec's errors contain S3's response. A stream may restart after outages and expired credentials.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, StorageU
 from frazil.spec.addresses import OBJECT_STORES, is_object_store_error
 
 MAX_ERROR_CHARACTERS = 600
-"""Maximum number of characters quoted from an error: Arrow's text begins with a long key."""
+"""Maximum number of characters quoted from an error."""
 _DENIED_TEXTS = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 """Texts in Arrow's errors for refused credentials."""
 _OUTAGE_CODES = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
@@ -26,7 +25,7 @@ _OUTAGE_STATUSES = frozenset({429, 500, 502, 503, 504})
 
 
 def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
-    """Translate an error of fsspec's client, unless it concerns only one object."""
+    """Translate an error of fsspec's client. Leaves errors that concern one object."""
     if meant := _translate_credentials_error(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -91,7 +90,7 @@ def _is_outage(error: Exception) -> bool:
 
 
 def is_storage_failure(error: Exception) -> bool:
-    """Return whether a commit's error comes from the storage, and not from the catalog."""
+    """Return whether the storage, and not the catalog, caused a commit's error."""
     is_local = isinstance(error, OSError) and error.errno is not None
     return is_object_store_error(error) or (is_local and not isinstance(error, ConnectionError | TimeoutError))
 
@@ -105,7 +104,7 @@ _EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 
 
 def is_credentials_expiry(error: BaseException) -> bool:
-    """Return whether the error, or a cause of it, says that credentials have expired."""
+    """Return whether expired credentials caused the error."""
     return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _walk_causes(error))
 
 

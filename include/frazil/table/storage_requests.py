@@ -1,4 +1,4 @@
-"""Counts this process's requests to object storage, by the two classes that object stores price."""
+"""Counts this process's requests to object storage, by the two classes with different prices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import threading
 from typing import Literal, NamedTuple
 
 Kind = Literal["writes", "reads"]
-"""`writes` also list objects; `reads` are all others, except deletions, which are free."""
+"""`writes` include listings; `reads` are all other requests, except deletions."""
 
 PART_BYTES = 5 * 2**20
-"""Arrow uploads a larger file in parts of this size."""
+"""Size of the parts in which Arrow uploads larger files."""
 
 
 class StorageRequests(NamedTuple):

@@ -34,13 +34,13 @@ from frazil.table.schema_update import check_readable_schema, evolve_to, find_ev
 logger = logging.getLogger(__name__)
 
 CREATION_TIMEOUT_S = 1.0
-"""Timeout for another process that has written a table's first file, but not yet added the table to the catalog."""
+"""How long (s) to wait for another process that is creating the table."""
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's table, which is created or safely evolved first. Only logs a warning if partitioning or sort
-    order differ from the declaration. Raises SpecError if an engine could not read a new column, and TableLost if a new
-    table would share a folder. Also raises SchemaIncompatible, AccessDenied and CommitUnavailable.
+    """Return the stream's table, after creating or safely evolving it. Only logs differences in partitioning or sort
+    order. Raises SpecError for a new column that an engine cannot read, and TableLost if a new table would share a
+    folder. Also raises SchemaIncompatible, AccessDenied and CommitUnavailable.
     """
     table = ensure_declared(catalog, declared_table(spec), spec.name)
     for difference in _layout_differences(table, spec):
@@ -70,14 +70,14 @@ def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
 
 
 def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if the table contradicts the declaration. The writer's start adds missing columns."""
+    """Raise SchemaIncompatible if the table contradicts the declaration. Ignores missing columns."""
     find_evolutions(table, declared_table(spec), spec.name)
 
 
 def check_existing_tables(spec: StreamSpec) -> list[str]:
     """Return warnings about differences between the existing default table and the declared layout. Changes nothing.
 
-    Raises SchemaIncompatible if a writer's start would refuse the stream's existing tables.
+    Raises SchemaIncompatible if a writer would refuse the stream's existing tables.
     """
     catalog, warnings = open_existing_catalog(spec.table.catalog), list[str]()
     for declared in (declared_table(spec), declared_dead_letters(spec)):
@@ -94,7 +94,7 @@ def check_existing_tables(spec: StreamSpec) -> list[str]:
 
 
 def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if rows of the declaration no longer fit the table or the dead-letter table."""
+    """Raise SchemaIncompatible if declared rows no longer fit the table or the dead-letter table."""
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
         _check_format_version(table)
         if missing := find_evolutions(table, declared, spec.name):
@@ -120,12 +120,12 @@ def data_location(table: Table) -> str:
 
 
 def state_location(table: Table, stream: str) -> str:
-    """Return `<location>/_frazil/<stream>`. Spark's remove_orphan_files skips names that begin with an underscore."""
+    """Return `<location>/_frazil/<stream>`. Spark's remove_orphan_files skips names with a leading underscore."""
     return f"{table.location().rstrip('/')}/{STATE_FOLDER}/{stream}"
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
-    """Return whether `gc.enabled` is true. If not, another table may share the files."""
+    """Return whether `gc.enabled` is true. Otherwise, another table may share the files."""
     return properties.get("gc.enabled", "true").lower() == "true"
 
 
@@ -164,7 +164,7 @@ def _check_format_version(table: Table) -> None:
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table. Returns the table, even if another process created it first."""
+    """Create the namespace and the table, and return it. Another process may create it first."""
     check_readable_schema(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -193,7 +193,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
 
 
 def _wait_for_creation(catalog: Catalog, identifier: str) -> Table | None:
-    """Wait until the catalog has a table that another process is creating, and return it; None if it takes too long."""
+    """Wait for a table that another process is creating, and return it; None after a timeout."""
     deadline_s = time.monotonic() + CREATION_TIMEOUT_S
     while time.monotonic() < deadline_s:
         time.sleep(0.1)
@@ -221,7 +221,7 @@ def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema)
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
-    """Load the stream's table, if it exists. Creates nothing, not even a catalog."""
+    """Load the stream's table, if it exists. Does not even create a catalog."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         try:

@@ -363,11 +363,11 @@ def test_a_period_is_audited_without_the_records_after_the_position(
 ) -> None:
     requested: list[bool] = []
 
-    def ask(*_: object, whole: bool) -> tuple[dict[Any, Any], tuple[()]]:
-        requested.append(whole)
+    def ask(*_: object, report_uncommitted: bool) -> tuple[dict[Any, Any], tuple[()]]:
+        requested.append(report_uncommitted)
         return {}, ()
 
-    monkeypatch.setattr(declared_stream, "ask_kafka", ask)
+    monkeypatch.setattr(declared_stream, "find_remaining_offsets", ask)
     made.run({"main": 2})
     for window in (None, Period(0, made.now_ms + 1)):
         audit_declared_stream(made.spec, window=window, with_source=True)

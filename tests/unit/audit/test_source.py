@@ -75,7 +75,7 @@ def test_a_partition_that_nobody_leads_is_not_compared(monkeypatch: pytest.Monke
     monkeypatch.setattr(StandInKafka, "leaderless", frozenset({T1}))
     kafka, notes = ask(monkeypatch)
     assert kafka.keys() == {T0}
-    assert [(note.kind, note.where, note.count) for note in notes if "no broker leads" in note.sentence] == [
+    assert [(note.kind, note.where, note.count) for note in notes if "no leader" in note.sentence] == [
         (FindingKind.NOT_COMPARED, "t-1", 10)
     ]
 

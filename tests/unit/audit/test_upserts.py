@@ -116,7 +116,7 @@ def test_a_topic_with_a_partition_that_nobody_leads_is_not_compared(monkeypatch:
     monkeypatch.setattr(StandInKafka, "leaderless", frozenset({T0}))
     (found,) = compared(monkeypatch, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1))
     assert (found.kind, found.where, found.count) == (FindingKind.NOT_COMPARED, "t", 60)
-    assert "no broker leads" in found.sentence
+    assert "no leader" in found.sentence
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:

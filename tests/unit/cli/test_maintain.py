@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
+from frazil.cli.maintain import find_first_cause
 from frazil.errors import EnvironmentUnusable, SpecError
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
@@ -42,7 +43,7 @@ def test_a_dry_run_says_what_each_action_would_do_and_why_and_changes_nothing(co
         stream.land({0: (batch, batch + 1)})
     said = command()
     assert said.exit_code == 0, said.output
-    assert "compaction: a rewrite of 3 data files of" in said.output
+    assert "compaction: a rewrite of 3 data files (" in said.output
     assert "it is still being written: 3 small files become 1" in said.output
     assert "manifests: 3 manifests are fewer than 100\n" in said.output
     assert "manifests is switched off" in said.output
@@ -101,3 +102,14 @@ def test_an_error_is_a_sentence_and_its_traceback_is_in_the_log(
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr.splitlines() == [f"The log has the details: {log}"]
     assert "Traceback" in log.read_text()
+
+
+def test_the_first_error_in_the_log_is_reported_by_its_root_cause():
+    log = (
+        "WARN RewriteDataFiles: failed\norg.apache.spark.SparkException: aborted\n\tat a.B.c(B.java:1)\n"
+        "Caused by: java.lang.RuntimeException: read\n\tat d.E.f(E.java:2)\n\t... 3 more\n"
+        "Caused by: java.io.IOException: no space.\n\tat g.H.i(H.java:3)\nWARN another\n"
+        "java.lang.Error: later\n\tat j.K.l(K.java:4)\nCaused by: java.lang.Error: of later\n"
+    )
+    assert find_first_cause(log) == "java.io.IOException: no space"
+    assert find_first_cause("WARN nothing\n") is None

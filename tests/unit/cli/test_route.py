@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.schema import Schema
 from pyiceberg.table.refs import SnapshotRefType
@@ -34,6 +33,7 @@ from frazil.commit.sweep import bare_path
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from frazil.table.sql_catalog import PreparedSqlCatalog
 from tests.made_batches import MadeStream
 from tests.made_routes import MadeRoute, shop
 
@@ -82,7 +82,7 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
     assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert any(said.startswith("shop.orders is missing 4 rows of 1 batch: ") for said in status["problems"])
-    assert status["table_problems"] == {"shop.orders": "missing"}
+    assert status["table-problems"] == {"shop.orders": "missing"}
     done = call(tmp_path, "cut", "shop")
     assert isinstance(done.exception, TableLost)
     assert "no cut of 'shop' has all rows: table shop.orders of the route of 'shop' is not" in str(done.exception)
@@ -149,7 +149,7 @@ def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at
         made.batch({"shop.orders": 4})
     assert [behind["batches"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [2]
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert status["table_problems"] == {"shop.orders": "8 rows behind"}
+    assert status["table-problems"] == {"shop.orders": "8 rows behind"}
     made.follow()
     assert reported(tmp_path, "route", "shop")["behind"] == []
 
@@ -174,7 +174,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_le
         people = call(tmp_path, *words).stdout
         assert re.search(rf"{table} +missing|state +missing", people)
         assert "\n".join(split_commands(dropped["reason"])) in people
-    assert (status["table_problems"], dropped["table_problems"]) == ({table: "missing"}, "missing")
+    assert (status["table-problems"], dropped["table-problems"]) == ({table: "missing"}, "missing")
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
     assert dropped["reason"] in str(refused.exception)
@@ -220,7 +220,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert "keep the new table as it is, and let records of 'a' become dead letters" in behind["reason"]
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert any(behind["reason"] in said for said in status["problems"])
-    assert status["table_problems"] == {"shop.raw_a": "another table"}
+    assert status["table-problems"] == {"shop.raw_a": "another table"}
     done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
     assert "so the table is not changed" in done.output
     assert given_up_again(tmp_path, "shop.raw_a") == "No row of a batch waits for shop.raw_a: nothing is given up.\n"
@@ -320,14 +320,14 @@ def test_a_table_that_the_catalog_forbids_is_named_with_what_to_do(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     made.batch({"main": 1, table: 2})
-    load = SqlCatalog.load_table
+    load = PreparedSqlCatalog.load_table
 
-    def refusing(catalog: SqlCatalog, identifier: Any) -> Any:
+    def refusing(catalog: PreparedSqlCatalog, identifier: Any) -> Any:
         if table in (identifier, ".".join(identifier)):
             raise ForbiddenError("not yours")
         return load(catalog, identifier)
 
-    monkeypatch.setattr(SqlCatalog, "load_table", refusing)
+    monkeypatch.setattr(PreparedSqlCatalog, "load_table", refusing)
     refused = call(tmp_path, "route", "shop").exception
     assert isinstance(refused, AccessDenied)
     assert str(refused) == (
@@ -510,19 +510,19 @@ def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"main": 1, "shop.raw_a": 1})
-    loads, load, exists = Counter[str](), SqlCatalog.load_table, SqlCatalog.table_exists
+    loads, load, exists = Counter[str](), PreparedSqlCatalog.load_table, PreparedSqlCatalog.table_exists
 
-    def counted(catalog: SqlCatalog, identifier: Any) -> Any:
+    def counted(catalog: PreparedSqlCatalog, identifier: Any) -> Any:
         loads[identifier if isinstance(identifier, str) else ".".join(identifier)] += 1
         return load(catalog, identifier)
 
-    def refusing(catalog: SqlCatalog, identifier: Any) -> bool:
+    def refusing(catalog: PreparedSqlCatalog, identifier: Any) -> bool:
         if "shop.raw_a" in str(identifier):
             raise ForbiddenError("not yours")
         return exists(catalog, identifier)
 
-    monkeypatch.setattr(SqlCatalog, "load_table", counted)
-    monkeypatch.setattr(SqlCatalog, "table_exists", refusing)
+    monkeypatch.setattr(PreparedSqlCatalog, "load_table", counted)
+    monkeypatch.setattr(PreparedSqlCatalog, "table_exists", refusing)
     assert (call(tmp_path, "health").exit_code, loads["shop.raw_a"], loads["shop.orders"]) == (0, 1, 1)
     load_catalog(None).drop_table("shop.raw_a")
     done = call(tmp_path, "health")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import commit as committing
@@ -45,6 +44,7 @@ from frazil.spec.sensitive import Sensitive
 from frazil.spec.upsert import Dedupe
 from frazil.status.flow import compute_flow
 from frazil.table.catalogs import load_catalog
+from frazil.table.sql_catalog import PreparedSqlCatalog
 from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_table
 
@@ -446,7 +446,7 @@ def test_an_abandoned_replay_leaves_the_dead_letters_as_they_were(live: Any, in_
 
 
 STEPS: tuple[tuple[type, str], ...] = (
-    (SqlCatalog, "commit_table"),
+    (PreparedSqlCatalog, "commit_table"),
     (LocalStore, "put"),
     (LocalStore, "put_if_absent"),
     (LocalStore, "delete_each"),

@@ -204,6 +204,7 @@ def test_a_column_that_a_field_cannot_fill_is_refused_at_start() -> None:
 
 
 PAGE = Path("docs/reference/plain-formats.md").read_text().split("## `csv`")[1]
+PAGE += Path("tests/unit/ingest/values/csv.md").read_text()
 ROWS = re.findall(r"^\| `([a-z][^`]*)` \| `([^`]*)` \| (.+) \|$", PAGE, re.MULTILINE)
 
 

@@ -238,6 +238,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"maintenance": {"expiry": {"at-least": 600}}},
         ["maintenance.expiry.at-least: 600 is above maintenance.expiry.at-most, 500"],
     ),
+    (
+        "folding where batches are merged",
+        {"maintenance": {"compaction": {"fold-files": 16}}, "dedupe": {"key": ["carrier"], "within": "1d"}},
+        ["maintenance.compaction.fold-files: 16 has no effect with mode: upsert, dedupe"],
+    ),
     ("two granularities", {"partition_by": ["day(departed)", "hour(departed)"]}, ["partition-by.1", "redundant"]),
     (
         "partition name",

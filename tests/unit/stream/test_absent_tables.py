@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError, ServerError
 from pyiceberg.types import StringType
 
@@ -35,6 +34,7 @@ from frazil.stream.dropped_tables import find_dropped_tables, recreate_table
 from frazil.stream.route import MAX_NAMED, StreamRoute, remedy_pointer
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
+from frazil.table.sql_catalog import PreparedSqlCatalog
 from tests.made_routes import MadeRoute, shop
 
 A, B, ORDERS = "shop.raw_a", "shop.raw_b", "shop.orders"
@@ -54,7 +54,7 @@ class Broken:
         self.met: Callable[[str, str], None] = lambda *_: None
         """Called before and after each call."""
         for name in ("create_table", "load_table", "commit_table"):
-            monkeypatch.setattr(SqlCatalog, name, self._refusing(name, getattr(SqlCatalog, name)))
+            monkeypatch.setattr(PreparedSqlCatalog, name, self._refusing(name, getattr(PreparedSqlCatalog, name)))
 
     def _refusing(self, name: str, call: Any) -> Any:
         def refusing(catalog: Any, *given: Any, **named: Any) -> Any:

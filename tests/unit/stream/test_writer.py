@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.commit.committer import Committer
 from frazil.commit.stream_tables import StreamTables
@@ -35,6 +34,7 @@ from frazil.stream.stall import StallLimits
 from frazil.stream.writer import MAX_START_ATTEMPTS, Epoch, EpochParts, Writer
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
 from frazil.table.catalogs import load_catalog
+from frazil.table.sql_catalog import PreparedSqlCatalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.made_batches import MadeStream
 
@@ -228,7 +228,7 @@ def test_a_writer_that_is_asked_to_end_during_a_catalogs_outage_ends_well_and_so
     writer = Writer(declared(frazil_home), engine=StartedEngine(), stopping=Stopping())
     monkeypatch.setattr(KafkaAdmin, "describe", lambda _: Topics(SourceIdentity("cluster", {"t": "id"}), (("t", 0),)))
     monkeypatch.setattr(KafkaAdmin, "starts", lambda *_: {("t", 0): 0})
-    monkeypatch.setattr(SqlCatalog, "commit_table", away)
+    monkeypatch.setattr(PreparedSqlCatalog, "commit_table", away)
     assert writer.run() is None
     assert len(writer.stopping.waits) <= 1  # type: ignore[attr-defined]
 

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from weakref import WeakValueDictionary
 
 import pytest
@@ -20,6 +21,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     ProfileNotFound,
 )
+from hive_metastore import ThriftHiveMetastore
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     ForbiddenError,
@@ -30,6 +32,8 @@ from pyiceberg.exceptions import (
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from sqlalchemy.exc import OperationalError
+from thrift.server.TServer import TSimpleServer
+from thrift.transport.TSocket import TServerSocket
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
 from frazil.spark import jars
@@ -165,11 +169,28 @@ def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_reporte
         _first_use({"type": "hive", "uri": "thrift://127.0.0.1:1"})
 
 
+def test_a_metastore_of_hive_4_is_refused_because_it_has_no_method_to_load_a_table() -> None:
+    processor = ThriftHiveMetastore.Processor(None)
+    del processor._processMap["get_table"]
+    socket = TServerSocket("127.0.0.1", 0)
+    socket.listen()
+    socket.listen = lambda: None  # the server would listen on another port
+    Thread(target=TSimpleServer(processor, socket).serve, daemon=True).start()
+    uri = f"thrift://127.0.0.1:{socket.handle.getsockname()[1]}"
+    catalog = _open(CatalogConfig("lake", {"type": "hive", "uri": uri}))
+    with (
+        pytest.raises(SpecError, match=r"the metastore of the catalog 'lake' .*get_table.*Hive 2 or 3"),
+        translate_catalog_errors("lake"),
+    ):
+        catalog.load_table("db.events")
+
+
 def _first_use(properties: dict[str, str]) -> None:
     with translate_catalog_errors("lake"):
         _open(CatalogConfig("lake", properties)).list_namespaces()
 
 
+GCS_IO = "org.apache.iceberg.gcp.gcs.GCSFileIO"
 WITHOUT_PACKAGES = """
 import importlib.util, sys
 from frazil.errors import MissingExtra
@@ -319,6 +340,16 @@ def test_spark_gets_the_jars_that_a_catalog_needs_and_no_others(
 ) -> None:
     assert needed_jar_sets(properties) == sets
     assert set(sets) <= set(jars.ROOTS)
+
+
+def test_spark_opens_files_in_gcs_and_adls_with_iceberg_s_own_classes() -> None:
+    assert _beneath("g", {"uri": "thrift://h:9083", "warehouse": "gs://b/"})["io-impl"] == GCS_IO
+    assert _beneath("g", {"uri": "http://c", "gcs.project-id": "p"})["io-impl"] == GCS_IO
+    given = {"uri": "thrift://h:9083", "adls.account-name": "a", "adls.account-key": "k"}
+    found = _beneath("a", given | {"warehouse": "abfss://c@a.dfs.core.windows.net/"})
+    assert found["io-impl"] == "org.apache.iceberg.azure.adlsv2.ADLSFileIO"
+    shared_key = "adls.auth.shared-key.account"
+    assert (found[f"{shared_key}.name"], found[f"{shared_key}.key"]) == ("a", "k")
 
 
 def test_spark_gets_glue_and_hive_and_refuses_what_it_cannot_open() -> None:

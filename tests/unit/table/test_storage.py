@@ -17,7 +17,8 @@ from s3fs.errors import translate_boto_error
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError, StorageUnavailable
 from frazil.table.object_storage import MAX_CACHED_FILE_IOS, MAX_KEYS_PER_REQUEST, FsspecStore, _translate_errors
-from frazil.table.storage import LocalStore, ObjectStore, file_io_properties, open_store
+from frazil.table.object_store import ObjectStore, file_io_properties
+from frazil.table.storage import LocalStore, open_store
 from frazil.table.storage_mistakes import is_storage_failure, translate_staging_failure
 
 
@@ -288,3 +289,9 @@ def test_a_read_only_disk_is_an_outage_of_the_storage_that_the_writer_waits_for(
 def test_a_full_disk_of_an_executor_is_no_outage_of_the_object_store() -> None:
     assert translate_staging_failure("s3://lake/t", OSError(errno.ENOSPC, "No space left on device")) is None
     assert isinstance(translate_staging_failure("s3://lake/t", OSError("a part could not be sent")), CommitUnavailable)
+
+
+def test_gcs_is_used_without_asking_for_the_kind_of_the_bucket() -> None:
+    # The question goes to a gRPC service of Google: an emulator, or a proxy in between, would not answer it.
+    store = FsspecStore("gs://bucket/table", {"gcs.oauth2.token": "anon", "gcs.project-id": "project"})
+    assert type(store._file_system).__module__ == "gcsfs.core"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 PlainFormat = str | Mapping[str, Any]
-"""A format as returned by `dump_format`: a format's name, or a mapping."""
+"""A format's name, or a mapping, as returned by `dump_format`."""
 
 DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], Decoder]
 """Creates a decoder from a format, a schema and units. Raises SpecError for an unsupported column type."""
@@ -41,7 +41,7 @@ def _json_decoder(_: spec.JsonFormat, schema: Schema, units: Mapping[int, str]) 
 
 
 def _add_framing(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
-    """Return a decoder that removes frames and splits JSON lines, as declared, before `decode` reads the objects."""
+    """Return a decoder that removes frames and splits JSON lines, if declared, before `decode` reads the objects."""
     from frazil.ingest.formats.json.lines import FramedDecoder, LinesDecoder
 
     if not isinstance(declared, spec.JsonFormat):
@@ -120,7 +120,7 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
 """Functions by format. Each raises SpecError for a column type that the format does not support."""
 
 Quoter = Callable[[bytes, Sequence[str | int]], str | None]
-"""Returns the text of a decoded record's value at a path, as sent; None if it cannot be quoted."""
+"""Returns the original text of a record's value at a path, for messages; None if unavailable."""
 
 
 def create_decoder(
@@ -130,11 +130,11 @@ def create_decoder(
     evolution: Literal["off", "additive", "full"] = "off",
     hidden: Collection[Path] = (),
 ) -> Decoder:
-    """Return a decoder that converts chunks to Arrow tables with this Iceberg schema, including field ids.
+    """Return a decoder that converts chunks to Arrow tables with this Iceberg schema and its field ids.
 
-    `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` maps a field id to the encoding
-    of its values. `hidden` has the lower-case paths of sensitive fields, which are omitted from `rest` columns. Unless
-    `evolution` is off, the decoder reports schema drift. Raises SpecError.
+    `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` gives the encoding of values by
+    field id. `hidden` has the lower-case paths of sensitive fields, which `rest` columns omit. Unless `evolution` is
+    off, the decoder reports schema drift. Raises SpecError.
     """
     declared = _parse(plain)
     make = partial(FORMATS[declared.type], declared)
@@ -161,8 +161,8 @@ def create_decoder(
 
 
 def create_key_decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, Unit], *, is_whole: bool) -> Decoder:
-    """Return a decoder of record keys, which are passed as a chunk's values. If `is_whole`, a key is one value that
-    fills the only column.
+    """Return a decoder of record keys, passed as a chunk's values. If `is_whole`, each key is one value that fills the
+    only column.
     """
     declared = _parse(plain)
     if not is_whole:
@@ -235,7 +235,7 @@ def check_supported(schema: Schema, declared: spec.ValueFormat) -> None:
 
 
 def check_stream_supported(stream: StreamSpec, schema: Schema) -> None:
-    """Raise SpecError, as `check_supported` does, for the formats of a stream's values and keys."""
+    """Check the formats of a stream's values and keys as `check_supported` does. Raises SpecError."""
     check_supported(schema, stream.source.format)
     if stream.key_columns:
         try:

@@ -24,7 +24,7 @@ MIN_RECORDS = 1024
 
 
 class ColumnMemory:
-    """Memory for the columns of one schema, reused for the next records. Arrow tables are copies."""
+    """Memory for the columns of one schema, reused for the next records. Arrow tables are copies of it."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self.arrow_schema = arrow_schema
@@ -46,19 +46,19 @@ class ColumnMemory:
         return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        """Omit these lower-case paths from `rest` columns. Undoes `watch`."""
+        """Omit fields at these lower-case paths from `rest` columns. Undoes `watch`."""
         self.nodes, self.lists, self.names = tree.build_nodes(self._schema, self._units, hidden)
         self.cast(self._casts)
         self._allocate()
 
     def cast(self, columns: Mapping[str, Path]) -> None:
-        """Accept other forms of values (`CAST`) in these columns, given with their paths."""
+        """Accept other forms of values (`CAST`) in these columns, given by path."""
         self._casts = columns
         for k in map(self._node, columns.values()):
             self.nodes[k, tree.CAST] = self.nodes[k, tree.KIND] in tree.CASTABLE
 
     def take_casts(self) -> Counter[str]:
-        """Return how many values of each column were cast. Clears the marks of these values."""
+        """Return the number of cast values by column, and clear their marks."""
         found: Counter[str] = Counter()
         for name, path in self._casts.items():
             flags = self.valid[self.nodes[self._node(path), tree.FLAG] :][: self.entry_counts[0, USED]]
@@ -91,7 +91,7 @@ class ColumnMemory:
         return (slice(start, start + step) for start in range(0, count, step))
 
     def begin(self, rows: int, text: bytes = b"") -> None:
-        """Remove all values, and make room for `rows` rows. The memory for strings then begins with `text`."""
+        """Remove all values, and make room for `rows` rows. `text` becomes the start of the memory for strings."""
         if rows > self.entry_counts[0, ROOM] or len(text) > self.entry_counts[-1, ROOM]:
             self.entry_counts[0, ROOM] = max(rows, self.entry_counts[0, ROOM])
             self.entry_counts[-1, ROOM] = max(len(text), self.entry_counts[-1, ROOM])
@@ -110,7 +110,7 @@ class ColumnMemory:
         self.text = np.zeros(self.entry_counts[-1, ROOM], np.uint8)
 
     def grow(self, entry_set: int) -> None:
-        """Double the room of one entry set (see `json.nodes`). All values are kept."""
+        """Double the room of one entry set (see `json.nodes`), and keep its values."""
         table, words, valid, text = self.nodes.copy(), self.words, self.valid, self.text
         self.entry_counts[entry_set, ROOM] *= 2
         self._allocate()
@@ -121,7 +121,7 @@ class ColumnMemory:
             self.valid[new[tree.FLAG] :][:count] = valid[old[tree.FLAG] :][:count]
 
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
-        """Return the rows as an Arrow table. `data` has the records' bytes, from which most strings are copied."""
+        """Return the rows as an Arrow table. `data` has the records' bytes."""
         arrays = [
             self._to_array(int(child), field.type, data)
             for child, field in zip(self._child_nodes(0), self.arrow_schema, strict=True)

@@ -1,6 +1,6 @@
 """Decodes Debezium's change events (envelopes) to rows of a change file. For a create, an update or a snapshot read,
 the row comes from `after`. For a delete, the key comes from `before`. An update of the key becomes a delete and an
-upsert. In JSON, the event may be the `payload` of an object that also contains its schema.
+upsert. A JSON event may be the `payload` of an object that also contains the schema.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from frazil.spec.formats import POSITION, Envelope
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
-"""First field ids of columns in `before`, of everything in `payload`, and of fields that are not columns."""
+"""First field ids of the columns in `before`, of fields in `payload`, and of fields that are not columns."""
 NOT_AN_ENVELOPE, TRUNCATED, UNAVAILABLE = "NotAnEnvelope", "Truncated", "UnavailableValue"
 UNAVAILABLE_NULL = (
     "null, but the connector also writes null for a large value of this type that an update did not change. Set "
@@ -45,14 +45,14 @@ UNAVAILABLE_TEXT = (
     "every value. Set replica identity full on the source's table"
 )
 _JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
-"""Units that differ in Debezium's events, which have JSON values as strings (`io.debezium.data.Json`)."""
+"""Units of Debezium's events that differ from plain JSON: JSON values are strings (`io.debezium.data.Json`)."""
 MONGODB_REMEDY = (
     "MongoDB's connector writes documents as text: declare no envelope, and a column {type: string, from: after}, as "
     "in the guide on captured changes"
 )
 _ROW_ERROR_START = re.compile(r"(?:payload\.)?(?:after|before): (?=required|expected an object)")
 _SKIPPED_OPERATIONS = ("m",)
-"""Operations that do not change a row: `m` is a message that an application wrote to the log."""
+"""Operations that change no row: `m` is an application's message in the log."""
 _ROW_OPERATIONS = ("c", "u", "r")
 _DRIFT_SCOPE = tuple(
     DriftScope(path, selector="op", values=frozenset(_ROW_OPERATIONS)) for path in (("after",), ("payload", "after"))
@@ -62,7 +62,7 @@ _DRIFT_SCOPE = tuple(
 class EnvelopeDecoder:
     """Decodes the change events of one stream.
 
-    Events that change no row, and the tombstones that follow delete events, become neither rows nor rejections.
+    Ignores events that change no row, and the tombstones after delete events.
     """
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
@@ -203,7 +203,7 @@ class EnvelopeDecoder:
 
     @staticmethod
     def _explain(rejection: Rejection, chunk: RecordChunk) -> Rejection:
-        """Return the rejection, with MONGODB_REMEDY as its text if a document of MongoDB's connector caused it."""
+        """Return the rejection. The text is MONGODB_REMEDY if a document of MongoDB's connector is the cause."""
         layer = _ROW_ERROR_START.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
             return rejection
@@ -217,10 +217,7 @@ class EnvelopeDecoder:
         return rows.append_column(OMITTED_COLUMNS, omitted)
 
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
-        """Return a mask of the updates that change the key.
-
-        An update counts only if `before` contains the whole key.
-        """
+        """Return a mask of the updates that change the key. Ignores updates without the whole key in `before`."""
         found = np.zeros(len(op), np.bool_)
         whole = to_mask(pc.equal(op, "u")) & parts.is_present("before")
         for names in self._key if whole.any() else ():
@@ -260,7 +257,7 @@ class EnvelopeDecoder:
         return found
 
     def _column_values(self, parts: _Events, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
-        """Return the values of all columns. For a delete, only the key and metadata columns are valid."""
+        """Return the values of all columns. For a delete, only key and metadata columns are valid."""
         found, key = {}, self._key_names
         for field in self._columns:
             values = parts.of_column("after", field.name)
@@ -274,9 +271,9 @@ class EnvelopeDecoder:
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Return a mask for each column with placeholders, and all columns, with placeholders replaced by null.
+        """Return a mask of placeholders for each column that has any, and all columns, with null for placeholders.
 
-        Snapshot events and keys have all values, so a placeholder in them counts as an ordinary value.
+        Snapshot events and keys never have placeholders, so such a value is an ordinary one there.
         """
         masks: dict[str, NDArray[np.bool_]] = {}
         key = self._key_names
@@ -292,7 +289,7 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _unchanged_lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """Return for each row the field ids of the columns that its event left unchanged."""
+        """Return, for each row, the field ids of the columns with a placeholder."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
@@ -303,7 +300,7 @@ class EnvelopeDecoder:
     ) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield the row and error of each update without `before` in which a null may mean "unchanged".
 
-        A missing field is not ambiguous: it means that the connector omits the whole column.
+        A missing field is not ambiguous: the connector omits the whole column.
         """
         bare = to_mask(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
         for names in self._null_hiding.values() if bare.any() else ():
@@ -329,7 +326,7 @@ class EnvelopeDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """Decoded events. An event is the record itself or, where `wrapped`, its `payload`."""
+    """Decoded events. If `wrapped`, the event is the record's `payload`; otherwise, it is the record itself."""
 
     rows: dict[str, pa.Array]
     payload: pa.StructArray

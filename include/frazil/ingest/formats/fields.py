@@ -1,5 +1,5 @@
-"""Fills columns from fields that have other names, or that are elsewhere in the record. The format's decoder first
-reads the record with its own field names and nesting; then the values are moved to the columns.
+"""Fills columns from fields with other names, or elsewhere in the record. First, the format's decoder reads the record
+with its own names and nesting. Then the values are moved to the columns.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, P
 from frazil.spec.values import FieldPath
 
 WHOLE_KEY = "key"
-"""Name of the field that stands for a whole key."""
+"""Field name of a whole key."""
 
 FIRST_CONTAINER_ID = 400_000_000
 Unit = str | Mapping[str, Any]
-"""How a column's values arrive in records: a unit (`json.types.Units`), or settings (`ColumnSource`)."""
+"""How a column's values arrive in records: as a unit (`json.types.Units`), or with settings (`ColumnSource`)."""
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 
@@ -52,13 +52,13 @@ MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 class ColumnSource:
     unit: str | None = None
     path: FieldPath | None = None
-    """The field's path; None if it has the column's name."""
+    """The field's path; None if its name is the column's."""
     is_lenient: bool = False
     rounding: str | None = None
-    """The rounding of decimals; None rejects decimals with more digits than the column's scale."""
+    """How decimals are rounded; None rejects decimals with more digits than the column's scale."""
     nulls: tuple[Any, ...] = ()
     default: Any = None
-    """The value that replaces a missing or null field, in the form that records have."""
+    """The value for a missing or null field, in the form in which records have values."""
 
     @classmethod
     def of(cls, unit: Unit | None) -> ColumnSource:
@@ -101,7 +101,7 @@ def may_have_aliases(unit: Unit | None) -> bool:
 
 
 def record_path(column: Path, units: Mapping[str, Unit]) -> FieldPath:
-    """Return the path at which records have a column's value. `units` maps a column's name to its unit."""
+    """Return the path of a column's value in records. `units` has units by column name."""
     return (*(ColumnSource.of(units.get(column[0])).path or column[:1]), *column[1:])
 
 
@@ -111,9 +111,9 @@ class RecordShape:
     """The path of the object that contains the fields; empty if the record itself contains them."""
     lists: bool = True
     times: bool = False
-    """Whether numbers may stand for dates and times, as in Debezium's events."""
+    """Whether dates and times may be numbers, as in Debezium's events."""
     is_object_optional: bool = False
-    """Whether records without the object at `within` have nulls, not an error."""
+    """Whether a record without the object at `within` becomes nulls instead of an error."""
 
 
 def create_fields_decoder(
@@ -181,10 +181,7 @@ class FieldsDecoder:
     def _text_decoders(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str]
     ) -> dict[str, FieldsDecoder]:
-        """Return decoders for columns whose fields are inside the field of a column that holds JSON text.
-
-        A key is the name of the column with the text. Its decoder reads the other columns from this text.
-        """
+        """Return decoders for columns whose fields are inside another column's JSON text, by that column's name."""
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]
@@ -211,7 +208,7 @@ class FieldsDecoder:
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit these fields from the `rest` column.
 
-        `hidden` has lower-case column paths; the same fields are also omitted at their paths in records.
+        `hidden` has lower-case column paths. The fields are also omitted under their paths in records.
         """
         if isinstance(self._decode, RestDecoder):
             columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
@@ -228,7 +225,7 @@ class FieldsDecoder:
         return bool(self._texts or self._inside or self._optional)
 
     def cast(self, names: Collection[str]) -> None:
-        """Cast values of these columns in the compiled loop, and leave out records that it cannot decode."""
+        """Cast values of these columns in the compiled loop. Leaves out records that the loop cannot decode."""
         paths = {name: self._paths[name] for name in names if name in self._own}
         plain = {name: (*self._within, *path) for name, path in paths.items() if all(isinstance(s, str) for s in path)}
         texts = self._texts.columns if self._texts else ()
@@ -268,7 +265,7 @@ class FieldsDecoder:
         return reject_missing(found, self._optional, self._arrow_schema)
 
     def add_from_texts(self, decoded: DecodedChunk, name: str) -> DecodedChunk:
-        """Add the columns that are read from the JSON values of the column `name`."""
+        """Add the columns whose fields are inside the JSON texts of the column `name`."""
         texts = pc.fill_null(combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
         around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")
@@ -283,7 +280,7 @@ class FieldsDecoder:
         return error
 
     def _map_drift(self, drift: SchemaDrift) -> SchemaDrift:
-        """Replace paths in records by column paths. Omit new fields of objects from which columns are already read."""
+        """Replace paths in records by column paths. Omits new fields of objects that already fill columns."""
         if not drift.is_change:
             return drift
         names = {path: name for name, path in self._paths.items()}
@@ -309,9 +306,7 @@ class FieldsDecoder:
 
 
 class CastingDecoder:
-    """Casts values in the compiled loop. Records that the loop cannot decode are decoded again, with casts of their
-    values' JSON texts.
-    """
+    """Casts values in the compiled loop. If the loop cannot decode a record, casts its values' JSON texts instead."""
 
     def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:
         self._casting, self._strict = casting, strict
@@ -349,7 +344,7 @@ class CastingDecoder:
 
 
 class _TextColumns:
-    """Reads columns whose values arrived as JSON texts. Casts the texts, then decodes them by the same strict rules as
+    """Reads columns whose values arrived as JSON texts: casts the texts, then decodes them by the strict rules for
     records.
     """
 
@@ -461,10 +456,7 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
 
 
 def fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
-    """Fill the column's nulls from `other`: row by row, or with its only value.
-
-    Arrow's `coalesce` and `fill_null` do not support every type.
-    """
+    """Fill the column's nulls from `other`: row by row, or with its only value."""
     if other is None or not column.null_count or other.null_count == len(other):
         return column
     rows = np.arange(len(column))
@@ -485,7 +477,7 @@ class _FieldTree:
         self._ids = count(FIRST_CONTAINER_ID + 1)
 
     def put(self, path: FieldPath, field: NestedField) -> None:
-        """Add a column at a path. A column inside a list becomes optional, because elements may be missing."""
+        """Add a column at a path. A column inside a list becomes optional, because an element may be missing."""
         tree = self._tree
         *outer, last = tuple(0 if self._lists and isinstance(step, int) else step for step in path)
         for step in outer:
@@ -500,7 +492,7 @@ class _FieldTree:
         return self._fields(self._tree, self._required)
 
     def _fields(self, tree: Mapping[str | int, Any], around: Path = ()) -> list[NestedField]:
-        """`around` is the rest of the path to the object that contains all columns."""
+        """Return a tree's fields. `around` is the remaining path to the object with all columns."""
         found = []
         for step, inside in tree.items():
             if isinstance(inside, NestedField):
@@ -524,7 +516,7 @@ def _has_required(inside: Any) -> bool:
 
 
 def reject_missing(decoded: DecodedChunk, required: Sequence[str], schema: pa.Schema) -> DecodedChunk:
-    """Reject the records in which a `required` column is null. `schema` has the decoder's own columns."""
+    """Reject records in which a `required` column is null. `schema` has the decoder's own columns."""
     wrong: dict[int, tuple[str, str]] = {}
     for name in required:
         for row in np.flatnonzero(decoded.rows.column(name).is_null().to_numpy()).tolist():

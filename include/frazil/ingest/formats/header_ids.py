@@ -1,5 +1,5 @@
-"""Reads schema ids from the header of newer Confluent serializers by putting a frame before the value. The header has a
-byte, the schema's id or GUID, and Protobuf's message indexes.
+"""Reads schema ids from the header of newer Confluent serializers, and puts them before the value as a frame. The
+header has a byte, the schema's id or GUID, and Protobuf's message indexes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Recognises Debezium events that change no row (heartbeats, schema changes, transaction metadata, tombstones) by the
-name of their schema or, in JSON without a schema, by their fields.
+"""Recognises Debezium events that change no row (heartbeats, schema changes, transaction metadata, tombstones). They
+are recognised by their schema's name or, in JSON without a schema, by their fields.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _SCHEMA_NAMES = re.compile(
 _TRANSACTION_FIELDS = frozenset({"status", "id", "event_count", "data_collections"})
 _SCHEMA_CHANGE_FIELDS = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
 _OPTIONAL_FIELDS = frozenset({"ts_ms"})
-"""Fields that an event may omit: before Debezium 2, only heartbeats had `ts_ms`."""
+"""Fields that an event may omit. Before Debezium 2, only heartbeats had `ts_ms`."""
 
 
 def is_other_schema(name: str) -> bool:
-    """Return whether a Kafka Connect schema with this name belongs to an event that changes no row."""
+    """Return whether events with this Kafka Connect schema change no row."""
     return _SCHEMA_NAMES.fullmatch(name) is not None
 
 
 def changes_no_row(record: bytes) -> bool:
-    """Return whether a JSON record, with or without its schema, is an event that changes no row."""
+    """Return whether a JSON record is an event that changes no row. The schema may be included."""
     try:
         value = json.loads(record)
     except (ValueError, RecursionError):

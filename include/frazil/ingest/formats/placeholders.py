@@ -1,5 +1,5 @@
-"""Finds Debezium's placeholder for an unchanged value that the source's log omits. The placeholder's form depends on
-the type (`UnchangedToastedPlaceholder`, `binary.handling.mode`). For some types, Debezium sends null instead.
+"""Finds Debezium's placeholders for unchanged values that the source's log omits. A placeholder's form depends on the
+type (`UnchangedToastedPlaceholder`, `binary.handling.mode`). For some types, Debezium sends null instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RECOGNISED_IN_LISTS = (
 
 
 def is_null_ambiguous(kind: iceberg.IcebergType) -> bool:
-    """Return whether a null in a column of this type may mean that the log omitted the value."""
+    """Return whether a null of this type may mean that the log omitted the value."""
     match kind:
         case iceberg.ListType():
             return not isinstance(kind.element_type, _RECOGNISED_IN_LISTS)
@@ -56,7 +56,7 @@ class PlaceholderFinder:
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
     def add_placeholder_field(self, kind: iceberg.StructType, new_id: Callable[[], int]) -> iceberg.StructType:
-        """Add a field named like the placeholder to an hstore column's type, unless JSON would escape its name."""
+        """Add a field with the placeholder's name to an hstore column's type, unless JSON would escape the name."""
         if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
             return kind
         return iceberg.StructType(
@@ -78,7 +78,7 @@ class PlaceholderFinder:
     def __call__(self, values: pa.Array, *, as_json: bool = False) -> tuple[NDArray[np.bool_], pa.Array]:
         """Return a mask of the placeholders in a column, and the column without the field of `add_placeholder_field`.
 
-        If `as_json`, the values are JSON, regardless of the column's type.
+        `as_json` means that the values are JSON, whatever the column's type.
         """
         if as_json:
             return to_mask(pc.is_in(values, pa.array(self._json_texts, values.type))), values

@@ -1,5 +1,5 @@
-"""Rewrites JSON values of columns with a lenient cast, a rounding, or values that become null. The rewritten values are
-then read by the usual strict rules.
+"""Rewrites JSON values before they are read by the strict rules: for lenient casts, rounding, and values that become
+null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.values import INT64, InvalidValue, parse_timesta
 ROUNDINGS: Mapping[str, str] = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN}
 
 RewriteRule = tuple[str, str]
-"""A pattern for a whole JSON text, and its replacement. RE2 takes time linear in the text."""
+"""An RE2 pattern for a whole JSON text, and its replacement."""
 
 _INTEGER_RULES: tuple[RewriteRule, ...] = (
     (r'^"\s*(?:\+|(-?))0*([0-9]+)(?:\.0*)?\s*"$', r"\1\2"),
@@ -58,7 +58,7 @@ def rewrite(texts: pa.Array, rules: Iterable[RewriteRule]) -> pa.Array:
 
 
 def convert_iso_times(texts: pa.Array, unit: str) -> pa.Array:
-    """Replace ISO 8601 times in JSON texts by numbers of the unit, except times with more digits than the unit."""
+    """Replace ISO 8601 times in JSON texts by numbers of the unit. Leaves times that have more digits than the unit."""
 
     def number(text: str) -> str:
         try:
@@ -112,7 +112,7 @@ def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
 def replace_with_null(
     texts: pa.Array, nulls: Iterable[str | int | float | bool], *, numbers_in_strings: bool = False
 ) -> pa.Array:
-    """Replace these values in JSON texts by null, however a number is written or a string is escaped."""
+    """Replace these values in JSON texts by null. Recognises every notation of a number or string."""
     plain = {value for value in nulls if isinstance(value, str)}
     numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
     exact = [json.dumps(value, ensure_ascii=False) for value in nulls]

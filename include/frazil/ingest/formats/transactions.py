@@ -1,4 +1,4 @@
-"""Reads transaction metadata from Debezium records: each event's transaction, and the events per transaction."""
+"""Reads transaction metadata from Debezium records: each event's transaction, and a transaction's number of events."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from frazil.ingest.source_log import encode_positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
 _POSTGRES_ID_PATTERN = re.compile(r"(\d+):\d+")
-"""Pattern of PostgreSQL's transaction id, a colon, and the log position of the event."""
+"""Pattern of PostgreSQL's ids: the transaction id, a colon, and the event's log position."""
 _PREVIOUS_COMMIT = r'^\["(?P<lsn>[0-9]{1,18})"'
-"""Pattern of the previous commit's log position: the first element of PostgreSQL's `source.sequence`, a JSON array."""
+"""Pattern of PostgreSQL's `source.sequence`, a JSON array. Its first element is the previous commit's log position."""
 _CHANGE_OPERATIONS = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
 """Maximum length of a transaction id in markers and messages. Longer ids end with a hash of the whole id."""
@@ -39,7 +39,7 @@ class EventTransaction(NamedTuple):
     position: str | None = None
     """Position of the transaction in the source's log (`frazil.ingest.source_log`); None if unknown.
 
-    For PostgreSQL, it is that of the previous commit, because events of concurrent transactions interleave.
+    For PostgreSQL, the previous commit's position, because events of concurrent transactions interleave.
     """
     tables: tuple[str, ...] = ()
     """Names that the transaction's end event may use for this event's table."""
@@ -60,7 +60,7 @@ class TransactionDecoder:
         payload = NestedField(100, "payload", StructType(*_metadata_fields(101)), required=False)
         self._decode: Decoder = FORMATS[declared.type](content, Schema(*_metadata_fields(1), payload), {})
         self.unreadable = 0
-        """Number of records that `read_ends` could not read. Each may have been the end of a transaction."""
+        """Number of records that `read_ends` could not read. Each may be a transaction's end."""
 
     def read_transactions(self, chunk: RecordChunk) -> list[EventTransaction]:
         transactions = [EventTransaction(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
@@ -97,7 +97,7 @@ class TransactionDecoder:
         ]
 
     def _decode_forms(self, chunk: RecordChunk) -> Iterator[tuple[list[int], pa.Table]]:
-        """Yield the indexes and rows of plain records, then of records that are wrapped in `payload`."""
+        """Yield indexes and rows: first of plain records, then of records in a `payload`."""
         decoded = self._decode(chunk)
         wrapped = decoded.rows["payload"].is_valid().combine_chunks()
         payload: pa.ChunkedArray = decoded.rows["payload"]
@@ -126,7 +126,7 @@ def _shorten_id(transaction: str) -> str:
 
 @lru_cache
 def _possible_table_names(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
-    """Return the names that a table may have in transaction metadata: `db.table` if it has no schema (MySQL), otherwise
+    """Return a table's possible names in transaction metadata: `db.table` without a schema (MySQL), otherwise
     `schema.table` (PostgreSQL) and `db.schema.table` (others).
     """
     ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)

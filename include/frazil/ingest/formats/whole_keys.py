@@ -1,6 +1,4 @@
-"""Decodes record keys that consist of one primitive value, such as a string or a number. The value is decoded as a
-record with one field.
-"""
+"""Decodes record keys that are one primitive value, such as a string or a number, as records with one field."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from frazil.ingest.formats.fields import WHOLE_KEY
 from frazil.registry.client import SchemaSource, SchemaText
 
 _JSON_SCALAR = r'^[ \t\r\n]*("([^"\\]|\\.)*"|[-+.0-9A-Za-z]+)[ \t\r\n]*$'
-"""Matches JSON strings, numbers and literals, and some texts that the decoder rejects."""
+"""Matches JSON strings, numbers and literals, and some invalid texts, which the decoder rejects."""
 
 
 class WholeKeyDecoder(WrappingDecoder):
@@ -47,10 +45,7 @@ def as_record_schemas(schemas: SchemaText) -> SchemaText: ...
 @overload
 def as_record_schemas(schemas: SchemaSource) -> SchemaSource: ...
 def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:
-    """Wrap Avro schemas in records with one field.
-
-    Avro encodes such a record with the same bytes as the field's value.
-    """
+    """Wrap Avro schemas in records with one field. The encoded bytes are the same."""
     return _as_record(schemas) if isinstance(schemas, SchemaText) else _RecordSchemas(schemas)
 
 

@@ -39,7 +39,7 @@ MAX_DEPTH = 500
 FRAME_BYTES = 5
 """Bytes of the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED_ID = 0
-"""The id that stands for the declared schema, for records without a frame."""
+"""The id of the declared schema, for records without a frame."""
 _MIN_SLOTS = 1024
 MAX_IDS_PER_REQUEST = 1000
 
@@ -54,7 +54,7 @@ class AvroDecoder:
 
     def __init__(self, schema: Schema, units: Mapping[int, str], schemas: SchemaSource | SchemaText) -> None:
         """`schemas` is a registry for the ids in frames, or the one schema of records without frames. Raises SpecError
-        for a column type that Avro does not support.
+        for an unsupported column type.
         """
         struct = schema.as_struct()
         check_supported(struct, self._name)
@@ -131,9 +131,9 @@ class AvroDecoder:
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
     ) -> pa.Table:
-        """Return the rows of the records whose first operation is in `roots`; -1 skips a record.
+        """Return the rows of the records. `roots` has each record's first operation; -1 skips the record.
 
-        Fills `wrong` and `where` with errors. Only records with the code VALID have a row.
+        Fills `wrong` and `where` with errors. Only valid records have a row.
         """
         columns, program = self._columns, self._program
         columns.begin(len(values), program.text)
@@ -162,7 +162,7 @@ class AvroDecoder:
 
     @contextmanager
     def _json_texts_in_columns(self, data: NDArray[np.uint8]) -> Iterator[None]:
-        """Convert encoded values in JSON text columns to JSON for as long as the context is open."""
+        """Show encoded values in JSON text columns as JSON inside this context."""
         columns, spans = self._columns, self._program.spans
         if not spans:
             yield
@@ -191,9 +191,9 @@ class AvroDecoder:
         columns.text = kept
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
-        """Return a value as JSON text; None if all its fields fill other columns.
+        """Return a value as JSON text; None if other columns hold all its fields.
 
-        An invalid value becomes `_FAULT_PREFIX` and an error text.
+        Returns `_FAULT_PREFIX` and an error text for an invalid value.
         """
         program = self._program
         try:
@@ -235,9 +235,8 @@ class AvroDecoder:
         return roots, content
 
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Call `_assign` for each distinct schema id.
-
-        Schemas are requested in groups, because unframed values can look as if they had very many ids.
+        """Call `_assign` for each distinct schema id. Requests schemas in groups: unframed values may look like many
+        ids.
         """
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
@@ -253,7 +252,7 @@ class AvroDecoder:
         self._schemas.prefetch(schema_ids)
 
     def _assign(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
-        """Set the first operation of these records, or reject them if their schema cannot be read."""
+        """Set the first operation of these records. Rejects them if their schema cannot be read."""
         if schema_id not in self._roots:
             self._roots[schema_id] = self._add_schema(schema_id)
         root = self._roots[schema_id]
@@ -296,7 +295,7 @@ class AvroDecoder:
         return root
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
-        """If none of a schema's fields fills a column, report a few of its field names as drift."""
+        """If no field of a schema fills a column, report some of its field names as drift."""
         if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
             return
         self._unknown[schema_id] = select_names(names) or ("",)

@@ -29,7 +29,7 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the new fields and (if `widening`) wider types that the table needs for this writer schema."""
+    """Return the changes that the table needs for this writer schema: new fields and, if `widening`, wider types."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
@@ -68,7 +68,7 @@ def _find_changes(
 def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:  # noqa: PLR0911 - a table
     """Return the column type for values of an Avro type; None for `null`, MIXED for a recursive type.
 
-    `inside` has the ids of the types that enclose it.
+    `inside` has the ids of the enclosing types.
     """
     if id(written) in inside or len(inside) > MAX_NESTING:
         return MIXED
@@ -103,7 +103,7 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
 
 
 def has_few_parts(written: AvroType) -> bool:
-    """Return whether the type has at most `_MAX_PARTS` parts: repeated named types multiply them exponentially."""
+    """Return whether the type has at most `_MAX_PARTS` parts, counting a named type each time that it is used."""
     left, count = [(written, 0)], 0
     while left:
         one, depth = left.pop()

@@ -1,5 +1,5 @@
-"""Converts Avro values to the JSON text that a JSON record would contain: a union becomes its value, a decimal a
-number, bytes base64, dates and times ISO 8601.
+"""Converts Avro values to the JSON text of equivalent JSON records. A union becomes its value; a decimal, a number;
+bytes, base64; dates and times, ISO 8601.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from frazil.ingest.formats.avro.schema import AvroType
 
 MAX_EMPTY_ELEMENTS = 64
-"""Maximum number of elements in a value, beyond one per byte. Elements such as nulls take no bytes."""
+"""Maximum number of elements without bytes (such as nulls) in a value, in addition to one per byte."""
 _MICROSECONDS = {"millis": 1000, "micros": 1}
 _EPOCH = date(1970, 1, 1).toordinal()
 _ERA_DAYS = 146_097

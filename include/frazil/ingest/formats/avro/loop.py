@@ -1,6 +1,7 @@
-"""Reads Avro records into columns (`json.words`), in compiled code: one loop, controlled by a table of operations. A
-record that cannot be read completely leaves no values. A length or count that exceeds the record's bytes is rejected,
-so a small record cannot cause much work.
+"""Reads Avro records into columns (`json.words`), in compiled code: one loop, controlled by a table of operations.
+
+A record that fails leaves no values. Lengths and counts beyond the record's bytes are rejected, so small records never
+cause much work.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the encoding, and each call and container costs
@@ -29,7 +30,7 @@ NOT_READ = 255
 QUOTE, LETTER_Z = 34, 90
 MAX_MOMENT_LENGTH = 64
 SPAN_BITS = 32
-"""Low bits of a SPAN's second word that hold its length. The bits above them hold its operation."""
+"""Number of low bits of a SPAN's second word, which hold its length. The high bits hold its operation."""
 MAX_EMPTY_ELEMENTS = 64
 """Maximum number of elements without bytes (such as nulls) in one record: each takes memory."""
 
@@ -38,14 +39,14 @@ _0, _1 = np.uint64(0), np.uint64(1)
 
 
 class Plan(NamedTuple):
-    """The operations that read the records, and `places`: lists of numbers to which operations refer."""
+    """The operations that read the records, and `places`: lists of numbers for the operations."""
 
     ops: Numbers
     places: Numbers
 
 
 class Scratch(NamedTuple):
-    """Memory that the loop needs while it reads a record: a frame per level, a hash table of map keys, its seed."""
+    """Working memory of the loop: a frame per nesting level, a hash table of map keys, and its seed."""
 
     frames: Numbers
     slots: Numbers
@@ -121,7 +122,7 @@ def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
 
 @loop
 def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
-    """Parse an ISO 8601 date, time or timestamp, as in JSON, and write it as one word. Returns False if invalid."""
+    """Parse an ISO 8601 date, time or timestamp, and write it as one word. Returns False if invalid."""
     length = end - p
     if length > MAX_MOMENT_LENGTH:
         return False
@@ -145,7 +146,7 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
 def write_decimal(
     negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
 ) -> int:
-    """Write a decimal in the column's scale. `high` and `low` are its magnitude. Returns VALID or an error code."""
+    """Write a decimal in the column's scale. `high` and `low` are the absolute value. Returns VALID or an error."""
     limit = np.uint64(ops[op, code.LIMIT_HIGH])
     if high > limit or (high == limit and low >= np.uint64(ops[op, code.LIMIT_LOW])):
         return code.NOT_HELD
@@ -160,7 +161,7 @@ def write_decimal(
 
 @loop
 def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Read an unscaled number, big-endian in two's complement, and write the decimal.
+    """Read a decimal's unscaled number (big-endian two's complement), and write the decimal.
 
     Returns VALID or an error code.
     """
@@ -184,7 +185,7 @@ def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: 
 
 @loop
 def has_duplicate_key(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
-    """Return whether a map has a duplicate key. `slots` has at least four slots per entry, for a hash table."""
+    """Return whether a map has a duplicate key. `slots` is a hash table with at least four slots per entry."""
     bits = 1
     while 1 << bits < 2 * (end - first):
         bits += 1
@@ -460,8 +461,8 @@ def read_records(
     Returns the index of that record, and the entry set (the rows, or the elements of one list or map column) that needs
     more room. If all records were read, returns their number and 0.
 
-    `roots` has the first operation of each record, or -1 to skip it. `wrong` receives each record's error code, and
-    `where` the operation and position of the error.
+    `roots` has the first operation of each record; -1 skips the record. `wrong` receives error codes, and `where` the
+    operation and position of each error.
     """
     entry_counts = memory.entry_counts
     for i in range(first, len(starts)):

@@ -17,13 +17,13 @@ REFUSED = 21
 # Columns of the table of operations.
 (OPERATION, NODE, SIZE, FIRST, COUNT, FIRST_UNFILLED, UNFILLED) = range(7)
 """NODE is -1 if the value fills no column. `places[FIRST:][:COUNT]` are the operations of a record's fields, a union's
-branches, an array's element or a map's value; for an enum, start and length of each symbol.
+branches, an array's element or a map's value. For an enum, they are each symbol's start and length.
 `places[FIRST_UNFILLED:][:UNFILLED]` are the nodes that no field of the record fills.
 """
 (BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
-"""BITS is the size of the written number; MIN_VALUE and MAX_VALUE limit it before it is multiplied by FACTOR (divided,
-if negative). A decimal is multiplied by ten TENS times; its absolute value must be below LIMIT. EMPTY is 1 if an
-array's elements may take no bytes.
+"""BITS is the written number's size. The number must be between MIN_VALUE and MAX_VALUE; it is multiplied by FACTOR, or
+divided if FACTOR is negative. A decimal is multiplied by ten TENS times; its absolute value must be below LIMIT. EMPTY
+is 1 if an array's elements may take no bytes.
 """
 
 # Errors of a record.

@@ -1,5 +1,6 @@
-"""Compiles a writer's Avro schema and the table's columns into operations for the decoding loop (`loop`). A column is
-filled by the schema's field of the same name, or else by a field whose aliases include the column's name.
+"""Compiles a writer's Avro schema and the table's columns into operations for the decoding loop (`loop`).
+
+A field fills the column of the same name, or else a column named in its aliases.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
 MAX_OPERATIONS = 100_000
-"""Maximum number of operations for one schema: repeated named types can multiply them exponentially."""
+"""Maximum number of operations for one schema. Repeated named types can multiply them exponentially."""
 MISSING = "MissingRequired"
 Fault = tuple[str, str]
 """Error class and text."""
@@ -111,19 +112,17 @@ class AvroProgram(LoopProgram):
         self._kept_types: list[AvroType] = []
         self._hidden: Collection[Path] = ()
         self.rests: dict[int, Part | None] = {}
-        """Map a SPAN operation to the fields that fill other columns. The remaining fields become JSON text."""
+        """Fields of each SPAN operation that fill other columns. The remaining fields become JSON text."""
         self.numbers: set[int] = set()
-        """SPAN operations whose values are numbers. In their JSON text, infinities are written as numbers, not as
-        strings.
-        """
+        """SPAN operations whose values are numbers. Their JSON text has infinities as numbers, not as strings."""
         self.spans: dict[int, AvroType] = {}
-        """Map a SPAN operation to the Avro type of the values that become JSON text."""
+        """The Avro type of each SPAN operation's values, which become JSON text."""
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
 
     def add(self, written: AvroType) -> int:
-        """Add a writer schema, and return the first operation of its records. After TooLarge, nothing is added."""
+        """Add a writer schema, and return the first operation of its records. Adds nothing if it raises TooLarge."""
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
         self._max_rows = rows + MAX_OPERATIONS
         self._kept_types.append(written)  # `_skips` has ids of types, which must stay alive
@@ -258,7 +257,7 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
 ) -> dict[int, int] | None:
     """Return the operation that reads this Avro type into a column of type `kind`; None if the types do not match.
 
-    Keys are columns of the table of operations. `unit` is the declared unit of a timestamp that arrives as a number.
+    The result's keys are columns of the table of operations. `unit` is the declared unit of numeric timestamps.
     """
     bits = 32 if written.kind == "int" else 64
     match written.kind, kind:
@@ -322,7 +321,7 @@ def _timestamp_operation(
 
 
 def timestamp_limits(unit: str) -> tuple[tuple[int, int], int]:
-    """Return the limits of a timestamp's number in this unit, and the factor to microseconds."""
+    """Return the range of a numeric timestamp in this unit, and the factor to microseconds."""
     factor = _MICROSECONDS[unit]
     highest = LONG[1] // max(factor, 1)
     return (LONG if factor <= 1 else (-highest, highest)), factor
@@ -345,7 +344,7 @@ def _decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
 
 
 def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
-    """Map the index of each field that fills a column to the column's name."""
+    """Return the name of the column that each field fills, by the field's index."""
     wanted = set(wanted)
     found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
     for i, names in enumerate(written.fields):
@@ -357,7 +356,7 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
 
 
 def as_written(part: Part | None, written: AvroType) -> Part | None:
-    """Return `part` with field names of the writer schema, not columns; None if the whole value fills columns."""
+    """Return `part` with the writer schema's field names; None if the whole value fills columns."""
     if part is None:
         return None
     if written.kind == "union":

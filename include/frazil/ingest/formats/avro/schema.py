@@ -23,13 +23,13 @@ _LOGICAL_TYPES = {
     "local-timestamp-nanos": ("long",),
     "decimal": ("bytes", "fixed"),
 }
-"""Supported logical types, with the types that they may annotate. Other logical types are ignored, as Avro requires."""
+"""Supported logical types, and the Avro types that they may annotate. Other logical types are ignored."""
 MAX_SCHEMA_DEPTH = 250
-"""Maximum nesting in a schema's JSON: each object or array takes up to three of Python's 1,000 levels of calls."""
+"""Maximum nesting in a schema's JSON, because Python limits the depth of calls."""
 
 
 class UnreadableSchema(Exception):
-    """The text is not a valid schema of its format."""
+    """A schema's text is not valid in its format."""
 
 
 class TooLarge(Exception):
@@ -48,10 +48,10 @@ class AvroType:
     scale: int = 0
     size: int = 0
     is_json: bool = False
-    """Whether a string's text is already JSON (Debezium's `io.debezium.data.Json`)."""
+    """Whether a string contains JSON (Debezium's `io.debezium.data.Json`)."""
     symbols: tuple[str, ...] = ()
     fields: tuple[tuple[str, ...], ...] = ()
-    """The names of each field of a record: its own name first, then its aliases."""
+    """Each field's names: its own name first, then its aliases."""
     parts: list[AvroType] = field(default_factory=list)
     """The types of a record's fields, a union's branches, an array's elements, or a map's values."""
 
@@ -71,7 +71,7 @@ def field_names_at(written: AvroType, path: Sequence[str]) -> Iterator[str]:
 
 
 def parse_schema(text: str, references: Sequence[str] = ()) -> AvroType:
-    """Parse a schema's JSON. `references` are the schemas that it refers to, in order of dependency.
+    """Parse a schema's JSON. `references` are the schemas that it uses, in order of dependency.
 
     Raises UnreadableSchema.
     """
@@ -153,7 +153,7 @@ class _SchemaParser:
 
 
 def _apply_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
-    """Set the declared logical type, and return the type. Unknown and invalid logical types are ignored."""
+    """Set the type's declared logical type, and return the type. Ignores unknown and invalid logical types."""
     found.is_json = declared.get("connect.name") == DEBEZIUM_JSON
     logical = declared.get("logicalType")
     if isinstance(logical, str) and found.kind in _LOGICAL_TYPES.get(logical, ()):

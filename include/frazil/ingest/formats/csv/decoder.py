@@ -1,4 +1,4 @@
-"""Decodes delimited lines to Arrow: rewrites them as JSON, which the JSON decoder reads."""
+"""Decodes delimited lines to Arrow: rewrites them as JSON for the JSON decoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
 JSON_BUFFER_BYTES = 8 * 2**20
-"""Size of the buffer for a chunk's JSON. A chunk that needs more is decoded in parts."""
+"""Size of the buffer for JSON. A chunk that needs more is decoded in parts."""
 
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
 
@@ -45,7 +45,7 @@ class CsvDecoder:
         self._room = np.empty(JSON_BUFFER_BYTES, np.uint8)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
-        """Decode the values in parts that fit the JSON buffer. In a part, rows of records read one by one come last."""
+        """Decode the values in parts that fit the JSON buffer. Rows of records read one by one come last in a part."""
         values = chunk.values
         parts, done = [], 0
         while done < len(values):
@@ -55,7 +55,7 @@ class CsvDecoder:
         return join_results(parts) if parts else self._decode(chunk)
 
     def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
-        """Decode the records from index `first` on that fit into the JSON buffer.
+        """Decode as many records, from index `first` on, as fit into the JSON buffer.
 
         Returns the index after the last of them, and the result.
         """

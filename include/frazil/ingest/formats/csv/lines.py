@@ -1,4 +1,4 @@
-"""Explains why a CSV line was rejected, and splits single lines into fields to quote them in error texts."""
+"""Explains why a CSV line was rejected, and splits it into fields for error texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LineReader:
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def _count_fields(self, record: bytes) -> int:
-        """Return the number of fields. Only lines with quotes are split, because splitting is slow."""
+        """Return the number of fields."""
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))
         return record.count(self._delimiter) + 1

@@ -1,6 +1,4 @@
-"""Rewrites delimited lines as JSON objects, in compiled code. A field is thus converted by the same rules as a JSON
-string or number.
-"""
+"""Rewrites delimited lines as JSON objects, in compiled code. The JSON decoder then converts the fields."""
 
 # ruff: noqa: PLR0913, PLR0917 - one loop that does everything for a record
 
@@ -20,7 +18,7 @@ _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
 
 class LineFormat(NamedTuple):
     names: Octets
-    """The concatenated JSON texts that precede the fields' values. `name_ends` has their ends."""
+    """The JSON text before each field's value, concatenated. `name_ends` has the end of each text."""
     name_ends: Numbers
     kinds: Numbers
     null: Octets
@@ -167,7 +165,7 @@ def find_line_end(b: Octets, p: int, end: int) -> int:
 
 @loop
 def write_object(b: Octets, p: int, end: int, line_format: LineFormat, to: Octets, at: int) -> tuple[int, int]:
-    """Write one record as a JSON object. Returns the position after it, and the record's outcome code."""
+    """Write one record as a JSON object. Returns the position after the object, and the record's outcome code."""
     names, name_ends, kinds, null, delimiter, quote = line_format
     begin, fields, f = at, len(kinds), 0
     while True:
@@ -212,9 +210,9 @@ def write_objects(
 ) -> tuple[int, int]:
     """Write records as JSON objects, from index `first` on, until `to` is full.
 
-    Returns the index of the first record that was not written, and 0. If even an empty `to` is too small for this
-    record, returns the size that it needs instead of 0. `places` receives the start and length of each JSON object, and
-    `outcomes` the outcome code of each record.
+    Returns the index of the first record that was not written, and 0. If this record does not fit into an empty `to`,
+    returns the necessary size instead of 0. `places` receives the start and length of each JSON object, and `outcomes`
+    each record's outcome code.
     """
     at, record = 0, first
     while record < len(starts):

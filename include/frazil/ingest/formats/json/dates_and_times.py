@@ -1,7 +1,4 @@
-"""Converts ISO 8601 dates, times and timestamps to days and microseconds, in compiled code.
-
-Each text begins after a quotation mark and ends before one.
-"""
+"""Converts ISO 8601 dates, times and timestamps in quotation marks to days and microseconds, in compiled code."""
 
 # ruff: noqa: PLR0911, PLR1714 - compiled code follows the grammar, and each call and container costs
 
@@ -79,7 +76,7 @@ def parse_time(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def parse_timestamp(b: Octets, p: int) -> tuple[int, int]:
-    """Read a timestamp, as UTC if it has no zone. Returns the position after it (NO if invalid), and the microseconds
+    """Read a timestamp; without a zone, it is UTC. Returns the position after it (NO if invalid), and the microseconds
     since 1970.
     """
     since = parse_date(b, p)

@@ -1,5 +1,5 @@
-"""Decodes JSON messages to Arrow with a compiled loop (`rows`). If the loop is not certain how to decode a record,
-module `record`, the reference implementation, reads it.
+"""Decodes JSON messages to Arrow with a compiled loop (`rows`). Records that the loop cannot decode with certainty are
+read by module `record`, the reference implementation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from frazil.ingest.schema_drift import (
 
 
 class JsonDecoder:
-    """Decodes chunks to tables with one schema. Fields that the schema does not have are ignored."""
+    """Decodes chunks to tables with one schema. Ignores fields that are not in the schema."""
 
     def __init__(self, schema: Schema, units: Mapping[int, str]) -> None:
         """Raises SpecError for a column type that JSON does not support."""
@@ -57,9 +57,9 @@ class JsonDecoder:
         self._casts = False
 
     def cast(self, columns: Mapping[str, Path]) -> None:
-        """Accept other forms of values in these columns, given with their paths.
+        """Accept other forms of values in these columns, given by path.
 
-        Records that the loop cannot decode with certainty are then left out, not read one by one.
+        Then leaves out the records that the loop cannot decode with certainty.
         """
         self._casts = True
         self._columns.cast(columns)
@@ -166,16 +166,13 @@ class ChunkReader:
         self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
         self._new_keys = new_keys.allocate_memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
-        """`new`: number of records with keys outside the schema, among the records that the loop read in the last call.
-
-        `samples`: positions of some of these records.
+        """`new`: number of records with unknown keys that the loop read in the last call. `samples`: positions of some
+        of them.
         """
         self.unknown = np.zeros(0, np.int64)
-        """Positions of the records without any key of the schema, among the records that the loop read in the last
-        call.
-        """
+        """Positions of records without any known key that the loop read in the last call."""
         self.casts: Counter[str] = Counter()
-        """How many values of each column were cast in the last call."""
+        """Number of cast values in the last call, by column."""
 
     def cast(self, columns: Mapping[str, Path]) -> None:
         self._columns.cast(columns)
@@ -184,7 +181,7 @@ class ChunkReader:
         self._columns.hide_from_rest(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
-        """Start to search for new keys, and forget the keys found so far.
+        """Start to search for unknown keys, and forget the keys found so far.
 
         `within` limits the search to the structs at these paths; None keeps the current limit.
         """

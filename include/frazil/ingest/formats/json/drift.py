@@ -30,7 +30,7 @@ from frazil.spec.iceberg import iceberg_type
 
 _decode_untyped = msgspec.json.Decoder().decode
 _MAX_EXAMINED_REJECTS = 1000
-"""Maximum number of rejected records that are examined per chunk. Further ones mostly fail for the same reasons."""
+"""Maximum number of rejected records that are examined per chunk."""
 
 
 class DriftFinder:
@@ -42,7 +42,7 @@ class DriftFinder:
         self._readers: dict[ColumnChanges, RecordReader] = {}
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
-        """Return the schema drift of these records. `read` has each record's result."""
+        """Return the schema drift of these records. `read` has each record's decoding result."""
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         valid = [value for value, row in found if not isinstance(row, RecordError)]
         records = 0
@@ -72,7 +72,7 @@ class DriftFinder:
                 yield found
 
     def _find_widening(self, value: bytes) -> SchemaDrift:
-        """Return the column changes after which a rejected record becomes a row; empty if none suffice."""
+        """Return the column changes that would accept a rejected record; empty if none would."""
         record = _parse(value)
         if not any(True for _ in self._examined_parts(record)):
             return SchemaDrift()
@@ -144,7 +144,7 @@ def _merge_into(found: dict[Path, FoundType], more: Iterable[tuple[Path, FoundTy
 
 
 def _parse(value: bytes | None) -> object:
-    """Return the record parsed without a schema; None if the parser rejects it."""
+    """Parse the record without a schema. Returns None if the parser rejects it."""
     try:
         text = strip_message(value)
         try:
@@ -160,7 +160,7 @@ _LONGS = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
-    """The columns that need another Iceberg type (path, type), and the columns that must become optional."""
+    """Columns that need another Iceberg type (path, type), and columns that must become optional."""
 
     wider: frozenset[tuple[Path, str]] = frozenset()
     optional: frozenset[Path] = frozenset()
@@ -210,7 +210,7 @@ def _exceeds_float(number: float) -> bool:
 
 
 def apply_changes(schema: iceberg.StructType, by: ColumnChanges) -> iceberg.StructType:
-    """Return the schema with the changes. Field ids stay the same."""
+    """Return the changed schema, with the same field ids."""
     kinds = dict(by.wider)
 
     def field_of(field: iceberg.NestedField, path: Path) -> iceberg.NestedField:

@@ -1,4 +1,4 @@
-"""Finds duplicate keys in a JSON record's text. The parser does not report them: it keeps a key's last value."""
+"""Finds duplicate keys in a JSON record's text. The parser ignores all but a key's last value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 class DuplicateKeyFinder:
-    """Finds a schema field, or a key of a map, that occurs twice in the text of a record."""
+    """Finds duplicates of a schema's field, or of a map's key, in a record's text."""
 
     def __init__(self, schema: iceberg.StructType) -> None:
         self._schema = schema
@@ -53,7 +53,7 @@ class DuplicateKeyFinder:
         return _duplicate_path(self._decode(text.decode()), self._schema)
 
     def find_in_rejected(self, text: bytes) -> str | None:
-        """Return the path of a duplicate key in a rejected record; None if no key is duplicated, or it is not JSON."""
+        """Return the path of a duplicate key in a rejected record, if it is JSON and has one."""
         if self._quoted and (plain := _unescape_ascii(text)) is not None and self._has_unique_names(plain):
             return None
         try:
@@ -65,7 +65,7 @@ class DuplicateKeyFinder:
         return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
     def _find_duplicate(self, text: bytes) -> str | None:
-        """Return a key that certainly occurs twice in a flat object. Ignores keys with space before the colon."""
+        """Return a duplicate key of a flat object, if certain. Ignores keys with space before the colon."""
         count = text.count
         for name, key in self._keys:
             # `key` ends a string. If its first quotation mark is escaped, it is only the end of a longer key.
@@ -75,7 +75,7 @@ class DuplicateKeyFinder:
 
 
 def _unescape_ascii(text: bytes) -> bytes | None:
-    """Unescape printable ASCII characters, so that a plain name has only one spelling; None if this is uncertain."""
+    """Unescape printable ASCII characters, so that equal plain names have equal text; None if this is uncertain."""
     start = text.find(b"\\u00") if b"\\" in text else -1
     if start < 0:
         return text
@@ -119,7 +119,7 @@ def _first_duplicate(keys: list[str]) -> str | None:
 
 
 def _may_repeat_names(schema: iceberg.StructType) -> bool:
-    """Return whether a valid record may repeat a field's name: in lists of structs, or as the key of a map."""
+    """Return whether a field's name may occur repeatedly in a valid record: in lists of structs, or as a map's key."""
     lists = [kind for kind in inner_types(schema) if isinstance(kind, iceberg.ListType)]
     structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner_types(kind))
     return structs_in_lists or any(isinstance(kind, iceberg.MapType) for kind in inner_types(schema))

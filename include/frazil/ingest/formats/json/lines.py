@@ -20,16 +20,16 @@ from frazil.ingest.decode import (
 )
 
 MAX_LINES = 100_000
-"""Maximum number of lines per record: a record of newlines needs many times its size in memory."""
+"""Maximum number of lines per record. Many empty lines would need much memory."""
 TARGET_LINES = 500_000
-"""Approximate number of lines decoded together. For short lines, positions take more memory than text."""
+"""Approximate number of lines that are decoded together."""
 _NEWLINE = 10
 _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True
 
 
 class LinesDecoder(WrappingDecoder):
-    """Decodes records with one JSON object per line. If a line is rejected, the whole record becomes one rejection."""
+    """Decodes records with one JSON object per line. One rejected line rejects the whole record."""
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         values = chunk.values
@@ -78,7 +78,7 @@ class LinesDecoder(WrappingDecoder):
 
 
 def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of true values in each slice. No slice may be empty."""
+    """Return the number of true values in each slice. Every slice must have values."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
         marks = np.append(marks, False)

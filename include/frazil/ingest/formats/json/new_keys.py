@@ -1,5 +1,5 @@
-"""Samples records with keys outside the schema, in compiled code. For each container and key, it takes the first few
-records in which the key's value is neither null nor an empty object or list. Only these samples are examined again.
+"""Samples records with keys outside the schema, in compiled code. A key's samples are the first few records in which
+its value is neither null nor empty. Only samples are examined again.
 """
 
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs
@@ -12,15 +12,15 @@ from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scan import Octets, loop, skip_white_space
 
 ON, FLAGGED, SAMPLED, KEYS = range(4)
-"""Positions in the memory: whether to search; whether the current record has a new key; whether it is in a sample; the
-number of distinct keys. A hash table follows, with a hash (not 0) and a number of samples for each key.
+"""Positions in the memory: whether to search, whether the current record has a new key, whether it is a sample, and the
+number of distinct keys. A hash table follows: each key's hash (not 0), and its number of samples.
 """
 FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
-"""Maximum number of keys that are sampled. Others follow once these have become columns."""
+"""Maximum number of keys that are sampled at a time."""
 MAX_SAMPLES = 256
-"""Maximum number of samples per key; objects and arrays, which may be partly empty, get `MAX_NESTED_SAMPLES`."""
+"""Maximum number of samples per key; `MAX_NESTED_SAMPLES` for objects and arrays."""
 MAX_NESTED_SAMPLES = 4096
 
 
@@ -32,7 +32,7 @@ def allocate_memory(*, on: bool) -> Numbers:
 
 @loop
 def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: Numbers) -> None:
-    """Check a key outside the schema, at `[key, end)` in container k, and decide whether the record is sampled.
+    """Check the unknown key `[key, end)` in container k, and decide whether its record is sampled.
 
     The key's value begins at `value`; the record ends at `behind`.
     """

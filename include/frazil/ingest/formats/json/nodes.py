@@ -19,8 +19,8 @@ from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Uni
 (JSON, JSON_TEXT, REST, STRUCT, LISTED, LIST, MAP) = range(17, 24)
 """Kinds of nodes. The four units are kinds for timestamps that arrive as numbers.
 
-JSON stores the JSON text of any value. JSON_TEXT stores the content of a string, and the JSON text of other values.
-REST stores the members of its struct that fill no other node. LISTED is a struct that is an array in records.
+JSON stores the JSON text of any value. JSON_TEXT stores a string's content, and the JSON text of other values. REST
+stores the members of its struct that fill no other node. LISTED is a struct that is an array in records.
 """
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
@@ -54,9 +54,10 @@ Numbers = NDArray[np.int64]
 
 # Columns of the table of nodes.
 (KIND, REQUIRED, PRECISION, SCALE, AFTER, ENTRY_SET, INNER, FIELDS, CHILDREN, NAME, LENGTH, PLAIN) = range(12)
-"""PRECISION is the number of a decimal's digits, or a fixed's length. AFTER is the first node that is not inside this
-one. INNER is the entry set of a list's or map's entries. FIELDS is the number of a struct's fields, whose nodes begin
-at CHILDREN in `lists`. NAME is the name's start in `names`. PLAIN is 1 if JSON writes the name without escapes.
+"""PRECISION is the number of a decimal's digits, or a fixed's length. AFTER is the first node after this one that is
+not inside it. INNER is the entry set of a list's or map's entries. FIELDS is the number of a struct's fields, whose
+nodes begin at CHILDREN in `lists`. NAME is the name's start in `names`. PLAIN is 1 if JSON writes the name without
+escapes.
 """
 (SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY, WATCHED) = range(12, 22)
 (LEFT, KEEPS, HIDDEN, HIDING, CAST, NODE_WIDTH) = range(22, 28)
@@ -65,13 +66,13 @@ name. KEY is where the name begins in `lists`, with a closing quotation mark, as
 a struct that is not searched for new keys. For LISTED, the nodes of elements (or -1) begin at SLOTS, and MASK is the
 last index.
 
-LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a
-REST. HIDDEN is where the names that must not go there begin in `lists`, each as its start in
-`names` and its length; HIDING is their number. CAST is 1 if numbers and booleans may be in strings,
-0 and 1 may be booleans, and numbers and booleans may be strings.
+LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array that has parts for a REST. HIDDEN is where
+the names that a REST omits begin in `lists`, each as its start in `names` and its length; HIDING is their number. CAST
+is 1 if a node accepts other forms: numbers and booleans in strings, 0 and 1 as booleans, and numbers and booleans as
+strings.
 
 These columns change while records are read. BASE and FLAG are where words and flags begin. OPENING is the last object's
-first field, FOLLOWING the field that followed this one in it, and SEEN the number of the last object with this field.
+first field, FOLLOWING the next field in that object, and SEEN the number of the last object with this field.
 """
 
 
@@ -87,7 +88,7 @@ class Nodes(NamedTuple):
 
 
 def build_nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> Nodes:
-    """Return the nodes of a schema. `hidden` has the lower-case paths of fields that must not go to a REST.
+    """Return the nodes of a schema. `hidden` has the lower-case paths of fields that a REST omits.
 
     Children are in field order. A list has one child; a map has two, its key and its value.
     """

@@ -1,6 +1,6 @@
-"""Converts JSON numbers to exact integers, the nearest double, and decimals, in compiled code. `NO` means that the
-text is not a number, or that the result is uncertain: module `record` then reads it. Doubles: Clinger's fast path, then
-Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021).
+"""Converts JSON numbers to exact integers, the nearest double, and decimals, in compiled code. `NO` means that the text
+is not a number, or that the result is uncertain. Doubles: Clinger's fast path, then Lemire and Eisel ("Number Parsing
+at a Gigabyte per Second", 2021).
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -12,7 +12,7 @@ import numpy as np
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, special_number_end
 
 _MIN_POWER, _MAX_POWER = -342, 308
-"""Powers of ten outside which a number of up to 19 digits is zero or infinite."""
+"""Powers of ten beyond which a number of up to 19 digits is zero or infinite."""
 
 
 def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -47,7 +47,7 @@ _NO_NUMBER = (NO, 0.0)
 def parse_integer(b: Octets, p: int) -> tuple[int, int]:
     """Read a 64-bit integer. Returns the position after it (NO if invalid), and its value.
 
-    The caller must check that the number ends there.
+    The caller must check that the number ends at this position.
     """
     negative = b[p] == 45
     if negative:
@@ -145,7 +145,7 @@ def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @loop
 def nearest_double(whole: np.uint64, power: int) -> np.uint64:
-    """Return the bits of the double nearest to `whole` * 10^`power`; all ones if it is uncertain or infinite.
+    """Return the bits of the double nearest to `whole` * 10^`power`; all ones if uncertain or infinite.
 
     `whole` has at most 18 digits, or is 10^18.
     """
@@ -201,7 +201,7 @@ def parse_decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> 
     """Read a number as a decimal of this scale.
 
     Returns the position after it (NO if it does not fit), and the high and low word of the unscaled value in two's
-    complement. If `text`, the number is a string's content, and may have any form that Python's Decimal accepts.
+    complement. `text` means that the number is in a string, in any form that Python's Decimal accepts.
     """
     negative = b[p] == 45
     if negative or (text and b[p] == 43):

@@ -1,5 +1,5 @@
-"""Collects the parts of a record that belong to its `rest` column (`json.rest`), and writes them as one JSON object, in
-compiled code. A piece is a slice of the record, or a constant.
+"""Collects the parts of a record for its `rest` column (`json.rest`), and writes them as one JSON object, in compiled
+code. A piece is a slice of the record, or a constant.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - compiled code: each container costs
@@ -14,11 +14,11 @@ from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import MIN_MEMCPY_BYTES, ROOM, USED
 
 COUNT, MEMBERS, FILLED_COLUMNS, FIRST_PIECE = range(4)
-"""Positions in the memory: the number of pieces; their number after the last member was added; the number of columns
-that the record has fields for. The pieces follow: start, length and kind.
+"""Positions in the memory: the number of pieces, the number of pieces after the last member was added, and the number
+of columns that the record's fields fill. The pieces follow: start, length and kind.
 """
 MAX_PIECES = 4096
-"""Maximum number of pieces per record. Records with more pieces are read one by one."""
+"""Maximum number of pieces per record. Larger records are read one by one."""
 MEMBER, OPEN, CLOSE, NOTHING = range(4)
 """Kinds of pieces: members of an object; the key and opening bracket of an object or array; a closing bracket, whose
 byte is the piece's start; null.
@@ -69,7 +69,7 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 
 @loop
 def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
-    """Return 1 if the key `[p, end)` must not go to the `rest` column, 0 if it may, and -1 if this is uncertain."""
+    """Return 1 if the `rest` column omits the key `[p, end)`, 0 if not, and -1 if uncertain."""
     for q in range(p, end):
         if b[q] == 92 or b[q] >= 128:
             return -1

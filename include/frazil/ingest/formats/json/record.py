@@ -1,6 +1,6 @@
-"""Reads one JSON record at a time: the reference implementation, which also reads every record that the compiled loop
-is not certain about. Only this module creates error classes and texts. Records are strict JSON (RFC 8259), except for
-NaN, Infinity and Inf. A field of the schema may occur once; other fields only need valid syntax.
+"""Reads single JSON records: the reference implementation, which also reads each record that the compiled loop is not
+certain about. It creates all error classes and texts. Records are strict JSON (RFC 8259), except for NaN, Infinity and
+Inf. A field of the schema may occur once; other fields only need valid syntax.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _EXPECTED_VALUES: dict[type[iceberg.IcebergType], str] = {
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, *_FLOATS, iceberg.TimestampType, iceberg.TimestamptzType)
 _RAW_UNITS = ("s", AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)
-"""Units whose values the parser leaves as raw JSON, to be converted later."""
+"""Units whose values the parser leaves as raw JSON."""
 _NO_KEY = secrets.token_hex()
-"""The key of `rest` columns in the parser's types: random, so that no record has it."""
+"""Field name of `rest` columns in the parser's types; random, so no record contains it."""
 _INDEX = re.compile(r"\[[0-9]")
 _RECEIVED_KINDS = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
 _MESSAGE_PATTERN = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
@@ -63,10 +63,7 @@ class _Number(str):
 
 
 class _Entry(NamedTuple):
-    """Finds the map entry that caused a parser's error: the first whose value fails with `message`.
-
-    The message does not contain the entry's key.
-    """
+    """Finds the map entry that caused a parser's error: the first entry whose value fails with the same `message`."""
 
     decoders: list[Callable[[bytes], Any]]
     message: str
@@ -97,9 +94,9 @@ def _step_name(step: Step) -> str:
 
 
 class _ErrorTemplate(NamedTuple):
-    """The parts of an error text, `before` and `after` the quoted value at `keys`.
+    """An error text with a quoted value: `before`, the value at `keys`, `after`.
 
-    `otherwise` is used if the value cannot be quoted. If the value is NaN or infinite, the text is `special` and the
+    `otherwise` replaces the text if the value cannot be quoted. For NaN and infinities, the text is `special` and the
     value.
     """
 
@@ -113,7 +110,7 @@ class _ErrorTemplate(NamedTuple):
 
 class RecordReader:
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
-        """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
+        """`hidden` has the lower-case paths of fields that a `rest` column omits."""
         self._rests = [(path, name, parts_of(kind, units, hidden)) for path, kind, name in rest_structs(schema, units)]
         self._columns = {field.name: i for i, field in enumerate(schema.fields)}
         self._schema, self._units = schema, units
@@ -187,10 +184,7 @@ class RecordReader:
         return self._special.row(parsed) if path is None else _duplicate_key_error(path)
 
     def _translate_error(self, text: bytes, message: str) -> RecordError:
-        """Return the error for the parser's message.
-
-        A duplicate key is reported instead, because the parser sees only its last value.
-        """
+        """Return the error for the parser's message. A duplicate key takes precedence."""
         if (path := self._twice.find_in_rejected(text)) is not None:
             return _duplicate_key_error(path)
         if (template := self._templates.get(message)) is None:
@@ -229,9 +223,9 @@ class RecordReader:
         return _ErrorTemplate(TYPE_MISMATCH, mismatch, keys, _received_kind(what))
 
     def _resolve(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
-        """Resolve the path in a message of msgspec, such as `.a.b[3].c`, to its type, its unit, and its steps.
+        """Return the type, the unit and the steps of a path in msgspec's message, such as `.a.b[3].c`.
 
-        msgspec writes `[...]` instead of a map's key, so the step of a map entry finds the key later.
+        msgspec omits the keys of maps (`[...]`), so they are found later.
         """
         kind: Any = self._schema
         unit: str | None = None
@@ -366,7 +360,7 @@ class _Parser:
 
 
 def _parser_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
-    """Return the parser's type for a field. `Raw` accepts null anyway, and cannot be declared optional."""
+    """Return the parser's type for a field."""
     kind = _required_parser_type(field, units, raw_floats)
     return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - the type is created at run time
 

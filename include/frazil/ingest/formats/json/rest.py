@@ -1,6 +1,5 @@
-"""Finds the parts of a JSON record that do not fill columns, for a `rest` column. It is the reference implementation
-for the compiled loop. A part inside a column keeps its path: `{"place": {"zip": "1"}}`. A list element without such
-parts becomes null.
+"""Finds the parts of a JSON record that fill no column, for a `rest` column. It is the reference implementation for the
+compiled loop. A part keeps its path: `{"place": {"zip": "1"}}`. A list element without such parts becomes null.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Fields:
     """The fields of an object that fill columns. Other fields go to the `rest` column, unless hidden."""
 
     taken: Mapping[str, Part | None]
-    """The parts inside each field; None if the whole field fills columns."""
+    """The parts inside each field that fill columns; None for the whole field."""
     hidden: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -45,7 +44,7 @@ def is_rest(one: iceberg.NestedField, units: Units) -> bool:
 
 
 def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
-    """Return which parts of a value fill columns; None if the whole value does. `hidden` has lower-case paths."""
+    """Return the parts of a value that fill columns; None for the whole value. `hidden` has lower-case paths."""
 
     def below(*names: str) -> list[Path]:
         return [path[1:] for path in hidden if len(path) > 1 and path[0] in names]

@@ -1,5 +1,5 @@
-"""Reads JSON records into columns, in compiled code: one loop, controlled by a table of nodes. A record that cannot be
-read completely leaves no values. If the loop is not certain that a record is valid, module `record` reads it.
+"""Reads JSON records into columns, in compiled code: one loop, controlled by a table of nodes. A record that fails
+leaves no values. Records of uncertain validity are read by module `record`.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the grammar, and each call and container costs
@@ -37,9 +37,7 @@ from frazil.ingest.formats.json.words import (
 SURE, UNSURE, FULL = 0, 1, 2
 """Result of a record. FULL + d: entry set d needs more room, and the record must be read again."""
 NEW, SAMPLE, UNKNOWN = 2, 4, 8
-"""Flags of a record with the result SURE: it has keys outside the schema; it is in their sample; it has no key of the
-schema.
-"""
+"""Flags of a record with the result SURE: it has unknown keys; it is one of their samples; it has only unknown keys."""
 
 FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)])
 """Mask n selects the first n bytes of a word."""
@@ -69,7 +67,7 @@ def read_records(
 
     Returns the index of that record, and the entry set (the rows, or the elements of one list or map column) that needs
     more room. If all records were read, returns their number and 0. `unsure` receives 1 for each record that must be
-    read one by one. For other records, it receives flags: UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
+    read one by one, and flags for other records: UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
@@ -379,7 +377,7 @@ def _read_record(
 def _read_key(
     b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
 ) -> tuple[int, int]:
-    """Read the key at `p`. Returns its end (NO if invalid), and its node in struct k (-1 if it has none)."""
+    """Read the key at `p`. Returns its end (NO if invalid), and its node in struct k (-1 if unknown)."""
     guess = nodes[k, tree.OPENING] if last < 0 else nodes[last, tree.FOLLOWING]
     if guess >= 0 and nodes[guess, tree.PLAIN]:
         after, key = p + nodes[guess, tree.LENGTH] + 1, nodes[guess, tree.KEY]
@@ -459,7 +457,7 @@ def _fill_missing(
     valid: Octets,
     entry_counts: Numbers,
 ) -> bool:
-    """Write null to the fields that an object does not have. Returns False if one of them is required."""
+    """Write null to the fields that an object does not have. Returns False if a required field is missing."""
     first = nodes[k, tree.CHILDREN]
     for c in range(first, first + nodes[k, tree.FIELDS]):
         node = lists[c]

@@ -1,5 +1,5 @@
 """Scans JSON tokens as strictly as `record` does, in compiled code. Functions return `NO` if the bytes do not match.
-They stop at the newline after a record; functions that skip white space need the record's end.
+Scanning ends at the newline after a record; functions that skip white space take the record's end.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -138,7 +138,7 @@ def utf8_length(b: Octets, p: int) -> int:
 
 @loop
 def _all_ordinary(eight: int) -> bool:
-    """Return whether eight bytes are all ordinary. The subtractions set the highest bit of bytes that are not."""
+    """Return whether eight bytes are all ordinary."""
     quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
     return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)
 

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""Pattern of a string. Without a closing quotation mark, it extends to the end, so that no text is tried twice."""
+"""Pattern of a string. A string without a closing quotation mark extends to the end of the text."""
 MAX_DEPTH = 500
-"""Maximum nesting of objects and arrays, even in ignored fields: recursive parsers cannot read deeper."""
+"""Maximum nesting of objects and arrays, even in ignored fields."""
 
 _DEPTH_CHANGES = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
@@ -27,7 +27,7 @@ SPECIALS = {
     "Inf": b"1e9990003",
     "-Inf": b"-1e9990003",
 }
-"""Numbers that stand for NaN and infinities, which strict JSON does not have."""
+"""Numbers that replace NaN and infinities, which strict JSON does not have."""
 _SPECIAL_PATTERN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
 _ENCODED_PATTERN = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
 _SPECIAL_NAMES = {number: name.encode() for name, number in SPECIALS.items()}
@@ -40,7 +40,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
 """First bytes of a JSON object in UTF-16. UTF-32 can begin with the same bytes."""
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
-"""Escapes. The group matches only a surrogate without its other half."""
+"""Pattern of escapes. The group matches an unpaired surrogate."""
 
 
 class RecordError(Exception):
@@ -89,7 +89,7 @@ def _not_an_object_text(text: bytes) -> str:
 
 
 def is_too_deep(text: bytes, limit: int = MAX_DEPTH) -> bool:
-    """Return whether objects and arrays are nested deeper than the limit. Brackets inside strings do not count."""
+    """Return whether objects and arrays are nested deeper than the limit. Ignores brackets inside strings."""
     if len(text) <= limit or text.count(b"[") + text.count(b"{") <= limit:
         return False
     outside = STRING.sub(b"", text) if b'\\"' in text else b"".join(text.split(b'"')[::2])

@@ -27,12 +27,12 @@ SUPPORTED = (
 
 AS_JSON, JSON_IN_TEXT, OF_REST, LISTED, AS_TEXT = "json", "json-in-text", "rest", "listed", "text"
 Units = Mapping[int, str]
-"""Map a field id to the form of its values in records, if the column's type does not determine it.
+"""The form of values in records, by field id, if the column's type does not determine it.
 
-`s`, `ms`, `us`, `ns`: numbers since the epoch. `json`: any value, as JSON text. `json-in-text`: the
-same, but a string's content is already JSON. `rest`: the fields of the struct that fill no other
-column. `listed`: a struct whose fields, named by numbers, are elements of an array. `text`: any
-value as JSON text, even in change events, which read `json` as `json-in-text`.
+`s`, `ms`, `us`, `ns`: numbers since the epoch. `json`: any value, as JSON text. `json-in-text`: the same, but a
+string's content is already JSON. `rest`: the fields of the struct that fill no other column. `listed`: a struct whose
+fields, named by numbers, are elements of an array. `text`: any value as JSON text, even in change events, which read
+`json` as `json-in-text`.
 """
 
 

@@ -1,5 +1,5 @@
 """Converts single JSON values to types that JSON does not have: decimals, times, UUIDs, bytes. A conversion takes a
-parsed value, returns what Arrow accepts for the column, and raises `InvalidValue`.
+parsed value, and returns a value that Arrow accepts. It raises `InvalidValue`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
 INT64 = range(-(2**63), 2**63)
 
 SPECIAL_NUMBERS = {number: float(name) for name, number in SPECIALS.items()}
-"""The values of the numbers that stand for NaN and infinities."""
+"""The NaN and infinities that the numbers in `SPECIALS` represent."""
 
 # Each pattern can match a text in at most one way, so that a long text cannot make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
@@ -40,7 +40,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 class InvalidValue(Exception):
-    """A value that cannot fill its column. `path` leads from the value to the part that does not fit."""
+    """A value that does not fit its column. `path` leads to the part that does not fit."""
 
     error_class = TYPE_MISMATCH
 
@@ -261,9 +261,9 @@ def parse_time(text: str) -> int:
 
 
 def parse_timestamp(text: str, kind: iceberg.IcebergType) -> int:
-    """Convert an ISO 8601 timestamp to microseconds since the epoch in UTC. Finer fractions are truncated.
+    """Convert an ISO 8601 timestamp to microseconds since the epoch in UTC. Truncates finer fractions.
 
-    A timestamp without `Z` or offset is taken as UTC. A `timestamp` column (without zone) gets the time in UTC, too.
+    A timestamp without `Z` or offset is UTC. A `timestamp` column (without zone) gets the time in UTC, too.
     """
     if (since := _days_since_epoch(text[:10])) is None:
         raise _invalid_value(text, kind)
@@ -289,7 +289,7 @@ def parse_timestamp(text: str, kind: iceberg.IcebergType) -> int:
 
 @lru_cache(maxsize=4096)
 def _parse_plain_time(text: str) -> int | None:
-    """Convert `HH:MM:SS`, the most frequent form; None for any other."""
+    """Convert `HH:MM:SS`, the most frequent form; None for other forms."""
     found = _USUAL_TIME.fullmatch(text)
     if found is None:
         return None

@@ -29,9 +29,9 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
     _base64[_letter] = _value
 BASE64 = _base64
 MIN_MEMCPY_BYTES = 32
-"""Shorter strings are copied faster by a loop than by the call of `memcpy`."""
+"""Minimum length of strings that are copied by `memcpy`, not by a loop."""
 _MAX_PAIRED_KEYS = 16
-"""Maximum number of a map's keys that are compared in pairs, to find duplicates. Larger maps use a hash table."""
+"""Maximum number of a map's keys that are compared in pairs to find duplicates. Larger maps use a hash table."""
 
 # Columns of the table of entry sets. The last row is not an entry set: it counts the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
@@ -49,7 +49,7 @@ class Memory(NamedTuple):
 
 @loop
 def read_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
-    """Read a boolean, date, time or number since the epoch. Returns the position after it (or NO), and its word."""
+    """Read a boolean, date, time or epoch number. Returns the position after it (or NO), and its word."""
     if kind == tree.BOOLEAN:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
     if kind == tree.SECONDS:
@@ -158,7 +158,7 @@ def write_decoded_base64(
 ) -> bool:
     """Decode base64 into `text`, and write start and length (-1 if invalid). Returns False if `text` is full.
 
-    Base64 can contain escapes, because some libraries escape slash or plus.
+    The base64 may contain JSON escapes.
     """
     last = len(entry_counts) - 1
     used = entry_counts[last, USED]

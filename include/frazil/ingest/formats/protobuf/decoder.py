@@ -35,7 +35,7 @@ from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, Ma
 from frazil.registry.client import SchemaSource, SchemaText
 
 _INDEX_BITS = 32
-"""Low bits for the message indexes in the key of a message type. The bits above hold the schema id."""
+"""Low bits of a message type's key, for the message indexes. The high bits hold the schema id."""
 
 
 class ProtobufDecoder(AvroDecoder):
@@ -56,11 +56,9 @@ class ProtobufDecoder(AvroDecoder):
         *,
         framed: bool = True,
     ) -> None:
-        """`schemas` is a registry for the ids in frames, or the one declared schema. Raises SpecError for a column type
-        that Protobuf does not support.
-
-        `message` names the message in a declared schema; None if it has only one. `framed`: whether records begin with
-        Confluent's frame (a zero byte, schema id and message indexes); always true with a registry.
+        """`schemas` is a registry for the ids in frames, or the one declared schema. `message` names the message in a
+        declared schema; None if it has only one. `framed`: whether records begin with Confluent's frame (a zero byte,
+        schema id and message indexes); always true with a registry. Raises SpecError for an unsupported column type.
         """
         super().__init__(schema, units, schemas)
         self._units = units
@@ -168,7 +166,7 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the new fields and (if `widening`) wider types that the table needs for this message."""
+    """Return the changes that the table needs for this message: new fields and, if `widening`, wider types."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
@@ -203,13 +201,13 @@ def _find_changes(
 def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> FoundType:
     """Return the column type for a field's values; MIXED if the message is recursive.
 
-    `inside` has the names of the messages that enclose the field.
+    `inside` has the names of the enclosing messages.
     """
     return _ColumnTypeFinder().field(written, inside)
 
 
 class _ColumnTypeFinder:
-    """Finds column types. Limits the number of their parts, which repeated types can multiply exponentially."""
+    """Finds column types. Limits the number of their parts, because repeated types can multiply them exponentially."""
 
     def __init__(self) -> None:
         self._parts = 0

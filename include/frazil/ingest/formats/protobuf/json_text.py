@@ -1,5 +1,5 @@
-"""Fills the columns that store any value as JSON text, using Protobuf's JSON mapping and the schema's field names. The
-compiled loop leaves them null or empty, and Protobuf's own library parses all messages again.
+"""Fills the columns of JSON text from Protobuf messages, using Protobuf's JSON mapping and the schema's field names.
+Protobuf's own library parses the messages again for these columns, which the compiled loop leaves null or empty.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
 
 class _FieldValue(NamedTuple):
-    """A field of a message or, if `value` is set, one value of the field's list or map."""
+    """A field of a message. If `value` is set, one value of the field's list or map."""
 
     message: Message
     field: FieldDescriptor
@@ -33,22 +33,22 @@ class JsonTexts:
     """Fills columns of JSON text from Protobuf messages. An instance is false if the schema has no such columns."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
-        """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
+        """`hidden` has the lower-case paths of fields that a `rest` column omits."""
         self._schema = schema
         self._number_ids = {i for i, unit in units.items() if unit == AS_TEXT}
         self._json_ids = {i for i, unit in units.items() if unit in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)}
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
         self._taken = parts_of(schema, units, hidden)
         self.faults: dict[int, str] = {}
-        """Map each row of the last call whose value cannot become JSON text to the reason."""
+        """Reasons, by row of the last call, why a value cannot become JSON text."""
         self.missing: dict[int, str] = {}
-        """Map each row of the last call without a required value to the value's full name."""
+        """The full name of a missing required value, by row of the last call."""
 
     def __bool__(self) -> bool:
         return any(self._has_json(field.field_type, field.field_id) for field in self._schema.fields)
 
     def __call__(self, rows: pa.Table, records: Sequence[bytes], written: Sequence[Descriptor]) -> pa.Table:
-        """Fill in the JSON texts. Row i comes from `records[i]`, whose message type is `written[i]`."""
+        """Fill in the JSON texts. Row i comes from `records[i]`, a message of type `written[i]`."""
         self.faults, self.missing = {}, {}
         messages: list[Message | None] = []
         for row, (record, kind) in enumerate(zip(records, written, strict=True)):
@@ -68,7 +68,7 @@ class JsonTexts:
         return rows
 
     def _rest_text(self, row: int, message: Message) -> str | None:
-        """Return the JSON text of the fields that do not fill columns; None if there are none, or on an error."""
+        """Return the JSON text of the fields that fill no column; None without such fields, or on an error."""
         assert self._taken is not None
         try:
             text = _to_json(_to_dict(message))
@@ -164,7 +164,7 @@ def _subfield(at: _FieldValue, name: str) -> _FieldValue | None:
 
 
 def _number_text(at: _FieldValue) -> str | None:
-    """Return a number as unquoted JSON, although Protobuf's mapping quotes 64-bit integers. None if not a number."""
+    """Return a number as JSON without quotes; None if it is not a number. Protobuf's mapping quotes 64-bit integers."""
     value = _field_value(at)
     if isinstance(value, Message) and value.DESCRIPTOR.full_name in WRAPPERS:
         at = _FieldValue(value, value.DESCRIPTOR.fields[0])
@@ -192,7 +192,7 @@ def _json_text(at: _FieldValue) -> str:
 
 
 def _to_dict(message: Message, **options: bool) -> dict[str, Any]:
-    """Return the message as JSON. The pool has the messages of the schema, which an `Any` may contain."""
+    """Return the message as JSON. The pool has the messages that an `Any` may contain."""
     pool = message.DESCRIPTOR.file.pool
     found: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=pool, **options)
     return found

@@ -1,7 +1,6 @@
 """Reads Protobuf messages into columns (`json.words`), in compiled code: one loop, controlled by a table of operations.
-A record that cannot be read completely leaves no values. Lengths, and the number of values for absent fields, are
-limited in proportion to the record's size. A field that occurs again is written to the same entry: it replaces the
-value, or continues the message or list.
+A record that fails leaves no values. The record's size limits lengths, and the number of values for absent fields. A
+repeated field of a message replaces its value, or continues the nested message or list.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the encoding, and each call and container costs
@@ -23,7 +22,7 @@ from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 from frazil.ingest.formats.protobuf import operations as code
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
-"""Maximum number of values for a record's absent fields: a fixed number, plus a number per byte."""
+"""Maximum number of values for a record's absent fields: a fixed number, plus a number per byte of the record."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
 _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
@@ -106,7 +105,7 @@ def skip_value(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: in
 
 @loop
 def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
-    """Return the index of the row of `places` that begins with `number`, or -1.
+    """Return the index of the row of `places` that begins with `number`; -1 if missing.
 
     The `count` rows begin at `first`, have `width` numbers each, and are sorted by their first number.
     """
@@ -122,7 +121,7 @@ def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 @loop
 def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, entry_counts: Numbers) -> None:
-    """Write null to entry e, the last one of a node, and remove the elements of lists and maps inside it."""
+    """Write null to the last entry e of a node, and remove the elements of its lists and maps."""
     for k in range(node, nodes[node, tree.AFTER]):
         if nodes[k, tree.KIND] == tree.LIST or nodes[k, tree.KIND] == tree.MAP:
             at = (
@@ -312,7 +311,7 @@ def read_value(
 
 @loop
 def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: avro.Plan) -> bool:
-    """Return whether the number at `p` can be read, but the enum does not define it."""
+    """Return whether the number at `p` is readable, but not defined by the enum."""
     ops, places = plan
     after, value = read_varint(b, p, end)
     return after >= 0 and find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, np.int64(np.int32(value))) < 0

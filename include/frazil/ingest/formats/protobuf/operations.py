@@ -5,9 +5,7 @@ from __future__ import annotations
 # Conversions of a field's value.
 (SKIP, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, BOOLEAN, FLOAT, DOUBLE, BYTES, TEXT) = range(9)
 (BYTES_AS_FIXED, TEXT_AS_UUID, TEXT_AS_MOMENT, SYMBOL, TIMESTAMP, MESSAGE, REFUSED) = range(9, 16)
-"""SKIP: only other fields of its oneof fill columns. REFUSED: reject the record, because the node cannot hold the
-type.
-"""
+"""SKIP: only other fields of the oneof fill columns. REFUSED: reject the record; the node cannot hold the type."""
 
 SINGLE, LIST_ENTRY, MAP_ENTRY = range(3)
 """How a field fills its node. OUTER is the list or map to which an entry belongs."""
@@ -18,15 +16,14 @@ VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
 
 # Columns of the table of operations.
 (OPERATION, NODE, WIRE, SHAPE, OUTER, BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, SIZE) = range(13)
-"""The columns from MIN_VALUE to LIMIT_LOW have the same meaning as in Avro's table."""
+"""The columns from MIN_VALUE to LIMIT_LOW have the same meaning as in Avro's operations."""
 (FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, CELLS, SYMBOLS, KNOWN, CLOSED) = range(13, 25)
-"""The first of two columns is an index in `places`, and the second the number of entries there. FIELDS has pairs of a
-field's number and operation, sorted by number. BEGIN has groups of a node, whether an absent field has a value (1) or
-null (0), and that value's two words. NEEDS has nodes that must not be null, and MAPS nodes of maps. SYMBOLS has the
-sorted numbers of an enum, each with the start and length of its symbol's text.
+"""Pairs of columns: an index in `places`, and the number of entries there. FIELDS has pairs of a field's number and
+operation, sorted by number. BEGIN has groups of a node, whether an absent field has a value (1) or null (0), and that
+value's two words. NEEDS has nodes that must not be null, and MAPS nodes of maps. SYMBOLS has the sorted numbers of an
+enum, each with the start and length of its symbol's text.
 
-CELLS is the number of values of an empty message.
-CLOSED is 1 for a closed enum: all other numbers are treated as absent.
+CELLS is the number of values of an empty message. CLOSED is 1 for a closed enum: its unknown numbers count as absent.
 """
 (OTHERS, OTHER, WIDTH) = range(25, 28)
 """`places[OTHERS:][:OTHER]` are the nodes of the other fields in the same oneof."""

@@ -71,12 +71,12 @@ class ProtobufProgram(LoopProgram):
         self._absent: dict[int, _AbsentFields] = {}
         self._needed: dict[int, str] = {}
         self.spans: dict[int, Any] = {}
-        """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
+        """Always empty: `JsonTexts` writes the columns of JSON text."""
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message type.
+        """Add a message type, and return its first operation, or the error.
 
-        Returns its first operation, or the error. After an error or TooLarge, nothing is added.
+        Adds nothing after an error or TooLarge.
         """
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
@@ -93,7 +93,7 @@ class ProtobufProgram(LoopProgram):
         return root
 
     def required_paths(self, place: int) -> str:
-        """Return the paths of the columns that a message of this operation must fill, joined with "or"."""
+        """Return the paths of the columns that this message must fill, joined with "or"."""
         first = self._rows[place][op.NEEDS]
         nodes = self._places[first : first + self._rows[place][op.NEEDED]]
         return " or ".join(self._needed[node] for node in nodes)
@@ -155,7 +155,7 @@ class ProtobufProgram(LoopProgram):
         self._set_places(row, op.MAPS, maps)
 
     def _add_field(self, written: FieldDescriptor, target: TargetColumn, absent: _AbsentFields) -> int:
-        """Add the operation for a field, and return its index. Adds the value for a missing field to `absent`."""
+        """Add the operation for a field, and return its index. Adds the absent field's value to `absent`."""
         try:
             if written.is_repeated:
                 row = self._add_repeated(written, target)
@@ -216,7 +216,7 @@ class ProtobufProgram(LoopProgram):
         return row
 
     def _add_single(self, written: FieldDescriptor, target: TargetColumn) -> tuple[int, list[int] | None]:
-        """Return a single value's operation, and the value of an absent field as two words; None if it is null."""
+        """Return a single value's operation, and the two words of an absent field's value; None if that is null."""
         if written.type == _F.TYPE_GROUP:
             raise _FieldMismatch(op.MISMATCH, "Protobuf's group cannot fill a column")
         if written.type == _F.TYPE_MESSAGE:
@@ -312,7 +312,7 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
 ) -> dict[int, int] | None:
     """Return the operation that reads this Protobuf type into a column of type `kind`; None if the types do not match.
 
-    Keys are columns of the table of operations. `unit` is the declared unit of a timestamp that arrives as a number.
+    The result's keys are columns of the table of operations. `unit` is the declared unit of numeric timestamps.
     """
     if written in _INTEGERS:
         bits, wire = _INTEGERS[written]

@@ -1,5 +1,5 @@
-"""Parses the text of a .proto file (proto2, proto3 and editions) into a descriptor, whose names the descriptor pool
-resolves. Reads all that affects how messages are decoded; skips services, extensions and other options.
+"""Parses the text of a .proto file (proto2, proto3 and editions) into a descriptor. The descriptor pool then resolves
+its names. Skips everything that does not affect decoding, such as services and extensions.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class _Parser:
                 self._expect(";")
 
     def _option(self, options: Any) -> None:
-        """Parse an option, and store it if it affects how messages are decoded."""
+        """Parse an option. Stores only options that affect decoding."""
         begin = self._at
         name = self._take_name()
         while self._peek() != "=":

@@ -55,11 +55,9 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """Return the message at these indexes.
+    """Return the message at these indexes. Map entries do not count as nested messages.
 
-    The first index selects a top-level message, each further index a nested message.
-
-    Map entries do not count as nested messages. Raises UnreadableSchema.
+    The first index selects a top-level message, each further index a nested message. Raises UnreadableSchema.
     """
     file = _load(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())

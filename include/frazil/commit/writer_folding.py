@@ -1,0 +1,198 @@
+"""Folds the small files that a writer appends, so that a query of a partition that is still written to opens few files.
+A thread writes the rows of several files again as one file. Between two batches, the writer then replaces these files
+with one commit. Files that the writer does not fold, such as those of an earlier process, are left to maintenance.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+
+from frazil.commit.compare_and_swap import TableHandle
+from frazil.commit.history import FOLD_OPERATION, parse_number
+from frazil.commit.manifest_lists import live_manifests
+from frazil.commit.manifest_writing import (
+    ManifestLayout,
+    WrittenEntries,
+    metadata_folder,
+    recently_written,
+    write_merged,
+)
+from frazil.commit.snapshot import BaseManifests, SnapshotWriter, to_data_file
+from frazil.commit.staging_targets import target_table
+from frazil.commit.stream_tables import StreamTables
+from frazil.ingest.contract import PartitionKey, StagedFile
+from frazil.merge.table_files import rewrite_files
+from frazil.spec.maintenance import Compaction
+from frazil.table.branches import head_of
+from frazil.table.storage import open_store
+from frazil.table.tables import data_location
+
+log = logging.getLogger(__name__)
+
+FOLDED_FOLDER = "folded"
+"""The folder of folded files, below the table's data location."""
+MAX_FOLDED_BYTES = 4 * 2**20
+"""Maximum size of a file that is folded. With larger files, reading the rows costs much more than opening the file."""
+MAX_WAITING_FILES = 4_096
+"""Maximum number of files that wait for others of their partition. Above, those that wait longest are left as they are.
+"""
+
+Tier = tuple[int, int, int, PartitionKey]
+"""Files that are folded together: how often they were folded, their schema and spec ids, and their partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    tier: Tier
+    files: tuple[StagedFile, ...]
+    made: tuple[StagedFile, ...]
+
+
+def _start_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name="folding", daemon=True)
+    thread.start()
+    return thread
+
+
+@dataclass(slots=True)
+class WriterFolding:
+    """Folds `fan_in` small files of a partition into one, and as many of these into a larger one. Not for tables with
+    deletes, nor of format version 3, whose rows have ids.
+    """
+
+    stream: str
+    handle: TableHandle
+    fan_in: int
+    clock_ms: Callable[[], int]
+    start: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread
+    _waiting: dict[Tier, list[StagedFile]] = field(default_factory=dict)
+    _rewritten: _Fold | None = None
+    _running: threading.Thread | None = None
+
+    @classmethod
+    def open(cls, settings: Compaction, tables: StreamTables) -> WriterFolding | None:
+        """Return the folding of a stream's main table; None if it is not declared, or if batches are merged."""
+        if not (settings.enabled and settings.fold_files) or tables.merging is not None or tables.align is not None:
+            return None
+        return cls(tables.stream, tables.main, settings.fold_files, tables.clock_ms)
+
+    def continue_after(self, files: Iterable[StagedFile]) -> None:
+        """After the commit of these files, commit a finished fold, and start the next one in the thread, if due."""
+        for file in files:
+            self._add(file, level=0)
+        if self._running and self._running.is_alive():
+            return
+        try:
+            self._continue()
+        except Exception as error:  # catalogs and storages raise anything, and batches must continue
+            log.warning("cannot fold files of table %s: %r", self.handle.identifier, error)
+
+    def _continue(self) -> None:
+        fold, self._rewritten = self._rewritten, None
+        if fold is not None:
+            self._commit(fold)
+        full = next((tier for tier, found in self._waiting.items() if len(found) >= self.fan_in), None)
+        if full is not None:
+            found, table = self._waiting.pop(full), self.handle.current()
+            if _can_fold(table, full):
+                self._running = self.start(lambda: self._rewrite(table, full, tuple(found)))
+
+    def end(self) -> None:
+        """Wait for the thread at the end of the process. The orphan cleanup deletes a file that is not committed."""
+        if self._running is not None:
+            self._running.join()
+
+    def _add(self, file: StagedFile, *, level: int) -> None:
+        if file.content == "data" and file.bytes <= MAX_FOLDED_BYTES:
+            tier = (level, file.schema_id, file.spec_id, file.partition)
+            self._waiting.setdefault(tier, []).append(file)
+            while sum(map(len, self._waiting.values())) > MAX_WAITING_FILES:
+                self._waiting.pop(next(iter(self._waiting)))
+
+    def _rewrite(self, table: Table, tier: Tier, files: tuple[StagedFile, ...]) -> None:
+        try:
+            folder = f"{data_location(table)}/{FOLDED_FOLDER}/{self.stream}"
+            made = rewrite_files(target_table(table, folder=folder), [file.path for file in files])
+            # They must survive a loss of power, as the files that they replace do.
+            open_store(folder, table.io.properties).sync_files([file.path for file in made])
+        except Exception as error:  # storages raise anything, and maintenance compacts what is left
+            log.warning("cannot fold %d files of table %s: %r", len(files), self.handle.identifier, error)
+            return
+        self._rewritten = _Fold(tier, files, made)
+
+    def _commit(self, fold: _Fold) -> None:
+        """Replace the files in one attempt. A commit of others that came first wins."""
+        table, name = self.handle.current(), self.handle.identifier
+        writer = prepare_replacement(table, fold.files, fold.made) if _can_fold(table, fold.tier) else None
+        if writer is None:
+            log.info("%d files of table %s were not folded: another program changed them", len(fold.files), name)
+            self._delete(fold.made, table)
+            return
+        try:
+            prepared = writer.prepare(table, summary={"frazil.operation": FOLD_OPERATION}, now_ms=self.clock_ms())
+            self.handle.commit(table, requirements=prepared.requirements, updates=prepared.updates)
+        except CommitFailedException as error:
+            log.info("%d files of table %s were not folded: %s", len(fold.files), name, error)
+            self._delete(fold.made, table, writer)
+        except Exception as error:  # it may have landed, so that nothing is deleted
+            log.warning("the outcome of folding %d files of table %s is unknown: %r", len(fold.files), name, error)
+        else:
+            log.info("folded %d files of table %s into %d", len(fold.files), name, len(fold.made))
+            for file in fold.made:
+                self._add(file, level=fold.tier[0] + 1)
+
+    def _delete(self, files: Sequence[StagedFile], table: Table, writer: SnapshotWriter | None = None) -> None:
+        try:
+            open_store(table.location(), table.io.properties).delete([file.path for file in files])
+            if writer is not None:
+                writer.delete_unused(self.handle.current())
+        except Exception as error:
+            log.info("cannot delete files of a fold that failed; the orphan cleanup deletes them: %r", error)
+
+
+def _can_fold(table: Table, tier: Tier) -> bool:
+    metadata, (_, schema_id, spec_id, _) = table.metadata, tier
+    head = head_of(metadata)
+    deletes = parse_number(head.summary.get("total-delete-files")) if head and head.summary else 0
+    is_current = (schema_id, spec_id) == (metadata.current_schema_id, metadata.default_spec_id)
+    return is_current and metadata.format_version == 2 and not deletes
+
+
+def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequence[StagedFile]) -> SnapshotWriter | None:
+    """Return the writer of a snapshot of main that has the rows of `files` in the files `made` instead. Returns None
+    unless all of them are in manifests that this process wrote, whose entries are still in memory.
+    """
+    metadata = table.metadata
+    head, gone = head_of(metadata), {file.path for file in files}
+    manifests = live_manifests(head, table.io)
+    groups = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
+    found = set[str]()
+    for manifest in manifests:
+        written = recently_written.get(manifest.manifest_path)
+        listed = gone.intersection(entry.data_file.file_path for entry in written.entries) if written else ()
+        if written and listed:
+            groups[manifest.partition_spec_id, written.copied.kind][manifest] = written
+            found.update(listed)
+    if found != gone or head is None:
+        return None
+    snapshot_id, folder = metadata.new_snapshot_id(), metadata_folder(metadata)
+    rewritten = [
+        write_merged(group, removed=gone, path=f"{folder}/{uuid.uuid4()}-m0.avro", table=table, snapshot_id=snapshot_id)
+        for group in groups.values()
+    ]
+    replaced = {manifest.manifest_path for group in groups.values() for manifest in group}
+    stays = [*rewritten, *(manifest for manifest in manifests if manifest.manifest_path not in replaced)]
+    layout = ManifestLayout.for_staged_file(files[0], metadata)
+    leaving = [to_data_file(file, spec=layout.spec, schema=layout.schema) for file in files]
+    base = BaseManifests(stays, leaving, head.summary, rewritten)
+    return SnapshotWriter(made, base=base, snapshot_id=snapshot_id, operation=Operation.REPLACE)

@@ -1,0 +1,80 @@
+"""The storage interface of a table, with the same guarantees on disk and in object stores. Journals and desired states
+rely on `put_if_absent`: of several puts to a path exactly one succeeds, and no reader sees an incomplete object.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from frazil.errors import FrazilError
+
+IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
+"""The properties of a PyIceberg FileIO, or a function that returns them with new credentials."""
+
+_FILE_IO_PREFIXES = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
+_SIGNER_PREFIXES = ("uri", "token", "auth.manager", "header.")
+"""Prefixes of catalog properties that PyIceberg's remote signer needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A listed file. `path` begins with the folder's path as given."""
+
+    path: str
+    bytes: int
+    modified_ms: int
+
+
+class ObjectStore(ABC):
+    """Stores objects by complete location, with or without a scheme; returned paths have the same form. A folder exists
+    while it contains files. Every method raises AccessDenied if the storage refuses access.
+    """
+
+    @abstractmethod
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Write a durable object if none exists. Returns False if one exists, even from a repeated request."""
+
+    @abstractmethod
+    def put(self, path: str, data: bytes) -> None:
+        """Write or replace a durable object. A reader sees the old or the new one."""
+
+    @abstractmethod
+    def get(self, path: str) -> bytes | None:
+        """Return the object's bytes, if it exists."""
+
+    @abstractmethod
+    def list_files(self, folder: str) -> list[FileInfo]:
+        """Return all files below a folder, at any depth, sorted by path."""
+
+    @abstractmethod
+    def list_folders(self, folder: str) -> list[str]:
+        """Return the sorted subfolders that contain files. Stores with marker objects also return empty ones."""
+
+    @abstractmethod
+    def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
+        """Delete files, existing or not. Returns the errors that `delete` would raise, by path."""
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete as many of these files as possible. Raises AccessDenied, CommitUnavailable or OSError."""
+        left = self.delete_each(paths)
+        if not left:
+            return
+        first = next(iter(left.values()))
+        if len(left) == 1:
+            raise first
+        message = f"{first}; {len(left) - 1} more files could not be deleted, including {list(left)[1]}"
+        raise (type(first) if isinstance(first, FrazilError) else OSError)(message) from first
+
+    @abstractmethod
+    def sync_files(self, paths: Iterable[str]) -> None:
+        """Make closed files of another process durable. Raises FileNotFoundError."""
+
+
+def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that open a table's files, without a REST catalog's credentials and markers."""
+    if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
+        return {key: value for key, value in properties.items() if not key.startswith("frazil.")}
+    needed = (*_FILE_IO_PREFIXES, *(_SIGNER_PREFIXES if "s3.signer" in properties else ()))
+    return {key: value for key, value in properties.items() if key.startswith(needed)}

@@ -1,0 +1,194 @@
+"""A writer folds its small files while it runs: the same rows in fewer files, and every other commit wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyiceberg.expressions import EqualTo
+from pyiceberg.table.snapshots import Operation
+
+from frazil.commit import writer_folding
+from frazil.commit.commit_checks import check_ancestry
+from frazil.commit.expiry import Pins
+from frazil.commit.manifest_writing import recently_written
+from frazil.commit.writer_expiry import WriterExpiry
+from frazil.commit.writer_folding import WriterFolding
+from frazil.spec.maintenance import Compaction, Expiry
+
+FAN_IN = 3
+
+
+class Writer:
+    """Commits a record a batch, and folds. Its thread's work runs at once, or when `work` is called."""
+
+    def __init__(self, world: Any, *, waits: bool = False) -> None:
+        self.world, self.committer, self.records = world, world.begin(), 0
+        self.work: Callable[[], None] = lambda: None
+        start = self._wait if waits else lambda work: work()
+        self.folding = WriterFolding(world.stream, world.tables.main, FAN_IN, lambda: world.clock_ms, start)
+
+    def _wait(self, work: Callable[[], None]) -> None:
+        self.work = work
+
+    def commit(self, batches: int = 1) -> None:
+        for _ in range(batches):
+            self.world.clock_ms += 1_000
+            journal = self.world.stage(self.committer, {0: (self.records, self.records + 1)})
+            assert self.world.tables.journals.put(journal)
+            self.committer.commit(journal)
+            self.records += 1
+            self.folding.continue_after(journal.staged_for("main"))
+
+    def is_whole(self) -> bool:
+        return bool(self.world.rows() == [(0, number) for number in range(self.records)])
+
+
+def live_files(world: Any) -> int:
+    return len(list(world.load().scan().plan_files()))
+
+
+def folds(world: Any) -> list[Any]:
+    return [s for s in world.load().metadata.snapshots if s.summary.get("frazil.operation") == "fold"]
+
+
+def test_files_stay_few_however_often_a_writer_commits_and_no_row_changes(world: Any):
+    writer = Writer(world)
+    for _ in range(40):
+        writer.commit()
+        assert live_files(world) <= 12
+    assert writer.is_whole()
+    summary = world.load().current_snapshot().summary
+    assert (int(summary["total-data-files"]), int(summary["total-records"])) == (live_files(world), 40)
+    check_ancestry(world.load().metadata, world.marker(), table="demo.events")
+
+
+def test_a_fold_is_a_replacement_that_says_what_it_did(world: Any):
+    writer = Writer(world)
+    writer.commit(FAN_IN + 1)
+    (fold,) = folds(world)
+    assert fold.summary.operation is Operation.REPLACE
+    counts = ("added-data-files", "deleted-data-files", "added-records", "deleted-records")
+    assert [fold.summary[name] for name in counts] == ["1", "3", "3", "3"]
+    assert fold.summary.get("frazil.stream") is None, "a fold moves no position"
+    assert world.marker().settled.batch == FAN_IN + 1
+
+
+def test_a_fold_adds_one_manifest_and_rewrites_those_of_its_files_as_one(world: Any):
+    writer = Writer(world)
+    writer.commit(FAN_IN + 1)
+    io, (fold,) = world.load().io, folds(world)
+    written = [m for m in fold.manifests(io) if m.added_snapshot_id == fold.snapshot_id]
+    assert sorted((m.added_files_count, m.deleted_files_count) for m in written) == [(0, 3), (1, 0)]
+
+
+def test_every_snapshot_that_the_writers_expiry_leaves_can_be_read(world: Any):
+    writer = Writer(world)
+    settings = Expiry(at_least=1, at_most=4)
+    expiry = WriterExpiry(settings, Pins, lambda: world.clock_ms, lambda work: work(), 0)  # type: ignore[arg-type, return-value]
+    world.tables.main.expiry = expiry
+    for _ in range(30):
+        writer.commit()
+        expiry.continue_after(world.tables.main.current())
+    left = world.load().metadata.snapshots
+    assert len(left) < 40
+    for snapshot in left:
+        assert len(world.rows(snapshot_id=snapshot.snapshot_id)) == int(snapshot.summary["total-records"])
+    assert writer.is_whole()
+
+
+def test_a_row_that_another_program_deletes_meanwhile_stays_deleted(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(FAN_IN)
+    world.load().delete(EqualTo("kafka_offset", 1))
+    writer.work()
+    world.tables.main.forget()
+    writer.commit()
+    assert world.rows() == [(0, 0), (0, 2), (0, 3)]
+    assert not folds(world)
+    assert all("folded" not in path for path in world.parquet_files())
+
+
+def test_a_commit_that_arrives_first_wins_and_nothing_of_the_fold_is_left(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(FAN_IN)
+    writer.work()
+    before = world.manifests()
+    other = world.load().scan().to_arrow().slice(0, 1)
+    world.catalog.next_meets(lambda: world.load().append(other))
+    writer.folding.continue_after(())
+    assert not folds(world)
+    assert all("folded" not in path for path in world.parquet_files())
+    assert len(world.manifests() - before) == 2, "those of the other commit"
+    writer.commit(3 * FAN_IN)
+    writer.work()
+    writer.commit()
+    assert folds(world)
+    assert len(world.rows()) == writer.records + 1
+    assert set(world.rows()) == {(0, number) for number in range(writer.records)}
+
+
+def test_an_unknown_outcome_deletes_nothing(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(FAN_IN)
+    writer.work()
+    commit = world.tables.main.commit
+
+    def lose_answer(*args: Any, **named: Any) -> None:
+        commit(*args, **named)
+        world.tables.main.forget()
+        raise ConnectionError("no answer in time")
+
+    world.tables.main.commit = lose_answer
+    writer.folding.continue_after(())
+    world.tables.main.commit = commit
+    assert len(folds(world)) == 1
+    writer.commit(4)
+    assert writer.is_whole()
+
+
+def test_a_catalog_that_does_not_answer_stops_no_batch(world: Any, monkeypatch: pytest.MonkeyPatch):
+    writer = Writer(world, waits=True)
+    writer.commit(FAN_IN)
+    writer.work()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.tables.main, "current", lambda: 1 / 0)
+        writer.folding.continue_after(())
+    writer.commit(2 * FAN_IN)
+    writer.work()
+    writer.commit()
+    assert len(folds(world)) == 1
+    assert writer.is_whole()
+
+
+def test_files_of_manifests_that_this_process_does_not_remember_are_left(world: Any, monkeypatch: pytest.MonkeyPatch):
+    writer = Writer(world)
+    writer.commit(FAN_IN)
+    monkeypatch.setattr(recently_written, "get", lambda _: None)
+    writer.commit()
+    assert not folds(world)
+    assert writer.is_whole()
+
+
+def test_large_files_are_not_folded(world: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer_folding, "MAX_FOLDED_BYTES", 10)
+    writer = Writer(world)
+    writer.commit(2 * FAN_IN)
+    assert not folds(world)
+
+
+def test_waiting_files_are_bounded(world: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer_folding, "MAX_WAITING_FILES", FAN_IN - 1)
+    writer = Writer(world)
+    writer.commit(2 * FAN_IN)
+    assert sum(map(len, writer.folding._waiting.values())) < FAN_IN
+    assert writer.is_whole()
+
+
+@pytest.mark.parametrize(
+    ("settings", "folds_files"),
+    [(Compaction(), False), (Compaction(fold_files=4), True), (Compaction(enabled=False, fold_files=4), False)],
+)
+def test_a_writer_folds_only_if_it_is_declared(world: Any, settings: Compaction, folds_files: bool):
+    assert (WriterFolding.open(settings, world.tables) is not None) == folds_files
