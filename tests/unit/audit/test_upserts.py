@@ -25,7 +25,7 @@ from frazil.audit.upserts import (
     audit_upserts,
 )
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.commit.merging_modes import DEDUPE_MODE, UPSERT_MODE
 from frazil.commit.staging_targets import target_table
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeCounts, MergeRules
@@ -33,6 +33,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.audit.test_source import IDENTITY, T0, StandInKafka
 from tests.unit.commit.conftest import catalog_in
+from tests.unit.commit.repeated import WITHIN_US, repeated_world
 from tests.unit.commit.upserts import BY_REGION, SCHEMA, SPEC, UpsertWorld, upsert_world
 from tests.unit.ingest.test_changes import ORDERS
 
@@ -268,3 +269,19 @@ def test_a_change_of_another_program_leaves_signals_where_windows_are_signalled(
     spec = StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), **window})
     (changed,) = (f for f in audit_upserts(spec, world.tables).findings if f.kind is FindingKind.CHANGED)
     assert ("Windows already signalled stay signalled" in changed.sentence) == bool(window)
+
+
+def test_only_rows_that_a_dedupe_table_lacks_are_inserted_by_a_merge_without_commit(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+) -> None:
+    with catalog_in(tmp_path) as catalog:
+        made = repeated_world(catalog, tmp_path)
+        made.batch(made.begin(), [(1, 0), (2, 0)])
+        again = made.stage_rows(BatchKey(9, 1), [(1, 5), (3, 0)], 2)
+        table = made.load()
+        target = target_table(table, folder=f"{table.location()}/data/again")
+        rules = MergeRules(("id",), event_time="at", within_us=WITHIN_US)
+        context = MergeContext(made.stream, rules, DEDUPE_MODE.staging_target(target, ("id",)), target)
+        done = upserts._merge_without_commit(table, again, context)
+        assert upserts._inserted_offsets(done, again, context) == {("events", 0): BitMap64([3])}
