@@ -32,7 +32,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "operate-from-the-page.m
 
 def steps(trouble: str) -> str:
     """What the guide tells for a trouble."""
-    (found,) = re.findall(rf"^### {trouble}\n(.*?)^##", GUIDE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(rf"^### {trouble}\n(.*?)(?:^##|\Z)", GUIDE.read_text(), flags=re.MULTILINE | re.DOTALL)
     return str(found)
 
 
