@@ -24,7 +24,6 @@ from pyroaring import BitMap64
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError
-from frazil.ingest import progress as ingest_progress
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
 from frazil.ingest.headers import header_column
 from frazil.ingest.kafka_columns import ColumnReader
@@ -355,9 +354,8 @@ def test_a_later_attempt_lands_the_same(kafka: EmbeddedKafka, topic: TopicFactor
 
 
 def test_a_large_range_is_read_in_chunks_and_reports_progress(
-    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext, monkeypatch: pytest.MonkeyPatch
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:
-    monkeypatch.setattr(ingest_progress, "REPORT_INTERVAL_S", 0)
     name = topic(3)
     count = 150_000
     for partition in range(3):
@@ -446,10 +444,7 @@ def test_a_batch_of_a_hundred_megabytes_is_read(reader: str, kafka: EmbeddedKafk
         assert sum(len(chunk) for chunk in ranges) == 100
 
 
-def test_a_stage_that_fails_removes_its_files(
-    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ingest_progress, "REPORT_INTERVAL_S", 0)
+def test_a_stage_that_fails_removes_its_files(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
     name = topic()
     produce(kafka, name, map(event, range(4)))
 

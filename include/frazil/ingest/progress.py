@@ -158,20 +158,14 @@ class ProgressReporter:
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
         self._due = time.monotonic() + REPORT_INTERVAL_S
-        self._warned = self._has_reported = False
+        self._warned = False
 
     def report_if_due(self, records: int, delay_s: float = 0.0) -> None:
         if time.monotonic() >= self._due:
             self(records, delay_s)
             self._due = time.monotonic() + REPORT_INTERVAL_S
 
-    def end(self, records: int) -> None:
-        """Report the final number of records. A short task, which has reported nothing, ends without a report."""
-        if self._has_reported:
-            self(records)
-
     def __call__(self, records: int, delay_s: float = 0.0) -> None:
-        self._has_reported = True
         try:
             self._on_progress(records, delay_s)
         except Exception as error:
