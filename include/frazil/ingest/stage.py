@@ -124,7 +124,7 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> 
             from frazil.ingest.compiled import compiler_notices  # loads Numba, which only a reader's process has
 
             result = run.finish(notices=(*of_reader, *compiler_notices()))
-        report.report_if_due(run.progress.records)
+        report(run.progress.records)
     except BaseException:
         run.abort()
         raise
@@ -197,7 +197,7 @@ def stage_after_shuffle(
                 table.add(unpack_parcel(parcel))
         with _wrap_record_errors():
             written = WriteResult(tuple(table.finish()), received)
-        report.report_if_due(received.total())
+        report(received.total())
     except BaseException:
         table.abort()
         raise

@@ -204,10 +204,7 @@ def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float
     )
 
 
-def update_rates(
-    exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float, stretch: float | None = None
-) -> None:
-    """Record a batch's rates and, unless it is None, the factor of the commit interval."""
+def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float) -> None:
     rates = average_rates(
         read_rates(exchange),
         records=journal.records,
@@ -215,7 +212,7 @@ def update_rates(
         task_s=sum(task_s),
         overhead_s=batch_s - max(task_s, default=0.0),
     )
-    write_rates(exchange, rates if stretch is None else replace(rates, stretch=stretch))
+    write_rates(exchange, rates)
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:

@@ -41,8 +41,6 @@ from frazil.stream.stall import BatchName, StallLimits, StallWatch, WriterSample
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
-MIN_HEARTBEAT_INTERVAL_S = 0.25
-"""Pause after a heartbeat: the phases of a small batch follow each other within milliseconds."""
 LAG_INTERVAL_MS = 10_000
 """Interval at which sinks receive lag measurements."""
 LOG_CHECK_INTERVAL_MS = 60_000
@@ -73,7 +71,8 @@ class Reporter:
         events.add(self.take)
         self._folder, self._exchange, self._clock_ms = folder, open_exchange(folder), events.clock_ms
         self._lock = threading.Lock()
-        self._wake, self._closing = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._closing = False
         self._marker: Marker | None = None
         self._future: FutureEventTimes | None = None  # of all batches so far
         self._report: PlannerReport | None = None
@@ -110,7 +109,7 @@ class Reporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._closing.set()
+        self._closing = True
         self._wake.set()
         if self._heartbeats is None:
             self._thread.join()
@@ -186,9 +185,9 @@ class Reporter:
         self._wake.set()
 
     def _run(self) -> None:
-        while not self._closing.wait(MIN_HEARTBEAT_INTERVAL_S):
-            self._wake.wait(HEARTBEAT_INTERVAL_S - MIN_HEARTBEAT_INTERVAL_S)
-            if self._closing.is_set():
+        while not self._closing:
+            self._wake.wait(HEARTBEAT_INTERVAL_S)
+            if self._closing:
                 return
             try:
                 self.send_heartbeat()
