@@ -327,14 +327,14 @@ def route_table(stream: Any, value: str) -> str:
 
 def refuse_commits_to(identifier: str, monkeypatch: pytest.MonkeyPatch, call: str = "commit_table") -> list[str]:
     """Commits to this table, or other calls for it, are refused until the list that is returned is empty."""
-    from pyiceberg.catalog.sql import SqlCatalog  # of this test alone
+    from frazil.table.sql_catalog import PreparedSqlCatalog  # of this test alone
 
-    broken, called = [identifier], getattr(SqlCatalog, call)
+    broken, called = [identifier], getattr(PreparedSqlCatalog, call)
 
     def refusing(self: Any, table: Any, *more: Any, **named: Any) -> Any:
         if (table if isinstance(table, str) else ".".join(table.name())) in broken:
             raise ForbiddenError("not yours")
         return called(self, table, *more, **named)
 
-    monkeypatch.setattr(SqlCatalog, call, refusing)
+    monkeypatch.setattr(PreparedSqlCatalog, call, refusing)
     return broken
