@@ -83,7 +83,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     held = {line[at].snapshot_id: holds.get(at, "an older snapshot must be kept") for at in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
-    ours = {s.snapshot_id for s in chain(main, *open_lines)}
+    ours = {s.snapshot_id for s in chain(main, *open_lines, _left_by_writers(metadata, main))}
     expire = tuple(
         s.snapshot_id
         for s in metadata.snapshots
@@ -91,6 +91,15 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     )
     lost = sum(at >= len(line) for at in unread)
     return ExpiryPlan(expire, held | single, _describe_plan(expire, line, held | single, lost))
+
+
+def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Iterator[Snapshot]:
+    """Yield frazil's snapshots that `expirable_by_writers` left, and whose children writers have expired."""
+    oldest = (main[-1].sequence_number or 0) if main else 0
+    for snapshot in metadata.snapshots:
+        written = snapshot.summary.additional_properties if snapshot.summary else {}
+        if (snapshot.sequence_number or 0) < oldest and written.keys() & {"frazil.stream", "frazil.operation"}:
+            yield snapshot
 
 
 def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snapshot]:

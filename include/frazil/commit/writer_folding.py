@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.manifest import ManifestFile
+from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from frazil.commit.compare_and_swap import TableHandle
-from frazil.commit.history import FOLD_OPERATION, parse_number
+from frazil.commit.history import FOLD_OPERATION
 from frazil.commit.manifest_lists import live_manifests
 from frazil.commit.manifest_writing import (
     ManifestLayout,
@@ -27,7 +27,7 @@ from frazil.commit.manifest_writing import (
     recently_written,
     write_merged,
 )
-from frazil.commit.snapshot import BaseManifests, SnapshotWriter, to_data_file
+from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter, to_data_file
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import PartitionKey, StagedFile
@@ -46,6 +46,8 @@ MAX_FOLDED_BYTES = 4 * 2**20
 MAX_WAITING_FILES = 4_096
 """Maximum number of files that wait for others of their partition. Above, those that wait longest are left as they are.
 """
+MAX_FOLD_AGE_MS = 1_800_000
+"""Maximum age of new files that wait for the next batch. The orphan cleanup may delete files that are an hour old."""
 
 Tier = tuple[int, int, int, PartitionKey]
 """Files that are folded together: how often they were folded, their schema and spec ids, and their partition."""
@@ -56,6 +58,8 @@ class _Fold:
     tier: Tier
     files: tuple[StagedFile, ...]
     made: tuple[StagedFile, ...]
+    began_ms: int
+    """Time before the first new file was made, in ms since 1970."""
 
 
 def _start_thread(work: Callable[[], None]) -> threading.Thread:
@@ -103,9 +107,11 @@ class WriterFolding:
             self._commit(fold)
         full = next((tier for tier, found in self._waiting.items() if len(found) >= self.fan_in), None)
         if full is not None:
-            found, table = self._waiting.pop(full), self.handle.current()
-            if _can_fold(table, full):
-                self._running = self.start(lambda: self._rewrite(table, full, tuple(found)))
+            waiting, table = self._waiting.pop(full), self.handle.current()
+            known = _known_files(table)
+            found = tuple(file for file in waiting if file.path in known)
+            if len(found) >= self.fan_in and _can_fold(table, full):
+                self._running = self.start(lambda: self._rewrite(table, full, found))
 
     def end(self) -> None:
         """Wait for the thread at the end of the process. The orphan cleanup deletes a file that is not committed."""
@@ -120,6 +126,7 @@ class WriterFolding:
                 self._waiting.pop(next(iter(self._waiting)))
 
     def _rewrite(self, table: Table, tier: Tier, files: tuple[StagedFile, ...]) -> None:
+        began_ms = self.clock_ms()
         try:
             folder = f"{data_location(table)}/{FOLDED_FOLDER}/{self.stream}"
             made = rewrite_files(target_table(table, folder=folder), [file.path for file in files])
@@ -128,11 +135,15 @@ class WriterFolding:
         except Exception as error:  # storages raise anything, and maintenance compacts what is left
             log.warning("cannot fold %d files of table %s: %r", len(files), self.handle.identifier, error)
             return
-        self._rewritten = _Fold(tier, files, made)
+        self._rewritten = _Fold(tier, files, made, began_ms)
 
     def _commit(self, fold: _Fold) -> None:
         """Replace the files in one attempt. A commit of others that came first wins."""
         table, name = self.handle.current(), self.handle.identifier
+        if self.clock_ms() - fold.began_ms > MAX_FOLD_AGE_MS:
+            log.info("%d files of table %s were not folded: the next batch came too late", len(fold.files), name)
+            self._delete(fold.made, table)
+            return
         writer = prepare_replacement(table, fold.files, fold.made) if _can_fold(table, fold.tier) else None
         if writer is None:
             log.info("%d files of table %s were not folded: another program changed them", len(fold.files), name)
@@ -142,14 +153,24 @@ class WriterFolding:
             prepared = writer.prepare(table, summary={"frazil.operation": FOLD_OPERATION}, now_ms=self.clock_ms())
             self.handle.commit(table, requirements=prepared.requirements, updates=prepared.updates)
         except CommitFailedException as error:
+            # A client that repeats a request, such as AWS's, reports a conflict with its own first request.
+            if self._has_landed(prepared):
+                self._add_made(fold)
+                return
             log.info("%d files of table %s were not folded: %s", len(fold.files), name, error)
             self._delete(fold.made, table, writer)
         except Exception as error:  # it may have landed, so that nothing is deleted
             log.warning("the outcome of folding %d files of table %s is unknown: %r", len(fold.files), name, error)
         else:
-            log.info("folded %d files of table %s into %d", len(fold.files), name, len(fold.made))
-            for file in fold.made:
-                self._add(file, level=fold.tier[0] + 1)
+            self._add_made(fold)
+
+    def _has_landed(self, prepared: PreparedSnapshot) -> bool:
+        return self.handle.refresh().metadata.snapshot_by_id(prepared.snapshot.snapshot_id) is not None
+
+    def _add_made(self, fold: _Fold) -> None:
+        log.info("folded %d files of table %s into %d", len(fold.files), self.handle.identifier, len(fold.made))
+        for file in fold.made:
+            self._add(file, level=fold.tier[0] + 1)
 
     def _delete(self, files: Sequence[StagedFile], table: Table, writer: SnapshotWriter | None = None) -> None:
         try:
@@ -162,10 +183,17 @@ class WriterFolding:
 
 def _can_fold(table: Table, tier: Tier) -> bool:
     metadata, (_, schema_id, spec_id, _) = table.metadata, tier
-    head = head_of(metadata)
-    deletes = parse_number(head.summary.get("total-delete-files")) if head and head.summary else 0
     is_current = (schema_id, spec_id) == (metadata.current_schema_id, metadata.default_spec_id)
-    return is_current and metadata.format_version == 2 and not deletes
+    # A summary need not count delete files.
+    has_deletes = any(m.content is ManifestContent.DELETES for m in live_manifests(head_of(metadata), table.io))
+    return is_current and metadata.format_version == 2 and not has_deletes
+
+
+def _known_files(table: Table) -> set[str]:
+    """Return the paths of live files in manifests whose entries are in memory. No others can be replaced."""
+    manifests = live_manifests(head_of(table.metadata), table.io)
+    known = filter(None, (recently_written.get(manifest.manifest_path) for manifest in manifests))
+    return {entry.data_file.file_path for written in known for entry in written.entries}
 
 
 def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequence[StagedFile]) -> SnapshotWriter | None:

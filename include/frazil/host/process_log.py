@@ -34,7 +34,9 @@ def log_to_stderr(*, with_threads: bool = False) -> None:
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
     """Log to a file instead of standard error, until the `with` block ends. Replaces an earlier file."""
-    handler, root = logging.FileHandler(path, mode="w"), logging.getLogger()
+    path.write_bytes(b"")
+    # A JVM appends to the file too. Without append mode, each would overwrite lines of the other.
+    handler, root = logging.FileHandler(path, mode="a"), logging.getLogger()
     handler.setFormatter(SafeFormatter(LOG_FORMAT))
     root.addHandler(handler)
     try:

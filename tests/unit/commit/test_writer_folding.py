@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from pyiceberg.conversions import to_bytes
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import EqualTo
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import AddSnapshotUpdate
+from pyiceberg.types import DateType
 
 from frazil.commit import writer_folding
 from frazil.commit.commit_checks import check_ancestry
-from frazil.commit.expiry import Pins
+from frazil.commit.expiry import Pins, plan_expiry
 from frazil.commit.manifest_writing import recently_written
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.staging_targets import target_table
 from frazil.commit.writer_expiry import WriterExpiry
 from frazil.commit.writer_folding import WriterFolding
 from frazil.maintenance.measure import _growth_since_compaction
+from frazil.merge.contract import TableFile
+from frazil.merge.table_files import write_deletes
 from frazil.spec.maintenance import Compaction, Expiry
 
 FAN_IN = 3
@@ -106,6 +116,20 @@ def test_maintenance_takes_no_fold_for_a_compaction(world: Any):
     assert (last_ms, files) == (None, live_files(world))
 
 
+def test_maintenance_expires_folds_that_the_writer_leaves_to_it(world: Any):
+    writer = Writer(world)
+    settings = Expiry(at_least=1, at_most=4)
+    expiry = WriterExpiry(settings, Pins, lambda: world.clock_ms, lambda work: work(), 0)  # type: ignore[arg-type, return-value]
+    world.tables.main.expiry = expiry
+    for _ in range(20):
+        writer.commit()
+        expiry.continue_after(world.tables.main.current())
+    metadata = world.load().metadata
+    plan = plan_expiry(metadata, settings, Pins(), table="demo.events", now_ms=world.clock_ms)
+    assert len(metadata.snapshots) > 10, "the writer left folds"
+    assert len(metadata.snapshots) - len(plan.expire) <= settings.at_most + 1
+
+
 def test_a_row_that_another_program_deletes_meanwhile_stays_deleted(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(FAN_IN)
@@ -154,6 +178,68 @@ def test_an_unknown_outcome_deletes_nothing(world: Any):
     assert len(folds(world)) == 1
     writer.commit(4)
     assert writer.is_whole()
+
+
+def test_a_fold_that_landed_although_the_catalog_reports_a_conflict_keeps_its_files(world: Any):
+    def land_and_refuse(effect: Callable[[], Any]) -> None:
+        effect()
+        raise CommitFailedException("the client sent the request twice, and the second one met the first")
+
+    writer = Writer(world, waits=True)
+    writer.commit(FAN_IN)
+    writer.work()
+    world.catalog.faults.append((None, land_and_refuse))
+    writer.folding.continue_after(())
+    assert len(folds(world)) == 1
+    writer.commit(FAN_IN)
+    assert writer.is_whole()
+
+
+def test_a_fold_that_waited_long_for_a_batch_is_dropped_because_the_orphan_cleanup_may_delete_its_files(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(FAN_IN)
+    writer.work()
+    world.clock_ms += writer_folding.MAX_FOLD_AGE_MS
+    (made,) = [path for path in world.parquet_files() if "folded" in path]
+    world.tables.main.store.delete([made])
+    writer.commit()
+    assert not folds(world)
+    assert writer.is_whole()
+
+
+def test_files_with_deletes_that_no_summary_counts_are_not_folded(world: Any):
+    writer = Writer(world, waits=True)
+    writer.commit(FAN_IN)
+    delete_row_without_totals(world)
+    world.tables.main.forget()
+    assert len(world.rows()) == FAN_IN - 1
+    writer.work()
+    writer.commit()
+    assert not folds(world)
+    assert len(world.rows()) == FAN_IN
+
+
+def delete_row_without_totals(world: Any) -> None:
+    """Delete the first row of a file, in a snapshot whose summary has no optional keys."""
+    table = world.load()
+    data_file = next(iter(table.scan().plan_files())).file
+    partition = (base64.b64encode(to_bytes(DateType(), data_file.partition[0])).decode(),)
+    target = target_table(table, folder=f"{table.location()}/data/other")
+    of = TableFile(data_file.file_path, data_file.record_count, data_file.file_size_in_bytes, 0, partition)
+    deletes = write_deletes(table.io, of, np.zeros(1, np.int64), target=target)
+    prepared = SnapshotWriter([deletes]).prepare(table, summary={}, now_ms=world.clock_ms)
+    bare = prepared.snapshot.model_copy(update={"summary": Summary(Operation.OVERWRITE)})
+    updates = (AddSnapshotUpdate(snapshot=bare), *prepared.updates[1:])
+    world.catalog.inner.commit_table(table, prepared.requirements, updates)
+
+
+def test_files_that_cannot_be_replaced_are_not_read(world: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recently_written, "get", lambda _: None)
+    writer = Writer(world, waits=True)
+    writer.commit(2 * FAN_IN)
+    assert writer.folding._running is None
+    writer.work()
+    assert all("folded" not in path for path in world.parquet_files())
 
 
 def test_a_catalog_that_does_not_answer_stops_no_batch(world: Any, monkeypatch: pytest.MonkeyPatch):

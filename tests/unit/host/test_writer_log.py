@@ -12,6 +12,7 @@ import pytest
 
 from frazil.host import writer_log
 from frazil.host.launcher import LogPosition
+from frazil.host.process_log import log_to_file
 from frazil.host.writer_log import (
     LOG_FILE,
     MAX_LOGS,
@@ -161,3 +162,14 @@ def test_a_log_that_somebody_emptied_by_hand_is_read_from_its_beginning(tmp_path
     assert chunk is not None
     assert chunk.lines == ("after",)
     assert chunk.position == LogPosition("a", len("after\n"))
+
+
+def test_a_command_and_its_jvm_write_to_one_log_without_overwriting_each_other(tmp_path: Path):
+    path = tmp_path / "command.log"
+    path.write_text("an earlier run\n")
+    with log_to_file(path), path.open("a") as jvm:
+        for number in range(2):
+            print(f"trace {number}", file=jvm, flush=True)
+            logging.getLogger("frazil").warning("after trace %d", number)
+    lines = [line.rpartition(": ")[2] for line in path.read_text().splitlines()]
+    assert lines == ["trace 0", "after trace 0", "trace 1", "after trace 1"]
