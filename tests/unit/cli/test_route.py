@@ -174,7 +174,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_le
         people = call(tmp_path, *words).stdout
         assert re.search(rf"{table} +missing|state +missing", people)
         assert "\n".join(split_commands(dropped["reason"])) in people
-    assert (status["table-problems"], dropped["table-problems"]) == ({table: "missing"}, "missing")
+    assert (status["table-problems"], dropped["absence"]) == ({table: "missing"}, "missing")
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
     assert dropped["reason"] in str(refused.exception)
