@@ -5,28 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
-from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import CommitTableResponse, StagedTable, Table
-from sqlalchemy import Connection, bindparam, update
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import CommitTableResponse, StagedTable
 
 from frazil.table.atomic_commit import TableChange
 from frazil.table.parallel import run_in_parallel
+from frazil.table.sql_catalog import move_pointer
 
 log = logging.getLogger(__name__)
-
-# Built once: building five statements takes longer than executing them in PostgreSQL.
-_MOVE_POINTER = (
-    update(IcebergTables)
-    .where(
-        IcebergTables.catalog_name == bindparam("catalog"),
-        IcebergTables.table_namespace == bindparam("namespace"),
-        IcebergTables.table_name == bindparam("table"),
-        IcebergTables.metadata_location == bindparam("before"),
-    )
-    .values(metadata_location=bindparam("after"), previous_metadata_location=bindparam("before"))
-)
 
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
@@ -44,7 +30,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
         with catalog.engine.connect() as connection:
             # All writers lock the rows in the same order, so two writers cannot deadlock.
             for change, made in sorted(zip(changes, staged, strict=True), key=lambda pair: pair[1].name()):
-                _move_pointer(connection, catalog.name, change.table, made)
+                move_pointer(connection, catalog, change.table, made)
             sent = True
             connection.commit()
     except BaseException:
@@ -52,23 +38,6 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
             _delete_metadata_files(staged)
         raise
     return [CommitTableResponse(metadata=made.metadata, metadata_location=made.metadata_location) for made in staged]
-
-
-def _move_pointer(connection: Connection, catalog: str, current: Table, made: StagedTable) -> None:
-    """Update a table's metadata pointer. Raises CommitFailedException if another commit has changed it."""
-    *namespace, name = current.name()
-    moved = connection.execute(
-        _MOVE_POINTER,
-        {
-            "catalog": catalog,
-            "namespace": Catalog.namespace_to_string(tuple(namespace)),
-            "table": name,
-            "before": current.metadata_location,
-            "after": made.metadata_location,
-        },
-    )
-    if moved.rowcount != 1:
-        raise CommitFailedException(f"table {'.'.join(current.name())} was changed by another commit")
 
 
 def _delete_metadata_files(staged: Sequence[StagedTable]) -> None:

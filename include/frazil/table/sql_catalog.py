@@ -10,10 +10,10 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
-from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table import CommitTableResponse, StagedTable, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import Identifier
-from sqlalchemy import Executable, Update, bindparam, select, update
+from sqlalchemy import Connection, Executable, bindparam, select, update
 
 _commit_table = SqlCatalog.commit_table
 
@@ -42,11 +42,8 @@ class PreparedSqlCatalog(SqlCatalog):
         staged = self._update_and_stage_table(current, table.name(), requirements, updates)
         if staged.metadata != current.metadata:
             self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-            pointers = {"before": current.metadata_location, "after": staged.metadata_location}
             with self.engine.begin() as connection:
-                moved = connection.execute(_move(), {**_place(self, table.name()), **pointers}).rowcount
-            if moved < 1:
-                raise CommitFailedException(f"Table has been updated by another process: {'.'.join(table.name())}")
+                move_pointer(connection, self, current, staged)
         return CommitTableResponse(metadata=staged.metadata, metadata_location=staged.metadata_location)
 
 
@@ -71,8 +68,15 @@ def _find(schema_version: str) -> Executable:
     return found.where(is_table) if schema_version == "v1" else found
 
 
-@cache
-def _move() -> Update:
-    """Return the statement that moves a table's pointer, unless another commit has moved it."""
-    moved = update(IcebergTables.__table__).where(*_PLACE, IcebergTables.metadata_location == bindparam("before"))  # type: ignore[arg-type]
-    return moved.values(metadata_location=bindparam("after"), previous_metadata_location=bindparam("before"))
+_MOVE_POINTER = (
+    update(IcebergTables.__table__)  # type: ignore[arg-type]
+    .where(*_PLACE, IcebergTables.metadata_location == bindparam("before"))
+    .values(metadata_location=bindparam("after"), previous_metadata_location=bindparam("before"))
+)
+
+
+def move_pointer(connection: Connection, catalog: SqlCatalog, current: Table, made: StagedTable) -> None:
+    """Update a table's metadata pointer. Raises CommitFailedException if another commit has changed it."""
+    pointers = {"before": current.metadata_location, "after": made.metadata_location}
+    if connection.execute(_MOVE_POINTER, {**_place(catalog, current.name()), **pointers}).rowcount != 1:
+        raise CommitFailedException(f"Table has been updated by another process: {'.'.join(current.name())}")
