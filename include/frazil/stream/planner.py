@@ -127,7 +127,7 @@ class BatchPlanner:
             return None
         try:
             now = self.clock()
-            is_due = self.poll_error is not None or now - self.polled_at >= self.settings.poll_s
+            is_due = self.poll_error is not None or self._is_poll_due(now)
             return None if is_due else self._choose_position(now)
         finally:
             self.poll_lock.release()
@@ -160,9 +160,12 @@ class BatchPlanner:
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
+    def _is_poll_due(self, now: float) -> bool:
+        return now - self.polled_at >= self.settings.poll_s
+
     def _poll_if_due(self, now: float) -> bool:
         """Poll Kafka if `poll_s` has passed. Returns False if Kafka did not respond."""
-        if now - self.polled_at >= self.settings.poll_s:
+        if self._is_poll_due(now):
             self.polled_at = now
             try:
                 self._poll(now)
