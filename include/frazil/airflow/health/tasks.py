@@ -81,14 +81,14 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         log.warning("cannot watch the table of an invalid declaration: %s", problem)
     tables = {t.name: t for t in maintained_tables(found.spec for found in declared if found.spec is not None)}
     now_ms = clock.now_ms()
-    beside = DaemonThreads(1, "tables")
-    measured = beside.submit(partial(_measure_tables, tables, now_ms=now_ms))
+    threads = DaemonThreads(1, "tables")
+    measured = threads.submit(partial(_measure_tables, tables, now_ms=now_ms))
     with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
         kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
         subjects = build_watched_subjects(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
         seen = read_subjects(subjects, failed, is_paused, timeout_s=READ_TIMEOUT_S)
     found = measured.result()
-    beside.close()
+    threads.close()
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
