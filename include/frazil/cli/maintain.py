@@ -29,7 +29,7 @@ from frazil.maintenance.outcomes import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark.jars import ensure_catalog_jars
-from frazil.spark.java import log_file_options
+from frazil.spark.java import find_root_cause, log_file_options
 from frazil.spec.load import load_streams, load_valid_streams, no_stream_error
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import format_count
@@ -121,8 +121,8 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 def find_first_cause(log: str) -> str | None:
     """Return the root cause of the first error whose Java stack trace is in a log; None without one."""
     trace = re.search(r"(?:^(?:\tat |Caused by: |\t\.\.\. ).*\n?)+", log, re.MULTILINE)
-    causes = re.findall(r"^Caused by: (.+)$", trace[0], re.MULTILINE) if trace else []
-    return causes[-1].rstrip(".") if causes else None
+    cause = find_root_cause(trace[0]) if trace else None
+    return cause.rstrip(".") if cause else None
 
 
 def local_spark_settings(catalog: str | None, log_file: Path | None = None) -> dict[str, str]:

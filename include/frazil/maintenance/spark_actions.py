@@ -5,7 +5,6 @@ commit makes an action impossible.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -19,6 +18,7 @@ from pyspark.errors import PySparkException
 from frazil.commit.expiry import READER_TAG_PREFIX
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.maintenance.compaction import Rewrite
+from frazil.spark.java import find_root_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -254,7 +254,7 @@ def convert_java_errors() -> Iterator[None]:
 
 def _describe_with_cause(first: str, trace: str) -> str:
     """Return an error's first line, with the first line of its root cause in the stack trace, if any."""
-    *_, cause = "", *re.findall(r"^Caused by: (.+)$", trace, re.MULTILINE)
+    cause = find_root_cause(trace)
     return first if not cause or cause in first else f"{first}: caused by {cause}"
 
 

@@ -46,6 +46,12 @@ def log_file_options(log_file: Path) -> str:
     return f'"-Dlog4j2.configurationFile={configuration.as_uri()}" "-Dfrazil.log={log_file}"'
 
 
+def find_root_cause(trace: str) -> str | None:
+    """Return the first line of the root cause in a Java stack trace; None if the trace has only one error."""
+    causes = re.findall(r"^Caused by: (.+)$", trace, re.MULTILINE)
+    return causes[-1] if causes else None
+
+
 def runs_in_jvm() -> bool:
     """Return whether a JVM started this Python process, as for a driver in a cluster."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
