@@ -36,7 +36,7 @@ class BatchKey(NamedTuple):
 
 
 class BatchOutcome(Enum):
-    """The fate of a batch from an earlier epoch."""
+    """What became of a batch from an earlier epoch."""
 
     COMMITTED = "the batch is in the table"
     NOT_COMMITTED = "the batch is not in the table"

@@ -172,20 +172,22 @@ def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
     """Return whether earlier sweeps covered a batch. False for an epoch's last two batches, whose files may appear
     later.
     """
-    fate, last = view.marker.outcome_of(key), view.marker.batches.get(key.epoch)
-    return fate is BatchOutcome.UNKNOWN or (fate is BatchOutcome.COMMITTED and (last is None or key.batch < last - 1))
+    outcome, last = view.marker.outcome_of(key), view.marker.batches.get(key.epoch)
+    return outcome is BatchOutcome.UNKNOWN or (
+        outcome is BatchOutcome.COMMITTED and (last is None or key.batch < last - 1)
+    )
 
 
 def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to keep all."""
-    fate, record = view.marker.outcome_of(key), view.entry(key)
+    outcome, record = view.marker.outcome_of(key), view.entry(key)
     if record is UnusableJournal.OTHER_TABLE:
         return None
-    if fate is BatchOutcome.NOT_COMMITTED:
+    if outcome is BatchOutcome.NOT_COMMITTED:
         return _paths_without_batch(swept, key) if _ensure_closed(view, key) else None
     if isinstance(record, Journal):
         return _committed_paths_to_keep(record, swept)
-    if is_routed(swept.target) or (fate is BatchOutcome.UNKNOWN and record is UnusableJournal.FOREIGN):
+    if is_routed(swept.target) or (outcome is BatchOutcome.UNKNOWN and record is UnusableJournal.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
         return None

@@ -358,7 +358,7 @@ class RangeProgress:
     records: int
     rejected: int
     max_event_time_us: int | None
-    """Newest plausible event time (us since the epoch, UTC); None if there is none."""
+    """Newest plausible event time (us since the epoch, UTC); None if no record has one."""
     future: int = 0
     """Number of rows whose event time is too far in the future. These rows are written, too."""
     dropped: int = 0

@@ -102,7 +102,7 @@ def test_a_newer_answer_than_an_old_one_is_waited_for_up_to_the_deadline_and_the
 ):
     assert answers.fetch_one("g", "k", lambda: "old", keep_s=1, timeout_s=60).value == "old"
     clock.s += STALE_AFTER_S
-    assert answers.fetch_one("g", "k", lambda: "old", keep_s=1e9, timeout_s=60).pending is False, "nobody looks"
+    assert answers.fetch_one("g", "k", lambda: "old", keep_s=1e9, timeout_s=60).pending is False, "not opened"
     found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=1, timeout_s=0)
     assert (found.value, found.pending) == ("old", True)
     gate.set()
