@@ -16,6 +16,8 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
+COMPACTION_OPERATION = "compaction"
+"""Value of `frazil.operation` in the summaries of snapshots of a compaction by frazil."""
 FOLD_OPERATION = "fold"
 """Value of `frazil.operation` in the summaries of snapshots in which a writer replaced small files."""
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")

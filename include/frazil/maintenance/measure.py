@@ -22,6 +22,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.commit_checks import check_ancestry, check_same_source
 from frazil.commit.history import (
+    COMPACTION_OPERATION,
     FOLD_OPERATION,
     ancestors,
     ancestors_and_older_snapshots,
@@ -178,7 +179,7 @@ def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> t
             continue
         added = _summary_count(snapshot, "added-data-files")
         if _is_replace(snapshot):
-            if added or _summary_count(snapshot, "deleted-data-files"):
+            if added or _summary_count(snapshot, "deleted-data-files") or _is_own_compaction(snapshot):
                 if snapshot.snapshot_id not in main:  # snapshots after it have expired
                     files = _summary_count(head, "total-data-files") - _summary_count(snapshot, "total-data-files")
                     size = _summary_count(head, "total-files-size") - _summary_count(snapshot, "total-files-size")
@@ -198,6 +199,11 @@ def _is_replace(snapshot: Snapshot) -> bool:
     if summary is None or summary.operation is not Operation.REPLACE:
         return False
     return summary.get("frazil.operation") != FOLD_OPERATION
+
+
+def _is_own_compaction(snapshot: Snapshot) -> bool:
+    """Return whether frazil's compaction wrote a snapshot. Its last one may only drop delete files."""
+    return snapshot.summary is not None and snapshot.summary.get("frazil.operation") == COMPACTION_OPERATION
 
 
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:

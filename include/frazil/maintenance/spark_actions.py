@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 
 from frazil.commit.expiry import READER_TAG_PREFIX
+from frazil.commit.history import COMPACTION_OPERATION
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.maintenance.compaction import Rewrite
 from frazil.spark.java import find_root_cause
@@ -151,7 +152,7 @@ class SparkTable:
             action = action.filter(those)
             for key, value in options.items():
                 action = action.option(key, value)
-            done = action.snapshotProperty("frazil.operation", "compaction").execute()
+            done = action.snapshotProperty("frazil.operation", COMPACTION_OPERATION).execute()
             removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
             has_lost = not removed and not failed and self._has_files_to_rewrite(those, options, begun)
             lost = ("its commits failed",) if has_lost else ()
@@ -214,7 +215,7 @@ class SparkTable:
                         left.remove(path)
                 entries.close()
             if len(left) < len(paths):
-                change.set("frazil.operation", "compaction").commit()
+                change.set("frazil.operation", COMPACTION_OPERATION).commit()
         return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:

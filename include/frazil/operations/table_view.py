@@ -10,7 +10,7 @@ from itertools import islice
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from frazil.commit.history import parse_number
+from frazil.commit.history import COMPACTION_OPERATION, parse_number
 from frazil.maintenance.alerts import MIN_FILE_DIVISOR
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import DueCheck, is_enabled
@@ -238,7 +238,9 @@ def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
     if summary.get("frazil.backfill-stream") or summary.get("frazil.backfill"):
         return "backfill"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
-        return "compaction" if summary.get("deleted-data-files") or summary.get("added-data-files") else "manifests"
+        own = summary.get("frazil.operation") == COMPACTION_OPERATION
+        changes_data = own or summary.get("deleted-data-files") or summary.get("added-data-files")
+        return "compaction" if changes_data else "manifests"
     return "position" if summary.get("frazil.stream") and summary.get("frazil.operation") else "others"
 
 

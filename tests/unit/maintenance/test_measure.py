@@ -151,6 +151,17 @@ def test_since_the_last_compaction_counts_what_came_after_data_files_were_rewrit
     assert (found.files_since_compaction, found.bytes_since_compaction) == (2 * batches, added * batches)
 
 
+def test_a_compaction_whose_rewrite_expired_is_known_by_its_commit_that_dropped_delete_files(made: MadeStream):
+    land(made, 3)
+
+    def compact(table: Table) -> None:
+        resay(table, -1, "replace", **{"frazil.operation": "compaction", "removed-delete-files": "70"})
+
+    found = measured(made, catalog=Edited(compact))
+    assert found.last_compaction_at_ms == BEGIN_MS + 3 * 60_000
+    assert (found.files_since_compaction, found.bytes_since_compaction) == (0, 0)
+
+
 def test_a_table_that_was_never_compacted_counts_all_its_small_files_though_snapshots_expired(made: MadeStream):
     land(made, 3)
     table = made.tables.main.refresh()
