@@ -184,7 +184,16 @@ def test_a_reader_is_closed_at_once_although_brokers_that_it_asked_are_silent(
     assert producer.flush(30) == 0
     properties = {"bootstrap.servers": own_kafka.bootstrap, "fetch.wait.max.ms": "60000"}
     of = OffsetRange(opened.__name__, 0, 0, 9)
-    with opened(properties, [of], unreachable_limit_s=0) as reader, pytest.raises(KafkaUnavailable, match="at 1 of 9"):
+    now_s = 0.0
+
+    def pass_time(pending: int, _: float) -> None:
+        """Let the time limit begin when the one record is read."""
+        nonlocal now_s
+        now_s += pending
+
+    reader = opened(properties, [of], unreachable_limit_s=0, monotonic=lambda: now_s)
+    reader.on_read = pass_time
+    with reader, pytest.raises(KafkaUnavailable, match="at 1 of 9"):
         list(reader)  # the one record, then nothing: a fetch is under way
     reader = opened(properties, [of], unreachable_limit_s=0)
     with silent(own_kafka):
