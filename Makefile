@@ -11,6 +11,8 @@ INSTALLED := $(VENV)/.installed
 # replacement may never come, and the run would wait for it.
 WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
+# Tests write in memory if it has 8 GiB for them: a disk takes longer to delete their many small files than to write them.
+IN_MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 >= 8388608 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
 STATIC := $(wildcard include demo spark_apps dags deploy plugins tests bench)
 
 # The cache may be on another device than the checkout, where hard links fail.
@@ -36,7 +38,7 @@ demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, 
 test: setup ## Lint, types, import contract and all tests, with real parts
 	@$(BIN)/python -m frazil.spark.jars fetch s3 postgres registry >/dev/null
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint >$$log 2>&1 & lint=$$!; \
-	$(BIN)/pytest $(PARALLEL) -p tests.run_again --durations=10 $(PYTEST); tests=$$?; \
+	$(IN_MEMORY) $(BIN)/pytest $(PARALLEL) -p tests.run_again --durations=10 $(PYTEST); tests=$$?; \
 	wait $$lint; linted=$$?; cat $$log; rm -f $$log; exit $$((tests ? tests : linted))
 
 lint: venv ## Lint, format, types and import contract alone
@@ -47,7 +49,7 @@ lint: venv ## Lint, format, types and import contract alone
 
 unit: WORKERS = 2
 unit: venv loops ## The fast tests alone, which start nothing
-	FRAZIL_TEST_EXAMPLES=unit $(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
+	FRAZIL_TEST_EXAMPLES=unit $(IN_MEMORY) $(BIN)/pytest $(PARALLEL) \
 	  -m 'not soak and not processes and not slow' tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
