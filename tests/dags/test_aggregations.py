@@ -227,6 +227,7 @@ def test_a_run_hands_spark_the_day_that_is_its_key_and_the_snapshot_it_chose(ran
     }
 
 
+@pytest.mark.rotates(2)
 def test_a_day_that_a_gate_holds_is_skipped(ran: dict[str, Any]) -> None:
     assert ran["frazil_daily_sales 2013-12-29"] == {
         "tasks": {"inputs": "skipped", "aggregate": "skipped"},

@@ -125,6 +125,7 @@ def test_what_stops_the_audits_of_all_streams_is_said_once(frazil_home: Path, tm
     assert audit_all([], tmp_path, TEN).wrong == []
 
 
+@pytest.mark.rotates(2)
 def test_a_run_succeeds_with_one_task_where_all_is_well(
     made: MadeStream,  # noqa: ARG001
     tmp_path: Path,
@@ -138,6 +139,7 @@ def test_a_run_succeeds_with_one_task_where_all_is_well(
     }
 
 
+@pytest.mark.rotates(2)
 def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_its_own(
     made: MadeStream, tmp_path: Path, dag_runner: Callable[[Path], Any]
 ) -> None:

@@ -228,6 +228,7 @@ def test_spark_is_started_for_a_table_that_needs_it_and_its_dead_letter_table(
     assert len(submitted) == 1
 
 
+@pytest.mark.rotates(2)
 def test_a_run_has_tasks_for_tables_that_need_something_and_the_next_one_asks_whether_they_ended(
     streams: Path, dag_runner: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def requested(post: Post, action: str, stream: str = "ticks", **form: Any) -> di
     return post("action", action, stream, version_token=version_token, **form)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("action", FORMS)
 def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what_to_do(
     post: Post, airflow: AirflowProcess, action: str

@@ -136,6 +136,7 @@ def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(worl
     assert [(name, key) for name, key, _ in world.run()["events"][5:]] == [("demo.made", "2013-12-30T14")]
 
 
+@pytest.mark.rotates(2)
 def test_foreign_events_and_values_in_the_store_stop_nothing_and_hide_nothing(world: World) -> None:
     world.land(0, 13)
     assert len(world.run()["events"]) == 2
@@ -155,6 +156,7 @@ def test_foreign_events_and_values_in_the_store_stop_nothing_and_hide_nothing(wo
         assert (ran["state"], len(ran["events"])) == ("success", sent + n + 1), value
 
 
+@pytest.mark.rotates(2)
 def test_a_consumer_whose_run_stays_queued_stops_nothing(world: World) -> None:
     world.land(0, 13)
     world.run()
@@ -281,6 +283,7 @@ def test_the_tables_that_a_template_makes_share_a_dag_and_an_aggregation_names_i
     assert "to route.complete of stream" in str(dags["frazil_daily_app"].doc_md)
 
 
+@pytest.mark.rotates(2)
 def test_airflow_gets_one_event_a_window_of_each_table_that_a_template_makes(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,

@@ -84,6 +84,7 @@ def last_backfill(stream: Any) -> Any:
     return read_backfill(stream.table().properties, stream.name)
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.usefixtures("spark")
 def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on(
     begun: Any, events: Any, engine: Engine, eventually: Callable[..., Any]

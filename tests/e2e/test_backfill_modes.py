@@ -87,6 +87,7 @@ KINDS = {
 }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_lies_before_a_stream_lands_once_beside_what_it_has(stream: Any, declare: Any, kind: str) -> None:
     more, expected = KINDS[kind]
@@ -175,6 +176,7 @@ def kill_after(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     patch.setattr(owner, name, dying)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_each_point_it_lands_once(
     stream: Any, declare: Any, kind: str, monkeypatch: pytest.MonkeyPatch

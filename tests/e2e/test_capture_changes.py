@@ -235,6 +235,7 @@ class Connector:
         assert self.producer.flush(30) == 0
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
 def test_every_snapshot_is_the_source_after_a_whole_transaction(stream: Any, kafka: Any, seed: int) -> None:
     for topic in ("orders", "transaction"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -81,6 +82,7 @@ def test_an_hour_is_audited_by_itself_and_knows_nothing_of_the_others(stream: An
     assert frazil("audit", stream.name, "--from", between.isoformat()).returncode == 0
 
 
+@pytest.mark.rotates(2)
 def test_a_backfill_of_one_offset_hides_no_row_that_is_missing_from_its_batch(stream: Any, events: Any, frazil: Frazil):
     stream.produce(events(range(100)), partitions=1)
     stream.catch_up()

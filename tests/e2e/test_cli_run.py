@@ -51,6 +51,7 @@ def running(stream: Any, events: Any, eventually: Any, status: Status) -> Iterat
         process.communicate()
 
 
+@pytest.mark.rotates(2)
 def test_a_writer_in_the_foreground_keeps_others_out_until_ctrl_c_lets_its_batch_commit(
     stream: Any, events: Any, running: subprocess.Popen[bytes], status: Status
 ):
@@ -119,6 +120,7 @@ def check_others_are_refused(stream: Any, seen: dict[str, Any]) -> None:
         assert str(seen["writer"]["pid"]) in refused.stderr
 
 
+@pytest.mark.rotates(2)
 def test_rows_of_a_journal_that_a_killed_writer_left_are_counted_by_the_run_that_commits_them(
     stream: Any, events: Any, tmp_path: Path
 ):

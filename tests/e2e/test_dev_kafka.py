@@ -34,6 +34,7 @@ def read(broker: EmbeddedKafka, topic: str, count: int) -> list[bytes | None]:
         consumer.close()
 
 
+@pytest.mark.rotates(2)
 def test_a_killed_broker_comes_back_on_its_folder_and_port_with_its_records(broker: EmbeddedKafka) -> None:
     broker.create_topic("survivor")
     produce(broker, "survivor", b"before")

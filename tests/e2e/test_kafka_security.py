@@ -125,6 +125,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
         yield made
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("way", ["PLAIN", "SCRAM", "TLS", "mutual TLS", "SASL over TLS", "OIDC", "a function"])
 def test_the_planner_and_both_readers_get_in(source: Source, way: str, each_reader: str) -> None:
     properties = source.ways[way]

@@ -66,6 +66,7 @@ def test_a_table_that_is_renamed_within_a_batch_is_named_and_the_batch_lands_onc
     assert stream.ids() == list(range(20))
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("folder", ["elsewhere", None])
 def test_a_table_that_was_created_again_stops_the_stream_until_it_is_forgotten(
     stream: Any, events: Any, eventually: Frazil, frazil: Frazil, folder: str | None

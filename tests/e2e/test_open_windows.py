@@ -13,6 +13,7 @@ def records(day: int, count: int = 8) -> list[bytes]:
     return [b'{"id": %d, "at": "2024-01-%02dT12:00:00Z"}' % (day * 100 + n, day) for n in range(count)]
 
 
+@pytest.mark.rotates(3)
 def test_each_day_comes_whole_and_expiry_takes_nothing_of_those_that_wait(
     stream: Any, spark: Any, spark_home: Path, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def refuse(
     return broken
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("refused", ["commits", "rows", "creation"])
 def test_rows_of_a_table_in_trouble_keep_their_new_fields_and_the_other_tables_go_on(
     routed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, refused: str

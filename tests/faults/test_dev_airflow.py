@@ -82,6 +82,7 @@ def test_a_viewer_may_check_but_not_act(airflow: EmbeddedAirflow) -> None:
         viewer.set_paused("hello", True)
 
 
+@pytest.mark.rotates(2)
 def test_frazil_doctor_asks_it(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
     found = {one.subject: one for one in doctor.check_airflow(tmp_path, airflow.environment())}
     assert {one.state for name, one in found.items() if name != "dags"} == {CheckState.OK}, found
@@ -103,6 +104,7 @@ def test_a_dag_that_never_appears_is_said_so(airflow: EmbeddedAirflow) -> None:
         airflow.client().wait_for_dag("nowhere", timeout_s=1)
 
 
+@pytest.mark.rotates(2)
 def test_a_killed_component_comes_back_and_the_others_stay(airflow: EmbeddedAirflow) -> None:
     before = {component: airflow.server(component) for component in COMPONENTS}
     airflow.kill("triggerer")

@@ -74,6 +74,7 @@ def isolated(fragile: MakeFragile) -> Iterator[IsolatedDecoder]:
     decoder.close()
 
 
+@pytest.mark.rotates(2)
 def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> None:
     values: list[bytes | None] = [b"%d" % i for i in range(8)]
     values[1] = values[6] = b"deadly"
@@ -85,6 +86,7 @@ def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> Non
     assert decoded.rows["x"].to_pylist() == [v for v in values if v != b"deadly"]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     ("name", "value", "columns", "declared"),
     [

@@ -220,6 +220,7 @@ def test_a_writer_that_starts_without_brokers_says_so_and_may_be_restarted(
     check_exact(faulty, range(100))
 
 
+@pytest.mark.rotates(2)
 def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(
     kafka: EmbeddedKafka, stream: Any, events: Any, eventually: Any
 ):

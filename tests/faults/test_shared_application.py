@@ -72,6 +72,7 @@ def shared(
     return Application(streams)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "point",
     [

@@ -231,6 +231,7 @@ def test_a_changed_spec_restarts_the_writer_gracefully(stream: Any) -> None:
     assert [(e.code, e.stopped_for) for e in changed.observe().exits] == [(0, "spec changed")]
 
 
+@pytest.mark.rotates(2)
 def test_an_exit_that_needs_attention_fails_the_task_once_and_the_next_run_holds(refused: SupervisedStream) -> None:
     first = refused.runs()[0]
     eventually(lambda: refused.task(first)["state"] == "failed")
@@ -257,6 +258,7 @@ def test_a_removed_stream_stops_after_the_batch_at_hand(removed: SupervisedStrea
     assert [(end.code, end.stopped_for) for end in removed.observe().exits] == [(0, "removed")]
 
 
+@pytest.mark.rotates(2)
 def test_a_broken_declaration_leaves_its_writer_alone_and_says_what_is_wrong(stream: Any, client: AirflowApi) -> None:
     broken = stream("broken")
     pid = broken.pid

@@ -86,6 +86,7 @@ def test_a_disk_that_is_full_while_staging_ends_the_writer_and_loses_nothing(
     check_exact(stream, range(20_000))
 
 
+@pytest.mark.rotates(2)
 def test_a_writer_whose_run_folder_is_deleted_starts_from_the_marker(stream: Any, events: Any):
     stream.produce(events(range(1000)), partitions=4)
     stream.catch_up()

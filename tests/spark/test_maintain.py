@@ -153,6 +153,7 @@ def files_of(table: Table) -> Counter[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "partitions",
     [
@@ -370,6 +371,7 @@ def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_h
     made.assert_whole()
 
 
+@pytest.mark.rotates(2)
 def test_spark_reads_compacts_and_expires_a_table_whose_small_manifests_a_writer_merged(
     spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,7 @@ def below(world: UpsertWorld) -> set[str]:
     return {str(path) for path in root.glob("data/**/*.*") if path.suffix in (".parquet", ".puffin")}
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
 def test_after_many_merges_expiry_and_orphan_cleanup_leave_what_snapshots_and_journals_need_and_nothing_else(
     spark: Any, world: UpsertWorld, how: RowRemoval

@@ -156,6 +156,7 @@ def test_every_expectation_that_a_gate_knows_is_held_here():
     assert {f"expect_{kind}" for kind, _, _ in CASES} == SUPPORTED_EXPECTATIONS
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("cases", [CASES[::5], pytest.param(CASES, marks=pytest.mark.soak)], ids=["every fifth", "all"])
 def test_the_same_suite_gives_the_same_result_and_counts_on_both_engines(
     spark: Any, tmp_path: Path, cases: Sequence[Case]

@@ -351,6 +351,7 @@ def maintained_stream(declare: Callable[..., StreamSpec]) -> MadeStream:
     return stream
 
 
+@pytest.mark.rotates(2)
 @soaked_but("sqlite+local", "rest+s3")
 def test_spark_compacts_rewrites_manifests_and_expires_what_the_writer_goes_on_with(
     maintained_stream: MadeStream, spark_here: Any

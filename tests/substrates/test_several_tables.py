@@ -55,6 +55,7 @@ def beside(work: Callable[[], object]) -> Iterator[list[BaseException]]:
         thread.join()
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("commits", [10, pytest.param(500, marks=pytest.mark.soak)])
 def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int) -> None:
     """Through kills, lost answers, commits that land late, and another user who commits to one of the tables."""

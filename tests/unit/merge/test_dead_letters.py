@@ -193,6 +193,7 @@ def falls(records: Sequence[Row], key: int) -> bool:
     return False
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize(
     ("made", "order_by"),
@@ -226,6 +227,7 @@ def without(keys: set[int], rows: dict[int, tuple[Any, Any]]) -> dict[int, tuple
     return {key: row for key, row in rows.items() if key not in keys}
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("made", [upserts_in_any_order, deletes_in_their_order, deletes_without_an_order])
 @settings(max_examples=max(2, settings().max_examples // 10))
