@@ -37,7 +37,6 @@ IN_TURN = [
     (CLI, "frazil cut rides payments"),
     (DEAD_LETTERS, "frazil dlq list rides"),
     (DEAD_LETTERS, "frazil dlq replay rides"),
-    (CLI, "frazil dlq list rides"),
     (EVOLVE, "frazil evolve rides"),
 ]
 STREAM = """
