@@ -1,4 +1,4 @@
-"""What the pages show of DAG files is parsed by an Airflow, without errors and without warnings."""
+"""The DAG files of `frazil init` and of the pages are parsed by an Airflow, without errors and without warnings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from frazil.airflow.partitions.tasks import window_facts
+from frazil.cli import init
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
 from tests.dags.test_sensors import Flow
 from tests.pages import CHECKOUT, all_blocks
 
 TEAM = "docs/how-to/start-when-complete.md"
-INSTALL = "docs/how-to/install.md"
 NOTIFIERS = "docs/how-to/send-alerts.md"
 """It needs providers that are not installed here: tests/dags/test_notifications.py."""
 
@@ -25,10 +25,12 @@ def test_the_dag_files_of_the_pages_parse(
     python = [block for block in all_blocks() if block.kind == "python" and block.page != NOTIFIERS]
     shown = [block for block in python if "airflow" in block.text]
     project, others = tmp_path / "dags", tmp_path / "others"
+    project.mkdir()
+    others.mkdir()
+    (project / "streams.py").write_text(init.STREAMS_DAGS)
+    (project / "declarations.py").write_text(init.DECLARATIONS_DAGS)
     for number, block in enumerate(shown):
-        folder = project if block.page == INSTALL else others
-        folder.mkdir(exist_ok=True)
-        (folder / f"file_{number}.py").write_text(
+        (others / f"file_{number}.py").write_text(
             block.text.replace("/opt/project/include/streams", str(CHECKOUT / "include" / "streams"))
         )
     whole = parse(project, home=tmp_path / "airflow")

@@ -15,10 +15,9 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import click
 import duckdb
@@ -32,11 +31,9 @@ from frazil.cluster.driver import ClusterDriver
 from frazil.cluster.kubernetes_pod import build_pod
 from frazil.errors import FrazilError
 from frazil.ingest.transform_sql import check_transform
-from frazil.quality import gate
 from frazil.spec.load import DEFAULTS_FILE, load_stream, validate_stream
 from frazil.spec.resources import Resources
 from frazil.status.cost import Prices
-from frazil.table import catalogs
 from tests.pages import Block, all_blocks, blocks, says
 
 BLOCKS = all_blocks()
@@ -45,7 +42,6 @@ NOT_RUN = {
     "README.md": "the drawing of the rooms, which tests/unit/test_house.py holds to the import contract",
     "docs/explanation/how-it-works.md": "a drawing",
     "docs/how-to/evolve-a-schema.md": "a line of a writer's log",
-    "docs/how-to/handle-dead-letters.md": "an error's message, in numbers of its own",
 }
 BUILT_INTO_THE_SHELL = {"cd", "export", "wait", "kill", "echo", "source", "set", "sleep"}
 NOT_ON_EVERY_MACHINE = {"helm", "kubectl"}
@@ -338,21 +334,3 @@ def test_the_catalog_is_printed_for_each_engine_that_the_guide_names(
     ]
     for command, _ in (answer for block in requested for answer in block.answers()):
         assert said(command.partition(" >")[0])
-
-
-def test_the_gate_is_called_as_the_guide_calls_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate itself is tested in tests/unit/quality."""
-    requested: list[gate.GateRequest] = []
-    catalog = MagicMock()
-    catalog.load_table.return_value.current_snapshot.return_value.snapshot_id = 7
-    monkeypatch.setattr(catalogs, "load_catalog", lambda _: catalog)
-    monkeypatch.setattr(gate, "run_gates", lambda requests, **_: requested.extend(requests) or (None,))
-    suites = folder / "include/expectations"
-    suites.mkdir(parents=True)
-    (suites / "demo.flights.json").write_text("{}")
-    (block,) = [block for block in blocks("docs/how-to/gate-quality.md") if block.kind == "python"]
-    exec(compile(block.text, str(block), "exec"), {})
-    (request,) = requested
-    assert (request.suite.name, request.snapshot_id) == ("demo.flights.json", 7)
-    assert datetime.fromtimestamp(request.from_us / 1e6, UTC) == datetime(2013, 12, 30, 15, tzinfo=UTC)
-    assert request.to_us - request.from_us == 3600 * 1_000_000

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from frazil.cli import init
 from frazil.cli.main import frazil
 from frazil.spec.load import load_stream
-from tests.pages import blocks
 
 
 def test_a_new_project_has_dags_and_a_valid_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,8 +30,3 @@ def test_files_that_exist_are_kept(tmp_path: Path) -> None:
     assert len(answer["written"]) == len(init.FILES) - 1
     assert (tmp_path / "dags/streams.py").read_text() == "# mine\n"
     assert "exists, kept" in CliRunner().invoke(frazil, ["init", str(tmp_path)]).output
-
-
-def test_the_dag_files_are_those_of_the_guide_which_an_airflow_parses() -> None:
-    shown = [block.text.strip() for block in blocks("docs/how-to/install.md") if block.kind == "python"]
-    assert [init.STREAMS_DAGS.strip(), init.DECLARATIONS_DAGS.strip()] == shown[:2]
