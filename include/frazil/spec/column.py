@@ -52,13 +52,12 @@ class Column(Model):
 
     cast: Literal["strict", "lenient"] | None = Field(
         default=None,
-        description='`lenient`: values of other types are converted and counted: `"7"` and `7.0` for an `int`, '
-        '`"true"` and `1` for a `boolean`, `7` for a `string`. Default: `cast` of the stream.',
+        description='`lenient`: other types are converted and counted: `"7"` and `7.0` for an `int`, `"true"` and '
+        "`1` for a `boolean`, `7` for a `string`. Default: `cast` of the stream.",
     )
     rounding: Literal["half-even", "half-up", "down"] | None = Field(
         default=None,
-        description="For a `decimal` with `cast: lenient`: how longer numbers are rounded. By default they are dead "
-        "letters.",
+        description="For a `decimal` with `cast: lenient`: rounds longer numbers, which otherwise are dead letters.",
     )
     null_if: Annotated[tuple[bool | int | float | str, ...], YamlForm("list of values")] = Field(
         default=(), description='Values that mean null, such as `["N/A", "", -999]`.'
@@ -165,10 +164,10 @@ class Watermark(Model):
 
     idle_timeout: PositiveDuration = Field(
         default=timedelta(minutes=5),
-        description="After this long without unread records, a topic-partition no longer holds the watermark back.",
+        description="A topic-partition without unread records for this long does not hold the watermark back.",
     )
     max_future: PositiveDuration = Field(
         default=timedelta(minutes=10),
-        description="A row whose event time is further ahead of Kafka's timestamp (or of the clock, if earlier) "
-        "does not advance the watermark.",
+        description="A row whose event time is further ahead of Kafka's timestamp or of the clock does not advance "
+        "the watermark.",
     )

@@ -67,9 +67,8 @@ class Envelope(Model):
     type: Literal["debezium"] = "debezium"
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
         default_factory=dict,
-        description="Columns for fields of the envelope (`source.lsn`, `source.ts_ms`, `transaction.id`, "
-        "`ts_ms`, `op`) or for `position`, a string that increases along the source's log, for "
-        "`order-by`.",
+        description="Columns for fields of the envelope (`source.lsn`, `source.ts_ms`, `transaction.id`, `ts_ms`, "
+        "`op`) or, for `order-by`, for `position`, a string that increases along the source's log.",
     )
     times: Literal["numbers", "iso"] = Field(
         default="numbers",
@@ -86,7 +85,7 @@ class Envelope(Model):
     transactions: str | None = Field(
         default=None,
         min_length=1,
-        description="The topic of transaction ends, `<topic.prefix>.transaction`. Each snapshot then has complete "
+        description="The topic of transaction ends, `<topic.prefix>.transaction`: each snapshot has complete "
         "transactions. Needs `order-by`, and one topic with one partition.",
     )
 

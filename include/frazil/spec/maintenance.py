@@ -41,8 +41,8 @@ class Compaction(SwitchableAction):
     )
     fold_files: CountFromTwo | None = Field(
         default=None,
-        description="Number of a writer's small files in a partition that it rewrites as one while it runs, so that "
-        "queries of an open partition read few files. By default, writers rewrite no files.",
+        description="A running writer rewrites this many of its small files in a partition as one. By default, it "
+        "rewrites none.",
     )
     deleted_rows: Percentage = Field(
         default=20, description="Percentage of deleted rows at which a data file is rewritten."
@@ -65,9 +65,8 @@ class Expiry(SwitchableAction):
     at_least: Count = Field(default=20, description="Number of newest snapshots that are always kept.")
     at_most: Count = Field(
         default=500,
-        description="Maximum number of snapshots kept because of `keep`, as each slows down commits. With a commit "
-        "every 5 s, 500 are 41 minutes; with one every second, 8 minutes. Writers expire snapshots "
-        "above this number plus an eighth.",
+        description="Maximum number of snapshots kept because of `keep`. Writers expire those above it plus an "
+        "eighth. With a commit each second, 500 are 8 minutes.",
     )
 
 
@@ -129,7 +128,7 @@ class Alerts(SwitchableAction):
     dead_letters_per_minute: Count | None = Field(
         default=None,
         description="Dead letters of one error class per minute, averaged over five minutes or the longest commit "
-        "interval, but not over the time before the first commit.",
+        "interval.",
     )
     failed_runs: Count = Field(default=1, description="Failed runs of the table's partition DAG in a row.")
 

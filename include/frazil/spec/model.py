@@ -84,8 +84,8 @@ class Commit(Model):
     )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
-        description="What happens if metadata grows faster than maintenance shrinks it. `warn`: a warning. "
-        "`stretch`: also longer commit intervals.",
+        description="If metadata grows faster than maintenance shrinks it. `warn`: a warning. `stretch`: also "
+        "longer commit intervals.",
     )
     max_interval: PositiveDuration = Field(
         default=timedelta(minutes=10), description="The longest commit interval with `throttle: stretch`."
@@ -180,8 +180,7 @@ class StreamSpec(Model):
     transform: str | None = Field(
         default=None,
         min_length=1,
-        description="A DuckDB `SELECT … FROM records [WHERE …]` that computes the columns of `schema`. Records that "
-        "`WHERE` drops are counted.",
+        description="A DuckDB `SELECT … FROM records [WHERE …]` that computes the columns of `schema`.",
     )
     mode: Literal["append", "upsert"] = Field(
         default="append",
@@ -192,15 +191,15 @@ class StreamSpec(Model):
     order_by: str | None = Field(
         default=None,
         description="For `mode: upsert`: the column that orders changes. A change with a lower value than the row's "
-        "is stale. By default the last record in Kafka wins.",
+        "is stale. By default, Kafka's order decides.",
     )
     delete: Delete | None = Field(
         default=None, description="For `mode: upsert`: which records delete the row of their key."
     )
     merge: MergeMode = Field(
         default="auto",
-        description="For `mode: upsert`. `copy-on-write` rewrites changed files. `merge-on-read` writes delete "
-        "files. `auto` does the latter until many rows of a file are deleted.",
+        description="For `mode: upsert`. `copy-on-write` rewrites changed files, `merge-on-read` writes delete "
+        "files. `auto` rewrites a file once many of its rows are deleted.",
     )
     route: Route | None = Field(
         default=None, description="Which records go to which tables; `table` gets all other records."
@@ -215,8 +214,8 @@ class StreamSpec(Model):
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
     distribution: Literal["none", "hash", "auto"] = Field(
         default="none",
-        description="`none`: tasks write what they read. `hash`: rows are shuffled by table partition, for fewer "
-        "files. `auto`: like `hash`, while that saves many files.",
+        description="`hash`: tasks shuffle rows by table partition, for fewer files. `auto`: only while that saves "
+        "many files.",
     )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
@@ -225,8 +224,7 @@ class StreamSpec(Model):
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="The windows to signal. By default, `hour` or `day` as the table is partitioned by event time, "
-        "else `none`.",
+        description="The windows to signal. By default, as the table is partitioned by event time.",
     )
     complete_from: Moment | None = Field(
         default=None, description="The first window to signal; by default the one that is open at the first check."

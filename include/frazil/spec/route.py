@@ -61,8 +61,7 @@ class Route(Model):
     )
     complete: tuple[str, ...] = Field(
         default=(),
-        description="The routed tables whose windows are signalled. The text of `template` names all tables that it "
-        "creates.",
+        description="The routed tables whose windows are signalled. The text of `template` stands for all its tables.",
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),

@@ -26,7 +26,7 @@ class Source(Model):
     topic_pattern: str | None = Field(
         default=None,
         min_length=1,
-        description="Instead of `topics`: an RE2 pattern of whole topic names. Later topics are read from their "
+        description="Instead of `topics`: an RE2 pattern of whole topic names. New topics are read from their "
         "beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
@@ -45,7 +45,7 @@ class Source(Model):
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
         description="If retention deleted unread records, or the log was truncated: `fail` ends the writer; `skip` "
-        "continues at the first remaining offsets, and records the lost ones in the snapshot's summary.",
+        "continues, and records the lost offsets in the snapshot's summary.",
     )
     properties: Properties = Field(
         default_factory=dict,

@@ -34,8 +34,8 @@ class Delete(Model):
     values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mark a delete.")
     tombstones: bool = Field(
         default=False,
-        description="A record without a value deletes the row of its Kafka key: `source.key` fills the only key "
-        "column, or the Kafka key's fields are the key columns.",
+        description="A record without a value deletes the row of its Kafka key, which is the only key column "
+        "(`source.key`) or has the key columns as fields.",
     )
 
     @model_validator(mode="before")

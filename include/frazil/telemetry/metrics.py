@@ -57,23 +57,21 @@ def _histogram(name: str, description: str) -> Metric:
     return Metric(f"frazil.{name}", MetricType.HISTOGRAM, "s", description)
 
 
-WRITER_RUNNING = _gauge(
-    "writer.running", "{writer}", "1 while this process writes the stream, 0 after its writer ended."
-)
+WRITER_RUNNING = _gauge("writer.running", "{writer}", "1 while this process writes the stream, else 0.")
 WRITER_STARTED = _gauge("writer.started.timestamp", "s", "When the writer started, in seconds since 1970.")
 BATCHES = _counter("batches", "{batch}", "Committed batches that had records.")
 RECORDS = _counter("records", "{record}", "Committed records, without dead letters.")
 DEAD_LETTERS = _counter("dead_letters", "{record}", "Records that became dead letters.")
-FILES = _counter("files", "{file}", "Data files that batches staged. Files that a merge writes are not counted.")
-WRITTEN = _counter("written", "By", "Size of the data files that batches staged, without files that a merge writes.")
+FILES = _counter("files", "{file}", "Data files that batches staged, without files that a merge writes.")
+WRITTEN = _counter("written", "By", "Bytes of data files that batches staged, without files that a merge writes.")
 CPU = _counter(
-    "cpu", "s", "CPU of batches: their tasks, and the writer's process and JVM, which streams of an application share."
+    "cpu", "s", "CPU of batches: tasks, and the writer's process and JVM, which streams of an application share."
 )
 STORAGE_WRITES = _counter("storage_writes", "{request}", "Requests to object storage that wrote or listed objects.")
 STORAGE_READS = _counter("storage_reads", "{request}", "Other requests to object storage, except deletions.")
 STAGE = _histogram("stage", "Time to stage a batch, from Kafka to Parquet.")
 COMMIT = _histogram("commit", "Time to commit a batch, including its journal and merge.")
-MERGE = _histogram("merge", "Part of the commit time that merge tasks took; only for upsert streams.")
+MERGE = _histogram("merge", "Time of merge tasks within the commit time; only for upsert streams.")
 LAG = _gauge("lag.records", "{record}", "Records in Kafka that are not committed to the table.")
 IN_TRANSACTIONS = _gauge(
     "transactions.offsets", "{offset}", "Offsets that wait for the end of a transaction, of Kafka or of the source."
@@ -81,18 +79,18 @@ IN_TRANSACTIONS = _gauge(
 FRESHNESS = _gauge(
     "freshness",
     "s",
-    "Largest possible age of the oldest waiting record, including open transactions; 0 if no record waits.",
+    "Largest possible age of the oldest waiting record, also in open transactions; 0 without any.",
 )
 BACKPRESSURE = _gauge(
-    "backpressure", "s", "Time by which the last batch exceeded the commit interval; 0 if no records wait."
+    "backpressure", "s", "Time by which the last batch exceeded the commit interval; 0 without waiting records."
 )
-INTERVAL = _gauge("commit_interval", "s", "The current commit interval, including any extension by `commit.throttle`.")
+INTERVAL = _gauge("commit_interval", "s", "The current commit interval, as extended by `commit.throttle`.")
 LAST_COMMIT = _gauge("last_commit.timestamp", "s", "When this process last committed, in seconds since 1970.")
 WATERMARK = _gauge("watermark.timestamp", "s", "The stream's watermark, in seconds since 1970.")
 EPOCHS = _counter(
     "epochs",
     "{epoch}",
-    "Times that this process took over the stream; more than one means a restart within the process.",
+    "Take-overs by this process; more than one means restarts within it.",
 )
 STALLED = _gauge(
     "stalled",
@@ -105,10 +103,8 @@ OUTAGES = _counter("outages", "{outage}", "Outages of the catalog, the storage, 
 THROTTLED = _gauge("throttled", "{stream}", "1 while the table's metadata grows faster than maintenance shrinks it.")
 EVOLUTIONS = _counter("evolutions", "{evolution}", "Schema changes of the table that records required.")
 FUTURE = _counter("future_rows", "{row}", "Rows with event times too far in the future to advance the watermark.")
-SKIPS = _counter(
-    "skips", "{skip}", "Number of times that records were skipped because Kafka's retention had deleted them."
-)
-NOTICES = _gauge("notices", "{notice}", "Current notices of the writer to its operators; `frazil status` shows them.")
+SKIPS = _counter("skips", "{skip}", "Skips of records that Kafka's retention had deleted.")
+NOTICES = _gauge("notices", "{notice}", "Current notices of the writer, which `frazil status` shows.")
 PARTITION_LAG = Metric(
     "frazil.partition.lag.records",
     MetricType.GAUGE,
