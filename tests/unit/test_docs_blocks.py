@@ -308,22 +308,6 @@ def test_validate_answers_as_the_guide_says(folder: Path) -> None:
     assert says(said(broken[0]), broken[1]), said(broken[0])
 
 
-def test_validate_answers_as_the_reference_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((command, answer),) = next(
-        block.answers() for block in blocks("docs/reference/cli.md") if block.program == "frazil validate\n"
-    )
-    streams = folder / "streams"
-    streams.mkdir()
-    (streams / "rides.yaml").write_text(quick_start_stream())
-    (streams / "trips.yaml").write_text(
-        "name: trips\nsource: {topics: [trips], format: json, bootstrap-servers: 'http://127.0.0.1'}\n"
-        "table: city.trips\nschema: {at: timestamptz}\nevent-time: att\n"
-    )
-    monkeypatch.setenv("FRAZIL_STREAMS", "streams")
-    monkeypatch.setenv("FRAZIL_KAFKA", "127.0.0.1:9092")
-    assert says(said(command), answer)
-
-
 def test_the_catalog_is_printed_for_each_engine_that_the_guide_names(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
