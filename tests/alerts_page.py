@@ -91,10 +91,9 @@ _INTRODUCTION = """\
 
 `frazil_health` evaluates these rules. Each links to its entry in the runbook.
 [`maintenance.alerts`](configuration.md#maintenancealerts) declares thresholds and the hold time.
-`python -m tests.alerts_page` generates this page.
 
-An alert fires when every measurement within the hold time (`hold`) was beyond the threshold, or *at once*. It ends at
-{clears:.0f} % of the threshold, or when the problem is over.
+An alert fires when all measurements within `hold` were beyond the threshold, or *at once*. It ends at {clears:.0f} % of the
+threshold, or when the problem is over.
 
 | rule | threshold | default | fires after |
 |---|---|---|---|
@@ -103,16 +102,17 @@ An alert fires when every measurement within the hold time (`hold`) was beyond t
 _NOTES = """\
 
 - `freshness` is at least {intervals} times the longest declared commit interval.
-- `writer` fires at once if no writer is [restarted](exit-codes.md), and after `hold` if none has run on this host yet.
-- `stall` fires after `hold` for a watermark that does not advance while the writer commits.
+- `writer` fires at once if the writer is not [started again](exit-codes.md), and after `hold` if none has run on this
+  host yet.
+- `stall` fires after `hold` if the watermark stands still while the writer commits.
 - `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one
-  incident, with one notification when the first fires, and one when the last has ended.
+  incident: one notification when the first fires, one when the last has ended.
 - For `manifest-list`, a table counts as having at least {files} files.
 - Files are small if their average size is below a tenth of the target size.
-- `dead-letters` and `stale-changes` measure the last hour, or up to a day until it has {records} records. If a day has
-  fewer, at least {bad} and over {large} % must be bad. If snapshots have expired, the time since the oldest counts.
+- `dead-letters` and `stale-changes` measure the last hour, or as much of the last day as has {records} records. If a day
+  has fewer, at least {bad} and over {large} % must be bad. If snapshots expired, the time since the oldest counts.
 - `aggregation` uses its own `within`.
-- `FRAZIL_RUNBOOK` names another runbook, as an address or a path, for events, notifiers and the page.
+- `FRAZIL_RUNBOOK` names another runbook, by address or path, for events, notifiers and the page.
 """
 
 

@@ -14,8 +14,7 @@ _INTRODUCTION = """\
 Metrics that writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)), with the labels
 `stream` and `table`. Names that end in `_total` are counters, which start at 0 in each process. Histograms are
 {histograms}; all others are gauges.
-A stream has at most {series} series; {buckets} of them are histogram buckets. `python -m tests.metrics_page` generates
-this page.
+A stream has at most {series} series, {buckets} of them histogram buckets.
 """
 
 
