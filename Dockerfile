@@ -1,5 +1,5 @@
 # An image for Airflow's components and the writers that they launch: the package with its extras, and a project's
-# dags/ and include/. An image for executors needs no more than the base: docs/how-to/install.md.
+# dags/ and include/. For executors, see docs/how-to/install.md.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 FROM ${BASE_IMAGE}
 
@@ -24,8 +24,8 @@ ENV FRAZIL_JARS=/opt/frazil/.jars \
     VIRTUAL_ENV=/opt/frazil/.venv \
     PATH=/opt/frazil/.venv/bin:${PATH}
 
-# The link is for tasks that an image before this one deferred: they name the writer's main by its path in here.
-# What changes least comes first: the pinned dependencies, then the package, then the project.
+# The layers that change least come first: the pinned dependencies, then the package, then the project.
+# The link `spark_apps` is for tasks that an earlier image deferred: they name the writer's main by this path.
 COPY --chown=frazil requirements.txt ./
 COPY --chown=frazil pyproject.toml README.md ./
 COPY --chown=frazil docs/runbook.md docs/runbook.md
@@ -39,7 +39,7 @@ RUN python -m venv .venv \
 COPY --chown=frazil include include
 COPY --chown=frazil dags dags
 
-# The command comes from the deployment: airflow api-server, scheduler, dag-processor or triggerer. Airflow's Helm chart
+# The deployment gives the command: airflow api-server, scheduler, dag-processor or triggerer. Airflow's Helm chart
 # starts shells and probes through /entrypoint.
 ENTRYPOINT ["/entrypoint"]
 CMD ["airflow", "version"]

@@ -1,4 +1,4 @@
-# frazil's commands. A machine needs Python 3.11, make and Java 17; all else is installed into .venv and a cache.
+# frazil's commands. They need Python 3.11, make and Java 17, and install the rest into .venv and a cache.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -6,19 +6,18 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 CYCLONEDX_VERSION := 7.5.0
 INSTALLED := $(VENV)/.installed
-# Tests run in so many processes, two more than cores, because most of them wait for servers half of their time;
-# CONTRIBUTING.md says how they share their servers. A process that dies ends the run, which names its test: a
-# replacement may never come, and the run would wait for it.
+# Processes that run tests: two more than cores, because tests wait for servers half of their time. If one of these
+# processes dies, the run ends and names its test: pytest-xdist may wait for a replacement forever.
 WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 # Tests write in memory if it has 8 GiB for them: a disk takes longer to delete their many small files than to write them.
 IN_MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 >= 8388608 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
 STATIC := $(wildcard include demo spark_apps dags deploy plugins tests bench)
 
-# The cache may be on another device than the checkout, where hard links fail.
+# The cache may be on another device than the checkout, so hard links may fail.
 export UV_LINK_MODE ?= copy
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
-# Each of the many processes that tests start would compile the package, and pytest the tests, anew.
+# Otherwise each process that tests start would compile the package again, and pytest the tests.
 unexport PYTHONDONTWRITEBYTECODE
 # The venv's commands (spark-submit, airflow) come before any of the system's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -41,14 +40,14 @@ test: setup ## Lint, types, import contract and all tests, with real parts
 	$(IN_MEMORY) $(BIN)/pytest $(PARALLEL) -p tests.run_again --durations=10 $(PYTEST); tests=$$?; \
 	wait $$lint; linted=$$?; cat $$log; rm -f $$log; exit $$((tests ? tests : linted))
 
-lint: venv ## Lint, format, types and import contract alone
+lint: venv ## Lint, format, types and import contract
 	$(BIN)/ruff check $(STATIC)
 	$(BIN)/ruff format --check $(STATIC) $(wildcard docs *.md)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 unit: WORKERS = 2
-unit: venv loops ## The fast tests alone, which start nothing
+unit: venv loops ## The fast tests, which start no server
 	FRAZIL_TEST_EXAMPLES=unit $(IN_MEMORY) $(BIN)/pytest $(PARALLEL) \
 	  -m 'not soak and not processes and not slow' tests/unit $(PYTEST)
 
@@ -56,21 +55,21 @@ bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see 
 	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates upserts upsert_reads,$(basename $(notdir $(wildcard bench/*.py))))); do \
 	  echo "== $$name"; $(BIN)/python -m "bench.$$name"; done
 
-soak: setup ## The tests that run for long, every law with many random examples, and mutants
+soak: setup ## Slow tests, property tests with many random examples, and mutants
 	FRAZIL_TEST_EXAMPLES=soak $(BIN)/pytest -m 'soak or rotates or hypothesis' -rP $(PYTEST)
 	$(MAKE) mutants
 
-matrix: setup ## Unit tests and a whole stream with each other set of versions (MATRIX=a for one); see tests/matrix.py
+matrix: setup ## Unit tests and a whole stream with other sets of versions (MATRIX=a for one); see tests/matrix.py
 	$(BIN)/python -m tests.matrix $(MATRIX)
 
-mutants: setup ## Changes of decisions that no unit test notices, of a sample (ROOM=commit, COUNT=40, SEED=2026)
+mutants: setup ## A sample of changed decisions that no unit test notices (ROOM=commit, COUNT=40, SEED=2026)
 	@left=0; for room in $(or $(ROOM),commit merge audit stream); do \
 	  $(BIN)/python -m tests.mutant_hunt $$room --count $(or $(COUNT),40) --seed $(or $(SEED),2026) || left=1; done; exit $$left
 
-setup: check-java venv ## Everything that demo and tests need: .venv, the JVM jars, compiled loops
+setup: check-java venv ## All that demo and tests need: .venv, the JVM jars, compiled loops
 	@$(MAKE) --no-print-directory -j2 jars loops
 
-venv: $(INSTALLED) ## .venv alone
+venv: $(INSTALLED) ## Only .venv
 
 $(INSTALLED): requirements.txt pyproject.toml | check-python
 	@[ -x $(BIN)/uv ] || echo "setup: making $(VENV) (seconds)"
@@ -78,7 +77,7 @@ $(INSTALLED): requirements.txt pyproject.toml | check-python
 	@echo "setup: installing $$(grep -c == requirements.txt) packages and compiling their bytecode (minutes, 2 GB)"
 	$(BIN)/uv pip install --quiet --compile-bytecode --no-deps --requirements requirements.txt
 	$(BIN)/uv pip install --quiet --no-deps --editable .
-	@rm -rf include/frazil.egg-info  # the installation's metadata once more, by which Airflow would find the plugin twice
+	@rm -rf include/frazil.egg-info  # with this second copy of the metadata, Airflow would find the plugin twice
 	@touch $@
 
 jars: venv check-java
@@ -91,7 +90,7 @@ loops: venv
 	@echo "setup: compiling the loops over records if they changed (half a minute)"
 	@$(BIN)/python -m frazil.ingest.precompile
 
-lock: venv ## Pin anew what pyproject.toml asks for (UPGRADE=1 for the newest versions that fit)
+lock: venv ## Pin the requirements of pyproject.toml (UPGRADE=1 for the newest versions that fit)
 	$(BIN)/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --all-extras --group checkout \
 	  --custom-compile-command "make lock" --output-file requirements.txt pyproject.toml
 

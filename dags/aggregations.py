@@ -1,7 +1,7 @@
 """The daily aggregations. For each declaration in `include/aggregations/`, `frazil_daily_<name>` aggregates a complete
 day, and `frazil_reopened_<name>` requests the day again when late rows arrive.
 
-It needs the declarations, next to the folder of streams or where FRAZIL_AGGREGATIONS says, and the streams that feed
+It needs the declarations, next to the folder of streams or in FRAZIL_AGGREGATIONS, and the streams that feed
 their sources (FRAZIL_STREAMS). It also needs the Airflow connection `spark_default`, to a Spark with Iceberg's runtime.
 To be notified of a day that could not be aggregated, pass a notifier as `on_failure=`.
 """

@@ -3,8 +3,7 @@
 Each hour it checks that all records committed in the last complete hour are in their tables exactly once. It reads the
 Kafka coordinates in the workers, and needs neither Spark nor, by default, Kafka. A finding fails the stream's own task
 and sends an event of the asset `frazil.audit.<stream>`. It needs the streams' YAML files (FRAZIL_STREAMS names another
-folder). To be notified of findings, pass a notifier as
-`on_failure=`.
+folder). To be notified of findings, pass a notifier as `on_failure=`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Defines no DAG: an import error of this file shows which declarations are broken, without removing any DAG.
 
 The other DAG files continue with the last valid version of a broken declaration. Requires the YAML files of the streams
-(FRAZIL_STREAMS names another folder) and of the aggregations (FRAZIL_AGGREGATIONS). The words airflow
-and dag must stay in this file: Airflow's safe mode parses only files that contain them.
+(FRAZIL_STREAMS names another folder) and of the aggregations (FRAZIL_AGGREGATIONS). The words airflow and dag must stay
+in this file: Airflow's safe mode parses only files that contain them.
 """
 
 from __future__ import annotations

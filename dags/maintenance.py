@@ -3,7 +3,7 @@
 Every hour, tables that need it get compaction of complete partitions, manifest rewrites and snapshot expiry; once a
 day, orphan files are deleted. `maintenance` in the streams' YAML (FRAZIL_STREAMS names another folder) configures this.
 Requires the Spark connection `spark_default` and, if FRAZIL_SPARK_POOL is set, a pool of that name. To be notified of
-alerts, pass a notifier as `on_failure=`, and one as `on_resolved=` for alerts that resolve.
+alerts, pass a notifier as `on_failure=`; for alerts that ended, one as `on_resolved=`.
 """
 
 from __future__ import annotations

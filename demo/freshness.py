@@ -41,7 +41,7 @@ def freshness(table: Table, *, since_ms: int = 0) -> Freshness | None:
 
 def _ages_ms(table: Table, since_ms: int) -> Iterator[npt.NDArray[np.int64]]:
     for snapshot in table.metadata.snapshots:
-        # A rewrite brings no new rows.
+        # A rewrite adds no new rows.
         if snapshot.timestamp_ms < since_ms or (snapshot.summary and snapshot.summary.operation is Operation.REPLACE):
             continue
         for entry in _added(table, snapshot):

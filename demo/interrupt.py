@@ -18,13 +18,13 @@ import psutil
 from frazil.errors import EnvironmentUnusable
 
 ORPHAN_GRACE_S = 90
-"""How long a demo waits for an earlier one that lost its `make` and is ending."""
+"""Time for which a demo waits for an earlier one that lost its `make` and is ending."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The demo must end. Not an Exception, so that no handler takes it for a failure."""
+    """Ends the demo. Not an Exception, so that no handler treats it as a failure."""
 
 
 class Interrupts:
@@ -96,7 +96,7 @@ def _holder(lock_file: Path) -> int:
 
 
 def _is_orphan(pid: int) -> bool:
-    """Whether its `make` or terminal is gone, so that it is about to end."""
+    """Return whether its `make` or terminal has ended, so that it is about to end."""
     try:
         return psutil.Process(pid).ppid() <= 1
     except psutil.NoSuchProcess:

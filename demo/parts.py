@@ -1,4 +1,4 @@
-"""The processes of the demo, in a home of its own; also ends what an earlier demo left behind."""
+"""The demo's processes, in a separate home. Also ends processes of an earlier demo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARK = "FRAZIL_DEMO"
 
 WRITER_GRACE_S = 30
 CHECK_EVERY_S = 15
-"""Five hours of the demo's event time; the default, a minute, would be twenty."""
+"""Interval between checks of windows: 15 s are five hours of the demo's event time."""
 
 DemoCatalog = Literal["embedded", "rest", "postgres"]
 """SQLite and a folder, SeaweedFS's REST catalog and its S3, or PostgreSQL and SeaweedFS's S3."""
@@ -39,7 +39,7 @@ legacy-current-snapshot-id: false
 
 
 class DemoParts:
-    """Kafka, the catalog's servers, Airflow and the writer of one demo, all below one folder."""
+    """Kafka, the catalog's servers, Airflow and the writer of one demo, all in one folder."""
 
     def __init__(  # noqa: PLR0913 - each by its name
         self,

@@ -16,10 +16,10 @@ SECONDS_PER_HOUR = 3.0
 
 
 class Publisher:
-    """A producer that counts what the broker has taken.
+    """A producer that counts acknowledged records.
 
-    `waiting` remembers how many records had been sent when, to find the age of the oldest uncommitted record from the
-    number of committed ones.
+    `_waiting` has the number of sent records by time. With the number of committed records, it gives the age of the
+    oldest uncommitted one.
     """
 
     def __init__(self, bootstrap: str, topic: str) -> None:
@@ -63,7 +63,7 @@ class Publisher:
             raise KafkaUnavailable(f"a record for the topic {self._topic} was not taken: {self._refused.str()}")
 
     def flush(self, within_s: float = 60) -> None:
-        """Wait until the broker has everything that was sent."""
+        """Wait until the broker has all sent records."""
         left = self._producer.flush(within_s)
         self.poll()
         if left:

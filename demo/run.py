@@ -27,12 +27,12 @@ from frazil.table.catalogs import load_catalog
 
 STREAM = "flights"
 WRITER_DAG = "frazil_writer_flights"
-"""The ids that frazil.airflow derives from the stream; a test checks them, because the demo does not import Airflow."""
+"""The id that frazil.airflow derives from the stream. A test checks it, because the demo does not import Airflow."""
 DAY_DAGS = ("frazil_partitions_demo.flights", "frazil_daily_flights_per_day", "frazil_reopened_flights_per_day")
-"""Those of its hourly windows and its daily aggregation."""
+"""The DAGs of the hourly windows and of the daily aggregation."""
 
 DAYS_WITHIN_S = 240
-"""How long after the last flight both days must be complete and aggregated."""
+"""Time after the last flight by which both days must be complete and aggregated."""
 
 PARTITIONS = 32
 STALL_S = 180
@@ -134,7 +134,7 @@ class Demo:
                 raise EnvironmentUnusable(self._stalled(committed))
 
     def _wait_for_days(self, everything: pa.Table) -> Days:
-        """Wait until both days are right or the time is up; returns them."""
+        """Return both days, once they are right or the time is up."""
         deadline = time.monotonic() + DAYS_WITHIN_S
         while True:
             found = days(self._catalog, self._spec.table.identifier, everything)
@@ -228,5 +228,5 @@ def sign_in(parts: DemoParts) -> str:
 
 
 def _shown(location: str) -> str:
-    """A folder from where one stands; an address as it is."""
+    """Return a folder relative to the current one, or an address unchanged."""
     return os.path.relpath(location.removeprefix("file://")) if location.startswith("file:") else location

@@ -1,8 +1,8 @@
-"""Carry out the Dockerfile where no container engine runs: `sudo python3.11 deploy/build_in_chroot.py FOLDER`.
+"""Run the Dockerfile without a container engine: `sudo python3.11 deploy/build_in_chroot.py FOLDER`.
 
-FOLDER becomes the image's root: a clean Debian from debootstrap, with Python 3.11 as the base image has it. It runs
-each instruction as an engine would, as the user and in the environment that the Dockerfile has set by then, and at last
-`airflow version` and `frazil validate` through the entry point. Ends with 0 if all of that worked.
+FOLDER becomes the image's root: a clean Debian from debootstrap, with the base image's Python 3.11. Each instruction
+runs with the user and the environment that the Dockerfile has set before it. Then `airflow version` and
+`frazil validate` run through the entry point. Exits with 0 if all of this worked.
 
 It needs root, debootstrap, 5 GB and a network. Layers, image metadata and base images other than Debian's are left out.
 """
@@ -31,7 +31,7 @@ CHECKS = (["airflow", "version"], ["frazil", "validate", "--streams", "include/s
 
 @dataclass
 class Image:
-    """The root so far, and what earlier instructions have set."""
+    """The state of the build: the root folder, and the settings of earlier instructions."""
 
     root: Path
     user: str = "root"
@@ -92,7 +92,7 @@ class Image:
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """The Dockerfile's instructions with what follows them, continued lines joined."""
+    """Yield the Dockerfile's instructions with their arguments. Continued lines are joined."""
     lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         name, _, rest = line.strip().partition(" ")
@@ -100,7 +100,7 @@ def instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def make_base(root: Path) -> None:
-    """Debian with Python 3.11 as `python`."""
+    """Make a Debian root with Python 3.11 as `python`."""
     if not (root / "etc" / "debian_version").exists():
         subprocess.run(["debootstrap", "--variant=minbase", SUITE, str(root)], check=True)
     for file in ("resolv.conf", "hosts", "pip.conf"):
@@ -119,7 +119,7 @@ def make_base(root: Path) -> None:
 
 @contextmanager
 def mounted(root: Path) -> Iterator[None]:
-    """What programs expect of a kernel: Java reads /proc, and Python's locks need /dev/shm."""
+    """Mount the kernel's folders: Java reads /proc, and Python's locks need /dev/shm."""
     places = {"/proc": root / "proc", "/dev": root / "dev"}
     for source, place in places.items():
         subprocess.run(["mount", "--rbind", "--make-rslave", source, str(place)], check=True)

@@ -1,7 +1,7 @@
-"""Makes a site of docs/ for mkdocs: the navigation of docs/README.md, and what the pages link to outside of docs/.
+"""Makes a site of docs/ for mkdocs, with the navigation of docs/README.md and the linked files outside of docs/.
 
-The pages are written for a reader of the repository. So the list of pages is docs/README.md alone, a link to a folder
-gets a page that lists it, and a file outside of docs/ lies below `repository/` in the site.
+The pages are written for readers of the repository. So a link to a folder gets a page that lists it, and a file outside
+of docs/ is below `repository/` in the site.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 LISTED = re.compile(r"\[(?P<title>[^\]]+)\]\((?P<target>[^)\s#:]+)")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 INTERRUPTED = re.compile(r"^(?![-*] |\d+\. |\s|\|)(.+)\n(?=[-*] |\d+\. )", re.MULTILINE)
-"""A paragraph that a list follows without an empty line: a list for GitHub, and text for Python-Markdown."""
+"""A paragraph directly followed by a list: GitHub renders the list, Python-Markdown renders text."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -52,7 +52,7 @@ def _entries(text: str, docs: Path, seen: set[str]) -> list[Any]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what pages link to: lists of folders, and files of the repository."""
+    """Add the targets of links: lists of folders, and files of the repository."""
     docs, todo = Path(config.docs_dir), [file for file in files if file.is_documentation_page()]
     while todo:
         file = todo.pop()
@@ -79,7 +79,7 @@ def _made(uri: str, docs: Path, config: MkDocsConfig) -> File | None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to where their files are in the site, and let lists begin where GitHub begins them."""
+    """Rewrite links to the site's paths, and start lists where GitHub starts them."""
 
     def led(match: re.Match[str]) -> str:
         uri = _in_site(page.file.src_uri, match["target"])

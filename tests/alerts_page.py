@@ -92,8 +92,8 @@ _INTRODUCTION = """\
 `frazil_health` evaluates these rules. Each links to its entry in the runbook.
 [`maintenance.alerts`](configuration.md#maintenancealerts) declares thresholds and the hold time.
 
-An alert fires when all measurements within `hold` were beyond the threshold, or *at once*. It ends at {clears:.0f} % of the
-threshold, or when the problem is over.
+An alert fires when all measurements within `hold` were beyond the threshold, or *at once*. It ends at {clears:.0f} % of
+the threshold, or when the problem is over.
 
 | rule | threshold | default | fires after |
 |---|---|---|---|
@@ -109,8 +109,8 @@ _NOTES = """\
   incident: one notification when the first fires, one when the last has ended.
 - For `manifest-list`, a table counts as having at least {files} files.
 - Files are small if their average size is below a tenth of the target size.
-- `dead-letters` and `stale-changes` measure the last hour, or as much of the last day as has {records} records. If a day
-  has fewer, at least {bad} and over {large} % must be bad. If snapshots expired, the time since the oldest counts.
+- `dead-letters` and `stale-changes` measure the last hour, or as much of the last day as has {records} records. If a
+  day has fewer, at least {bad} and over {large} % must be bad. If snapshots expired, the time since the oldest counts.
 - `aggregation` uses its own `within`.
 - `FRAZIL_RUNBOOK` names another runbook, by address or path, for events, notifiers and the page.
 """
