@@ -87,7 +87,6 @@ class StageOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Run the application. Raises AirflowFailException for an abandoned backfill, else spark-submit's errors."""
         request = context["ti"].xcom_pull(task_ids="plan")
         self._check_not_abandoned(request)
         try:
@@ -168,10 +167,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Log what the backfill would write. Return the request as JSON.
-
-    Returns None in a dry run, or if no records are missing.
-    """
+    """Return the request as JSON; None in a dry run, or if no records are missing."""
     from frazil.backfill.estimate import estimate, estimate_messages  # not when a DAG file is parsed
 
     context = get_current_context()
@@ -190,7 +186,6 @@ def plan(streams: str) -> dict[str, Any] | None:
 
 
 def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Audit and publish the backfill. Return its last state; None if no records were missing."""
     with _open_backfill(streams, request) as backfill:
         last = backfill.publish()
         if last is None:
@@ -202,7 +197,6 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def _open_backfill(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
-    """Open the backfill of a request. Errors that a user must fix fail the task without a retry."""
     from frazil.backfill.request import parse_request
     from frazil.backfill.run import open_backfill
     from frazil.spec.load import find_stream

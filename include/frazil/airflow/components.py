@@ -20,7 +20,6 @@ COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "
 
 
 def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[MissingComponent, ...]:
-    """Return the components without a recent heartbeat. `at_ms` is the time at which `heartbeats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
     return find_missing(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow_home())
 

@@ -46,7 +46,6 @@ MIN_INTERVAL = timedelta(minutes=1)
 
 OnFailure = Call | Sequence[Call]
 MessageOf = Callable[[Any], Message | None]
-"""Builds the message about a task from its context; returns None if there is nothing to report."""
 
 
 def dag_profile(  # noqa: PLR0913 - keywords, each with a default
@@ -60,13 +59,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
     on_failure: OnFailure | None = None,
     **defaults: Any,
 ) -> dict[str, Any]:
-    """Return the arguments that all of frazil's DAGs share.
-
-    :param purpose: the second tag, such as `writer`. :param streams: names of streams in addition to those of `specs`.
-    :param specs: declarations of streams, whose owners own the DAG. :param marks: further tags, such as `broken`.
-    :param on_failure: notifiers of the tasks; by default those of FRAZIL_ON_FAILURE. :param defaults: default
-    arguments, which FRAZIL_DEFAULT_ARGS overrides.
-    """
+    """`purpose` is the second tag. The owners of `specs` own the DAG. FRAZIL_DEFAULT_ARGS overrides `defaults`."""
     about = {"stream": sorted({*streams, *(spec.name for spec in specs)}), "table": sorted(set(tables))}
     named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MAX_TAGS_PER_KIND for name in names]
     owners = sorted({spec.owner for spec in specs if spec.owner})
@@ -85,7 +78,6 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
 
 
 def default_arguments(purpose: str) -> dict[str, Any]:
-    """Return the arguments in FRAZIL_DEFAULT_ARGS for a purpose. Raises SpecError if it is not a JSON object."""
     text = os.environ.get(DEFAULT_ARGS_VARIABLE)
     if not text:
         return {}
@@ -103,10 +95,7 @@ def default_arguments(purpose: str) -> dict[str, Any]:
 
 
 def read_interval(variable: str, default: timedelta) -> timedelta:
-    """Return a DAG's interval from an environment variable, which has a value such as `30m`.
-
-    Raises SpecError if the duration is invalid or too short.
-    """
+    """Return a DAG's interval, such as `30m`. Raises SpecError if the duration is invalid or too short."""
     text = os.environ.get(variable)
     if not text:
         return default
@@ -120,23 +109,15 @@ def read_interval(variable: str, default: timedelta) -> timedelta:
 
 
 def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
-    """Return the notifiers for tasks that failed after all retries.
-
-    A notifier finds the message under the key `frazil` of the task's context.
-    """
+    """Return the notifiers. Each finds the message under the key `frazil` of the task's context."""
     return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_FAILURE")]
 
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
-    """Return the notifiers for resolved alerts.
-
-    A notifier finds the message under the key `frazil` of the task's context.
-    """
     return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_RESOLVED")]
 
 
 def late_callback() -> Any:
-    """Return the async function that FRAZIL_ON_LATE names, or None."""
     named = _notifiers_from("FRAZIL_ON_LATE")
     return named[0] if named else None
 
@@ -175,7 +156,6 @@ MAX_RESULT_CHARACTERS = 1_000
 
 
 def report(sentence: str) -> None:
-    """Log a task's result, and store it for the operations page."""
     log.info("%s", sentence)
     _store(sentence)
 
@@ -190,7 +170,6 @@ def _store(sentence: str) -> None:
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Store why a task fails or is skipped, for the operations page."""
     try:
         yield
     except Exception as error:
@@ -205,19 +184,13 @@ class FrazilTask(_PythonDecoratedOperator):
 
 
 class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
-    """Skips the downstream tasks if the function returns nothing."""
-
     def execute(self, context: Any) -> Any:
-        """Call the function, and store its error."""
         with reported_errors():
             return super().execute(context)
 
 
 def run_name(context: Any) -> str:
-    """Return a name for a run that is unique outside Airflow, and the same for all tries.
-
-    It includes the run's date, because Airflow may reuse a run's id.
-    """
+    """Return a run's name, the same for all tries. It includes the run's date, because Airflow may reuse a run's id."""
     return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
 
 
@@ -233,12 +206,10 @@ def fail_on_user_errors() -> Iterator[None]:
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """Turn a function into a task with frazil's links, as `airflow.sdk.task` does."""
     return task_decorator_factory(function, decorated_operator_class=FrazilTask, **settings)
 
 
 def short_circuit_task(function: Callable[..., Any]) -> Any:
-    """Turn a function into a task that may skip its downstream tasks, as `airflow.sdk.task.short_circuit` does."""
     return task_decorator_factory(function, decorated_operator_class=FrazilShortCircuit)
 
 
@@ -282,5 +253,4 @@ def _message(sentence: str, run: Mapping[str, Any]) -> Message:
 
 
 async def log_late_run(*, context: Mapping[str, Any], **_: Any) -> None:
-    """Log the message in the triggerer. This is the default; Airflow's UI shows the missed deadline too."""
     log.error("%s", context[CONTEXT_KEY].text)

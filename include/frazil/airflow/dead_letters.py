@@ -79,7 +79,6 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def settle(streams: str) -> dict[str, Any]:
-    """Replay or discard dead letters. Return the counts that `frazil dlq` prints. An invalid form is not retried."""
     from frazil.errors import NO_RESTART_EXIT_CODES  # not when a DAG file is parsed
 
     context = get_current_context()
@@ -102,7 +101,6 @@ def settle(streams: str) -> dict[str, Any]:
 
 
 def _result_text(result: Mapping[str, Any], *, dry: bool) -> str:
-    """Describe the counts that `frazil dlq` prints."""
     if dry and "would-land" in result:
         return (
             f"Dry run: {result['would-land']:,} dead letters would land, and {result['would-fail']:,} would fail again"
@@ -111,7 +109,6 @@ def _result_text(result: Mapping[str, Any], *, dry: bool) -> str:
 
 
 def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
-    """Return the arguments of `frazil` for a form. Raises AirflowFailException if a field is missing."""
     discards = form["action"] == "discard"
     because = (form.get("because") or "").strip()
     if discards and not because:

@@ -19,8 +19,6 @@ from frazil.spec.yaml_file import read_mapping
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStream:
-    """A stream with its current or last valid declaration, and the current problem of its file."""
-
     name: str
     spec: StreamSpec | None
     """The current or last valid declaration; None if the file has never been valid."""
@@ -34,7 +32,6 @@ class DeclaredStream:
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
-    """Return every stream of the folder, including recently removed ones, sorted by name."""
     valid: dict[Path, StreamSpec] = {}
     found: dict[str, DeclaredStream] = {}
     for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
@@ -53,21 +50,15 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
 
 
 def declared_streams(folder: Path) -> list[DeclaredStream]:
-    """Return every stream of the folder except removed ones, sorted by name."""
     return [stream for stream in all_streams(folder) if not stream.removed]
 
 
 def valid_specs(folder: Path) -> list[StreamSpec]:
-    """Return the current or last valid declarations of a folder's streams, sorted by name."""
     return [stream.spec for stream in declared_streams(folder) if stream.spec is not None]
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that feed a table, sorted by name.
-
-    If a stream feeds the table through its route, returns its view for this table. Raises SpecError if no stream feeds
-    the table, or if a file that was never valid contains the table's name.
-    """
+    """Raises SpecError if no stream feeds the table, or if a file that was never valid contains the table's name."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     specs = find_feeding_streams((one.spec for one in found if one.spec is not None), table)
     unknown = any(one.spec is None and table in _read_text(one.path) for one in found)
@@ -75,16 +66,12 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
-    """Whether no stream feeds the table.
-
-    A file that was never valid is assumed to feed the table if it contains the table's name.
-    """
+    """A file that was never valid is assumed to feed the table if it contains the table's name."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(view_from_table(one.spec, table) if one.spec else table in _read_text(one.path) for one in found)
 
 
 def find_declared_stream(folder: Path, name: str) -> StreamSpec:
-    """Return a stream's current or last valid declaration. Raises SpecError if there is none."""
     specs = (stream.spec for stream in declared_streams(folder) if stream.name == name)
     return next((spec for spec in specs if spec is not None), None) or find_stream(folder, name)
 
@@ -99,7 +86,6 @@ def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None
 
 
 def _read_name(path: Path) -> str:
-    """Return the stream's name from a broken file, or one derived from its path."""
     try:
         name = str(read_mapping(path).get("name", ""))
     except SpecError:

@@ -39,7 +39,6 @@ SHARED_DAGS = {
     AUDITS_DAG: "no stream is audited",
     MAINTENANCE_DAG: "no table is maintained",
 }
-"""DAGs that serve all streams, each with the consequence if it does not run."""
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
 """The variable that dags/writers.py passes as the queue to `writer_dags`."""
 

@@ -32,7 +32,6 @@ GAUGES = {
 
 
 def export_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
-    """Export the health of measured tables, and the number of active alerts of each subject."""
     counts = dict.fromkeys(found, 0)
     for alert in active:
         counts[alert["table"]] = counts.get(alert["table"], 0) + 1

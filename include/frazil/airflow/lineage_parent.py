@@ -27,10 +27,7 @@ CLUSTER_PREFIXES = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
 
 
 def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the parent id `<namespace>/<job>/<run id>`.
-
-    Returns None if no backend is configured, or if a parent is already set.
-    """
+    """Return the parent id; None if no backend is configured, or if a parent is already set."""
     from frazil.lineage.facts import PARENT_VARIABLE, LineageSettings  # a DAG file that is parsed needs no PyIceberg
 
     if environment.get(PARENT_VARIABLE) or not LineageSettings.load(environment).on:
@@ -44,10 +41,7 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def submit_as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the task the OpenLineage parent of runs that are submitted in the `with` block.
-
-    Yields the Spark properties, including those that pass the parent to a driver in a cluster.
-    """
+    """Yield the Spark properties, including those that pass the parent to a driver in a cluster."""
     from frazil.lineage.facts import PARENT_VARIABLE
 
     parent = parent_id(context)

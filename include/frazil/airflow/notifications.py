@@ -23,10 +23,7 @@ Call = Callable[[Any], None]
 
 
 def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Wrap `call` to add a message to its context, by default about the failed task.
-
-    If there is no message, `call` is not called.
-    """
+    """Add a message to the context of `call`, by default about the failed task. Without a message, do not call it."""
 
     def report(context: Any) -> None:
         message = (message_of or failure_message)(context)
@@ -45,7 +42,6 @@ class EachAlert:
         self.notifier = notifier
 
     def __call__(self, context: Any) -> None:
-        """Report every alert, and retry failed reports after the others. Raises the first error that remains."""
         left: Iterable[Message] = context[CONTEXT_KEY].each()
         for _ in range(MAX_ATTEMPTS):
             left, errors = self._send(context, left)
@@ -53,7 +49,6 @@ class EachAlert:
             raise errors[0]
 
     def _send(self, context: Any, messages: Iterable[Message]) -> tuple[list[Message], list[Exception]]:
-        """Send the messages. Return the messages that could not be sent, and their errors."""
         failed: dict[str, tuple[Message, Exception]] = {}
         for message in messages:
             try:
@@ -70,7 +65,6 @@ def each_alert(notifier: Call) -> EachAlert:
 
 
 def failure_message(context: Any) -> Message:
-    """Return the message about a task that failed after all retries."""
     error = context.get("exception") or context.get("reason") or NO_REASON
     sentence = _error_message(error)
     try:

@@ -60,7 +60,6 @@ class WriteLimit:
         self._tried_s = now_s
 
     def record_result(self, state: str | None) -> None:
-        """Record the result of a write: the state that the task now shows, or None if the write failed."""
         self._failed = state is None
         self._published = state or self._published
 

@@ -19,7 +19,6 @@ WEIGHTS = {"aggregation": 30, "backfill": 20, "maintenance": 1}
 
 
 def spark_pool_arguments(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:
-    """Return the operator arguments that put a task into the pool, with the weight of its kind of work."""
     return {
         "pool": os.environ.get(POOL_VARIABLE) or "default_pool",
         "priority_weight": WEIGHTS[work],

@@ -54,8 +54,6 @@ class OperationsLink(TaskLink):
 
 
 class DataDocsLink(TaskLink):
-    """Link from the tasks that complete a table's windows to the quality gates' pages."""
-
     name = "Data Docs"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
@@ -63,8 +61,6 @@ class DataDocsLink(TaskLink):
 
 
 class ReleaseLink(TaskLink):
-    """Link to the page's filled-in form to release a held window."""
-
     name = "Release a held window"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:

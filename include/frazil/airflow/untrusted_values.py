@@ -54,7 +54,6 @@ def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
 
 
 def parse_signals(value: Any) -> SentSignals:
-    """Parse a stored list of pairs. Other items are ignored."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _valid_number(number, MAX_NUMBER)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
@@ -118,7 +117,6 @@ def check_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str,
 
 
 def extra_text(extra: Any, key: str) -> str | None:
-    """Return a non-empty string from a connection's extra, or None."""
     value = extra.get(key) if isinstance(extra, Mapping) else None
     if value is not None and not isinstance(value, str):
         log.warning("ignoring %s in the connection's extra, because it is not a string: %s", key, _short_repr(value))

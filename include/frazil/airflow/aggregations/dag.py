@@ -191,10 +191,7 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Return the source's snapshot, and the revisions of the run's day.
-
-    Skips the task if a gate holds one of the day's windows, or if the run is not needed.
-    """
+    """Skips the task if a gate holds one of the day's windows, or if the run is not needed."""
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows
 
@@ -211,7 +208,6 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
 
 
 def _check_needed(day: _SignalledDay) -> None:
-    """Raise AirflowSkipException if an event started the run, but the day is incomplete or already aggregated."""
     from frazil.aggregate.day_input import is_aggregated, is_complete
 
     run = get_current_context()["dag_run"]
@@ -243,7 +239,6 @@ def again(name: str, aggregations: str) -> None:
 
 
 def ask_for_late_days(name: str, aggregations: str) -> None:
-    """Send an event for each day that should have been aggregated by now and has no run."""
     from frazil.airflow.aggregations.reconcile import reconcile
 
     with fail_on_user_errors():

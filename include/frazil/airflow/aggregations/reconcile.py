@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 FIRST_DAY_KEY = "frazil.first-day"
 """The store's key for the first day that is reconciled. Earlier days run only on request."""
 REQUESTED = "asked for"
-"""State in `Runs` of an entry that is a request instead of a run."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
 """The runs and requests of each day, each with its state (or REQUESTED) and start time (ms)."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
@@ -40,7 +39,6 @@ REQUESTED_DAYS_KEY = "frazil.requested-days"
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
-    """Send an event for each overdue day that has no run. Raises AirflowSkipException if no day needs an event."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = open_existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = read_first_day(store)
@@ -83,7 +81,6 @@ def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested
     """
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
-        """Whether a run or request covers the day. A successful run read older revisions."""
         if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
             return True
         if state == REQUESTED:
@@ -108,7 +105,6 @@ def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> 
 
 
 def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """Return the runs and requests that events of these assets caused, by day; None if unknown."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

@@ -117,10 +117,7 @@ def audit(names: list[str], streams: str) -> list[str]:
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
-    """Audit one stream again, send an event if there are findings, and return the result.
-
-    Skipped if the stream has not committed yet.
-    """
+    """Audit one stream again, and send an event if there are findings. Skipped before the stream's first commit."""
     from frazil.airflow.audits.tasks import audit_hours
 
     found = audit_hours(name, Path(streams), **_audit_arguments())
@@ -130,7 +127,6 @@ def confirm(name: str, streams: str) -> dict[str, Any]:
 
 
 def _audit_arguments() -> dict[str, Any]:
-    """Return the end of the audited hours, their number, and whether to read Kafka."""
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
     moment = run.logical_date or run.run_after
@@ -138,7 +134,6 @@ def _audit_arguments() -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Fail if the audit has findings."""
     found = check_xcom(found, "confirm", {"stream": str, "from": str, "to": str, "findings": int, "sentences": list})
     if found["findings"]:
         raise AirflowFailException(

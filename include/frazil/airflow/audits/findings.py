@@ -19,12 +19,10 @@ RETENTION = timedelta(days=7)
 
 
 def read_findings(store: AssetStore) -> dict[str, str]:
-    """Return a message for each stream with findings that no later audit has cleared."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
 
 
 def read_last_audits(store: AssetStore) -> dict[str, str]:
-    """Return a message about the last audit of each stream that was audited."""
     return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
 
@@ -64,7 +62,6 @@ def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None
 
 
 def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    """Whether an audit without findings covers all that the stored finding's audit covered."""
     if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])

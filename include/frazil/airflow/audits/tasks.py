@@ -29,28 +29,18 @@ AUDIT_TIMEOUT = timedelta(minutes=20)
 """Time limit of a stream's audit in the parallel task; a separate task audits a slower stream."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON.
-
-`from` and `to` are ISO 8601, UTC. `source` says whether the audit read Kafka, `complete` whether it
-compared everything, and `not-compared` what it skipped. `findings` is the number of findings;
-`sentences` describe the first findings.
-"""
+"""One audit as JSON. `complete` says whether it compared everything; `sentences` describe the first findings."""
 
 
 class AuditResults(NamedTuple):
     wrong: list[str]
-    """The streams with findings or a failed audit."""
     audits: list[AuditJson]
 
 
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditResults:
-    """Audit the streams in parallel.
-
-    Raises FrazilError if there are several streams and all audits fail, because a common cause is
-    likely.
-    """
+    """Raises FrazilError if there are several streams and all audits fail, because a common cause is likely."""
 
     def audit_started_stream(stream: str) -> AuditJson | None:
         try:
@@ -76,10 +66,7 @@ def audit_all(
 def audit_hours(
     stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditJson:
-    """Audit the complete hours before `moment`, log each finding, and return the result as JSON.
-
-    Raises AirflowSkipException if the stream has not committed yet.
-    """
+    """Raises AirflowSkipException if the stream has not committed yet."""
     spec = find_declared_stream(streams, stream)
     window = complete_hours(moment, hours)
     result = _audit(spec, window, with_source=with_source)
@@ -98,7 +85,6 @@ def audit_hours(
 
 
 def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
-    """Audit a period. Raises AirflowSkipException if the stream has not committed yet."""
     if load_stream_table(spec) is None and explain_lost_table(spec, None) is None:
         raise AirflowSkipException(
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer has not committed"

@@ -50,8 +50,6 @@ MAX_LISTED_TABLES = 5
 
 @dataclass(frozen=True, slots=True)
 class RouteFindings:
-    """Findings about a route's tables, kept between runs."""
-
     beyond: Mapping[str, Sequence[str]]
     """The rules whose thresholds each table exceeded at its last measurement. Healthy tables have no entry."""
     after: str = ""
@@ -76,10 +74,7 @@ class RouteFindings:
 def measure_route_share(
     spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
-    """Measure the next share of the route's tables.
-
-    Return the findings about all tables of the route, and a reading for each rule.
-    """
+    """Return the findings about all tables of the route, and a reading for each rule."""
     catalog = open_existing_catalog(spec.table.catalog)
     tables = find_template_tables(catalog, spec, specs)
     share = select_share(before.after, [table.name for table in tables])
@@ -132,7 +127,6 @@ FailedRuns = Callable[[str, int], int | None]
 """Counts the newest consecutive failed runs of a DAG, up to a limit (the second argument)."""
 IsPaused = Callable[[str], bool]
 SHARED_DAGS = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream. An alert fires if one is paused or keeps failing."""
 FirstDays = dict[str, date | None]
 """The first watched day of each aggregation; None if not set yet."""
 
@@ -153,7 +147,6 @@ class StoredState:
 class WatchedSubject:
     alerts: Alerts
     read: Callable[[], Iterable[Reading]]
-    """Returns the subject's readings. May raise any error of a catalog or storage."""
     dags: tuple[str, ...] = ()
     catalog: str = ""
     read_without_catalog: Callable[[], Iterable[Reading]] | None = None
@@ -167,10 +160,7 @@ def read_subjects(
     *,
     timeout_s: float,
 ) -> dict[str, list[Reading] | str]:
-    """Return the readings of each subject, or a message that says why it cannot be read.
-
-    `timeout_s` is the time limit of `read_in_parallel` for the subjects of one catalog.
-    """
+    """Return each subject's readings, or why it cannot be read. `timeout_s` is the limit for one catalog."""
     # A task may talk to Airflow from one thread only.
     runs = {
         name: [
@@ -194,10 +184,7 @@ def read_subjects(
 
 
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
-    """Yield readings that show whether a DAG fails, is paused, or cannot be read.
-
-    Only a pause of a shared DAG is reported. If the DAG of one table is paused, the alert about its late windows fires.
-    """
+    """Only a shared DAG's pause is reported. If one table's DAG is paused, the alert about its late windows fires."""
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)
     yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
@@ -299,7 +286,6 @@ def _route_reader(
 
 
 def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
-    """Yield the readings of an aggregation, and store its first watched day."""
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"
     yield boolean_reading("declaration", file.problem is not None and not file.missing, sentence)
@@ -315,7 +301,6 @@ def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: First
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:
-    """Return the DAG's consecutive failed runs, at most `limit`; None if Airflow does not respond."""
     try:
         good = _newest_run_date(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)
@@ -332,7 +317,6 @@ def failed_runs(dag_id: str, limit: int) -> int | None:
 
 
 def is_dag_paused(dag_id: str) -> bool:
-    """Whether the DAG is paused; False if Airflow does not know it."""
     try:
         answer = task_runner.SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))
     except Exception as error:

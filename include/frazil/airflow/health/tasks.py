@@ -66,14 +66,9 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     failed: FailedRuns = lambda *_: 0,
     is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
-    """Measure all declared tables, read every other subject, and update the alerts that `store` keeps.
+    """Measure all tables, read every other subject, and update the alerts that `store` keeps.
 
-    `expectations` is the folder of the gates' suites. `again` maps each aggregation to the store of
-    its asset `frazil.again.<name>`. Other aggregations are not watched.
-
-    Returns the lists of alerts `fired`, `resolved` and `active`; `due`, the due actions of each
-    table; and `audited`, the last audit of each stream. If no file declares a table any longer, its
-    alerts resolve. They stay active while an invalid file might declare it.
+    If no file declares a table any longer, its alerts resolve, but not while an invalid file might declare it.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -110,8 +105,6 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 def _due_actions(
     found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]
 ) -> dict[str, list[str]]:
-    """Return the due actions of each table; `NOT_MEASURED` if a table could not be measured."""
-
     def actions(name: str, health: TableHealth | str | None) -> list[str]:
         if isinstance(health, str):
             return [NOT_MEASURED]
@@ -123,7 +116,6 @@ def _due_actions(
 
 @contextmanager
 def _stored_first_days(again: Mapping[str, AssetStore]) -> Iterator[dict[str, date | None]]:
-    """Yield each aggregation's first watched day. Days that the caller adds are stored on exit."""
     known = {name: read_first_day(kept) for name, kept in again.items()}
     days = dict(known)
     yield days
@@ -134,7 +126,6 @@ def _stored_first_days(again: Mapping[str, AssetStore]) -> Iterator[dict[str, da
 
 @contextmanager
 def _stored_findings(store: AssetStore) -> Iterator[dict[str, RouteFindings]]:
-    """Yield the findings about each route's tables. The caller's changes are stored on exit."""
     kept = stored_mapping(store, ROUTED_TABLES_KEY).items()
     found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
     yield found
@@ -161,7 +152,6 @@ def _subject_step(
 
 
 def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str, list[dict[str, Any]]]:
-    """Store the alert states. Return the alerts under the keys `fired`, `resolved` and `active`."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
     store.set(SUBJECTS_KEY, sorted(name for name, made in steps.items() if made.states.rules))
@@ -186,7 +176,6 @@ def _measure_tables(tables: Mapping[str, MaintainedTable], *, now_ms: int) -> di
 
 
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
-    """Return the table's health, None if it does not exist, or why it cannot be measured."""
     try:
         found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, lag_query=LagQuery.FOR_ALERTS)
     except Exception as error:  # whatever a catalog, storage or a network raises: the other tables are still measured

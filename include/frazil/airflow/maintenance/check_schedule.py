@@ -11,16 +11,11 @@ MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 ENDED_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 TaskStates = Mapping[str, Mapping[str, Any]]
-"""Task states by run id and task id; None for a task that is not scheduled yet.
-
-The key of a mapped task is `<task>_<map index>`.
-"""
+"""Task states by run id and task id (`<task>_<map index>` if mapped); None for a task that is not scheduled yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckState:
-    """The state of a table's checks in the store of the asset `frazil.health`."""
-
     at_ms: int
     run_id: str | None = None
     """The run that has a task for the table; None once that task has ended."""
@@ -41,7 +36,6 @@ class CheckState:
 
 
 def dag_interval(every: Iterable[timedelta]) -> timedelta:
-    """Return the DAG's interval, which is short enough for every table's check interval."""
     return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
 
 
@@ -61,8 +55,6 @@ def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckSt
 def tables_in_progress(
     tables: Mapping[str, CheckState], states: TaskStates, *, tasks: Collection[str]
 ) -> dict[str, str]:
-    """Map each table that a run is still working on to the id of that run."""
-
     def is_active(run: Mapping[str, Any], index: int) -> bool:
         # Before Airflow has created a mapped task's instances, one without an index stands for all.
         return any(run[key] not in ENDED_STATES for task in tasks for key in (task, f"{task}_{index}") if key in run)

@@ -104,7 +104,6 @@ class RewriteOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Run the due rewrites. Raises AirflowFailException if this worker never read a valid declaration."""
         from frazil.airflow.maintenance import tasks as table_tasks  # a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)
@@ -151,7 +150,6 @@ def _form(names: list[str]) -> dict[str, Param]:
 
 
 def check_due(names: list[str], streams: str) -> list[str]:
-    """Return the tables and routes with due actions."""
     from frazil.airflow.maintenance import due  # a DAG file that is parsed needs no PyIceberg
 
     context = get_current_context()
@@ -173,7 +171,6 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
-    """Delete orphan files, unless that was already done today. Return the reports by table."""
     from frazil.airflow.maintenance import tasks as table_tasks
 
     context = get_current_context()

@@ -77,7 +77,6 @@ def due_tables(
 
 
 def _find_busy(tables: Mapping[str, CheckState], run: MaintenanceRun, states_of: StatesOf) -> Mapping[str, str]:
-    """Map each table that an earlier run is still working on to the id of that run."""
     # This run's own tasks have not started yet.
     earlier = {name: table for name, table in tables.items() if table.run_id not in {None, run.run_id}}
     if not earlier:

@@ -27,15 +27,12 @@ log = logging.getLogger(__name__)
 MAX_TABLES_PER_RUN = 500
 """Maximum number of tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
 MEASURE_TIMEOUT = timedelta(minutes=20)
-"""Time limit of a table's measurement; a later run measures a slower table."""
 CLEANUP_INTERVAL_MS = 23 * 3_600_000
 """Minimum time between orphan clean-ups: less than a day, because a run may start earlier than yesterday's."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteTables:
-    """A route, with the declarations of all streams."""
-
     name: str
     spec: StreamSpec
     specs: Sequence[StreamSpec]
@@ -46,10 +43,7 @@ class RouteTables:
         return None if spec is None else cls(name, spec, specs)
 
     def due(self, actions: Collection[str]) -> list[str]:
-        """Return the tables to rewrite, the most urgent first, and tables that could not be measured.
-
-        Raises FrazilError if there are several tables and none could be measured.
-        """
+        """Return the most urgent tables first, then unmeasured ones. Raises FrazilError if none could be measured."""
         if not {*Action} & {*actions}:
             return []
         catalog, now_ms = open_existing_catalog(self.spec.table.catalog), clock.now_ms()
@@ -69,10 +63,7 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES_PER_RUN]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why tables were not measured, and return those whose measurement failed.
-
-        Leaves out tables that the route did not create. Raises FrazilError if there are several tables and all failed.
-        """
+        """Return the tables whose measurement failed. Raises FrazilError if there are several and all failed."""
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
             log.info(
@@ -88,15 +79,10 @@ class RouteTables:
         return list(broken)
 
     def orphans_due(self, store: AssetStore) -> bool:
-        """Whether a clean-up of all tables is unfinished, or none has begun for a day."""
         return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None
 
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
-        """Return the start (ms) of the current pass over all tables, and its last cleaned table; None if no pass is
-        due.
-
-        In a new pass, the name of the last cleaned table is an empty string.
-        """
+        """Return the pass's start (ms) and its last cleaned table, at first empty; None if no pass is due."""
         kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
         if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):
@@ -108,11 +94,7 @@ class RouteTables:
         return f"orphans:{self.name}"
 
     def clean(self, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-        """Clean the next tables of the pass. Return the numbers of checked tables, deleted files and remaining tables.
-
-        A dry run checks the first tables. Raises AirflowSkipException if no pass is due, and AirflowFailException at
-        the end if a clean-up was refused or failed.
-        """
+        """A dry run checks the first tables. Raises AirflowFailException at the end if a clean-up failed."""
         began_ms, after = (0, "") if dry_run else self._find_current_pass(store) or (0, None)
         if after is None or not self.spec.maintenance.orphans.enabled:
             raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream has `orphans: off`")

@@ -27,10 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return the tables to rewrite: the due tables of a route, or a table with its dead-letter tables.
-
-    Raises AirflowSkipException if no action is due, and in a dry run, with what would be done.
-    """
+    """Raises AirflowSkipException if no action is due, and in a dry run, with what would be done."""
     if route := RouteTables.find(name, valid_specs(streams)):
         names = route.due(actions)
         due = [f"{format_count(len(names), 'table', 'needs|need')} a rewrite"] if names else []
@@ -43,23 +40,17 @@ def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collecti
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Delete the orphan files of a table and its dead-letter tables, or of the tables of a route.
-
-    Returns the report of each table; for a route, only numbers. Raises the errors of
-    `clean_tables`.
-    """
+    """Return the report of each table; for a route, only numbers."""
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
     return clean_tables(list_maintenance_group(name, streams), streams, store, dry_run=dry_run)
 
 
 def list_maintenance_group(name: str, streams: Path) -> list[str]:
-    """Return this table, followed by the tables that are maintained together with it."""
     return [table.name for table in group_by_session(valid_specs(streams)).get(name, ())] or [name]
 
 
 def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, DueCheck]:
-    """Return whether each of the `actions` is due, as measured from metadata. Empty if the table does not exist."""
     health = measure(catalog, table, now_ms=clock.now_ms())
     answers = find_due_actions(health, table.settings, full_check_at=table.full_check_at) if health else {}
     return {action: answer for action, answer in answers.items() if action in actions}
@@ -70,7 +61,6 @@ def describe_due(name: str, action: Action, answer: DueCheck) -> str:
 
 
 def due_messages(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return a message for each due action. A dry run also logs what each action would do."""
     found = []
     for table, catalog in _open_tables(names, streams):
         answers = due_actions(catalog, table, actions)
@@ -86,7 +76,6 @@ def due_messages(names: Collection[str], streams: Path, *, actions: Collection[s
 
 
 def orphans_due(table: MaintainedTable, store: AssetStore) -> bool:
-    """Whether the table's last clean-up, according to `store`, was about a day ago, or never."""
     if not table.settings.orphans.enabled:
         return False
     now_ms = clock.now_ms()
@@ -98,11 +87,7 @@ def _orphans_key(table: MaintainedTable) -> str:
 
 
 def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Clean up the tables that are due according to `store`, and store the times. Return the reports by table.
-
-    A dry run checks all tables, and changes nothing. Raises AirflowSkipException if no table was cleaned, and
-    AirflowFailException at the end if a clean-up was refused or failed.
-    """
+    """A dry run checks all tables. Raises AirflowFailException at the end if a clean-up was refused or failed."""
     reports, problems = {}, []
     for table, catalog in _open_tables(names, streams):
         now_ms = clock.now_ms()
@@ -129,11 +114,7 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 
 
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """Yield each table with its catalog.
-
-    Raises AirflowFailException at the end if no valid declaration names a table, but a file that
-    was never valid may declare it.
-    """
+    """Raises AirflowFailException at the end if only a file that was never valid may declare one of the tables."""
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
     tables = [table for table in maintained_tables(specs) if table.name in names]

@@ -93,7 +93,6 @@ class ActionSubject:
 
 
 def find_action_subject(action: PageAction, name: str, select_visible: SelectVisible) -> ActionSubject | None:
-    """Return the subject of an action; None if no file declares it or the user may not see it."""
     if action not in STREAM_ACTIONS:
         return _table_subject(action, name, select_visible)
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
@@ -128,7 +127,6 @@ def _table_subject(action: PageAction, name: str, select_visible: SelectVisible)
 
 
 def find_run(action: PageAction, name: str, run_id: str, sees: SelectVisible) -> RunResult | None:
-    """Return the state of a run that the action started on a stream or table that the user may see, or None."""
     subject = find_action_subject(action, name, sees) if action in DAG_ACTIONS else None
     if subject is None:
         return None
@@ -161,7 +159,6 @@ def _plan_and_prepare(
 
 
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
-    """Return the state that the action depends on. Raises InvalidForm if Airflow's database does not respond."""
     spec = subject.spec
     read = partial(read_pauses, [subject.dag])
     paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, timeout_s=2)
@@ -210,10 +207,7 @@ def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec)
 def carry_out(
     action: PageAction, subject: ActionSubject, form: Form, *, user: str, may_unpause: bool = False
 ) -> ActionResult:
-    """Carry out an action if the user confirmed exactly the current plan.
-
-    Raises InvalidForm, OutcomeUnknown and FrazilError.
-    """
+    """Carry out an action if the user confirmed exactly the current plan. Raises InvalidForm and OutcomeUnknown."""
     try:
         done = _check_and_carry_out(action, subject, form, user=user, may_unpause=may_unpause)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land

@@ -26,7 +26,6 @@ from frazil.operations.run_result import RunResult, TaskResult, describe_run
 from frazil.operations.table_view import WindowRun
 
 MAX_WINDOW_RUNS = 5_000
-"""Maximum number of runs, newest first, that are read for the windows of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,7 @@ class Measurement:
     alerts: tuple[ActiveAlert, ...] = ()
     at_ms: int | None = None
     due: Mapping[str, Sequence[str]] | None = None
-    """Due maintenance actions by table; None if an earlier version of frazil measured."""
     audited: Mapping[str, str] | None = None
-    """A sentence about each stream's last audit; None if an earlier version of frazil measured."""
 
 
 def read_last_measurement() -> Measurement:
@@ -90,7 +87,6 @@ def _parse_audited(value: Any) -> dict[str, str] | None:
 
 
 def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
-    """Return whether each of these DAGs is paused. Skips DAGs that Airflow does not have."""
     with create_session() as session:
         rows = session.execute(
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
@@ -126,7 +122,6 @@ def read_run_result(dag_id: str, run_id: str, *, subject: str) -> RunResult | No
 
 
 def _subjects_of(conf: Any) -> list[Any]:
-    """Return the streams and tables of a run's form."""
     if not isinstance(conf, Mapping):
         return []
     tables = conf.get("tables")
@@ -134,11 +129,7 @@ def _subjects_of(conf: Any) -> list[Any]:
 
 
 def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowRun]]:
-    """Return the runs that the events of a table's windows started, by partition key, oldest first.
-
-    `signals` is the name of the windows' asset. If events of several windows started a run, each
-    window lists the run.
-    """
+    """`signals` is the name of the windows' asset. If events of several windows started a run, each window lists it."""
     started = (
         select(AssetEvent.partition_key, DagRun.dag_id, DagRun.run_id, DagRun.state)
         .join(AssetModel, AssetModel.id == AssetEvent.asset_id)

@@ -167,7 +167,6 @@ class AllowedAction:
 
 
 def authorize_action(request: Request, name: str, action: str, user: GetUserDep) -> AllowedAction:
-    """Return the requested action. Raises HTTPException, and logs it, if the request is not permitted."""
     from frazil.operations.page_actions import PageAction
 
     known = PageAction(action) if action in set(PageAction) else None
@@ -195,7 +194,6 @@ def _check_request(request: Request, name: str, action: Any, user: Any) -> Allow
 
 
 async def read_form(request: Request, requested: Annotated[Any, Depends(authorize_action)]) -> dict[str, Any]:
-    """Read the form from the body. Raises HTTPException if the body is too large or not a JSON object."""
     try:
         return await _read_body(request)
     except HTTPException as error:
@@ -229,7 +227,6 @@ def _log_refusal(request: Request, user: Any, action: Any, name: str, error: HTT
 
 
 def _with_http_errors(work: Callable[[], Any]) -> Any:
-    """Return the result of `work`. Converts errors to HTTPExceptions with status and message."""
     from frazil.airflow.page import forms
 
     try:
@@ -246,7 +243,6 @@ def _with_http_errors(work: Callable[[], Any]) -> Any:
 
 
 async def _handle_unexpected(_: Request, error: Exception) -> Response:
-    """Respond with what the user can do next; the server logs the error."""
     said = installed.explain_outdated(error) or (
         f"{type(error).__name__}: {error}. Check the state before you repeat it; the API server's log has details"
     )
@@ -254,7 +250,6 @@ async def _handle_unexpected(_: Request, error: Exception) -> Response:
 
 
 async def _handle_http_error(_: Request, error: Exception) -> Response:
-    """Respond with the error's detail, which may quote the request."""
     assert isinstance(error, StarletteHTTPException)
     return json_response({"detail": error.detail}, error.status_code)
 
@@ -307,7 +302,6 @@ def _safe(value: Any) -> Any:
 
 
 def visible_streams(user: Any, dags: Mapping[str, str]) -> set[str]:
-    """Return the streams whose writer's DAG the user may read. `dags` maps streams to these DAGs."""
     allowed = readable_dags(user, set(dags.values()))
     return {stream for stream, dag_id in dags.items() if dag_id in allowed}
 
@@ -316,7 +310,6 @@ PAGE_HEADER, PAGE_HEADER_VALUE = "x-frazil", "page"
 """The header that the page's script sends with each action, and its value."""
 OUTCOME_KEY = "outcome"
 LOGGED_FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run", "unpause")
-"""Fields of the forms that are written to the audit log: all except `version_token`."""
 
 
 def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
@@ -341,7 +334,6 @@ def is_permitted(user: Any, method: Any, dag_id: str, entity: DagAccessEntity | 
 
 
 def may_edit_dag(user: Any, dag_id: str) -> bool:
-    """Whether the user may unpause a DAG."""
     return is_permitted(user, "PUT", dag_id, None)
 
 

@@ -31,7 +31,6 @@ class OutcomeUnknown(Exception):
 
 
 def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
-    """Return what the user must change in the form; None if the form is valid."""
     try:
         if action in DAG_ACTIONS:
             conf = build_run_conf(action, name, form)
@@ -53,10 +52,6 @@ def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int)
 
 
 def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
-    """Return why the window in the form cannot be released; None if a gate holds it.
-
-    `cursor` is the cursor of the window's table.
-    """
     window, label = _parse_window(form, "partition"), LABELS["partition"]
     if cursor is None:
         return f"{label}: no gate has evaluated a window of this table yet, so no window is held"
@@ -80,7 +75,6 @@ def is_dry_run(form: Form) -> bool:
 
 
 def build_run_conf(action: PageAction, name: str, form: Form) -> dict[str, Any]:
-    """Return the parameters of the DAG run for an action. Raises InvalidForm."""
     dry = {"dry-run": is_dry_run(form)}
     if action is PageAction.RELEASE:
         reason, window = read_text(form, "reason"), _parse_window(form, "partition")
@@ -98,7 +92,6 @@ def build_run_conf(action: PageAction, name: str, form: Form) -> dict[str, Any]:
 
 
 def parse_reset_target(form: Form) -> ResetTarget:
-    """Return the target of a reset. Raises InvalidForm if the form has none."""
     to = read_text(form, "to")
     if to not in RESET_TARGETS:
         raise InvalidForm(f"Choose where to continue: {', '.join(RESET_TARGETS)}")
@@ -106,7 +99,6 @@ def parse_reset_target(form: Form) -> ResetTarget:
 
 
 def parse_day(form: Form) -> Window:
-    """Return the day whose windows are signalled again. Raises InvalidForm."""
     day = _parse_window(form, "day")
     if day.grain is not Grain.DAY:
         raise InvalidForm(
@@ -116,7 +108,6 @@ def parse_day(form: Form) -> Window:
 
 
 def read_text(form: Form, key: str) -> str:
-    """Return the content of a text field, stripped. Raises InvalidForm if it is not allowed."""
     value = form.get(key, "")
     if not isinstance(value, str):
         raise InvalidForm(f"{key} is not a string")

@@ -70,8 +70,6 @@ COSTS_CACHE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """The user's choices: the last hours or a period, and a search for routed tables."""
-
     hours: int = 6
     tables: str = ""
     begin_ms: int | None = None
@@ -81,10 +79,7 @@ class ViewOptions:
 def build_stream_view(
     name: str, view_options: ViewOptions, select_visible: SelectVisible, may_act: Callable[[str], bool]
 ) -> StreamView | None:
-    """Return the view of a stream; None if no file declares it or the user may not see it.
-
-    `may_act` returns whether the user may act on the stream, from the id of the writer's DAG.
-    """
+    """`may_act` returns whether the user may act on the stream, from the id of the writer's DAG."""
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or not select_visible({name: views.writer_dag_of(one)}):
         return None
@@ -186,10 +181,6 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
 def _routed_tables(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the routed tables that match `search`; None if the stream has none.
-
-    Searches the tables in `found`, and those with a problem in `status`.
-    """
     names, specs = found or {}, [one.spec for one in cached_declarations().value or () if one.spec]
     problems = {
         names.get(table) or template_table(spec, table, specs).name: said
@@ -219,7 +210,6 @@ def _last_measurement() -> Measurement | None:
 
 
 def _last_audit(name: str) -> str | None:
-    """Return a message about the stream's last audit; None if the last measurement has no audits."""
     audited = (_last_measurement() or Measurement()).audited
     return None if audited is None else audited.get(name, "none yet")
 

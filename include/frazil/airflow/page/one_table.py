@@ -44,10 +44,7 @@ def find_table(name: str) -> MaintainedTable | None:
 
 
 def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table, each as `view_from_table` returns it.
-
-    Empty for dead-letter tables, and for a template's tables without windows.
-    """
+    """Empty for dead-letter tables, and for a template's tables without windows."""
     return tuple(view for one in table.streams if (view := view_from_table(one, table.identifier)) is not None)
 
 
@@ -59,7 +56,6 @@ def find_visible_streams(table: MaintainedTable, select_visible: SelectVisible) 
 
 
 def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
-    """Return the view of one table; None if it is unknown, or if the user may see no stream that writes to it."""
     found = find_table(name)
     if found is None:
         return None
@@ -114,7 +110,6 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
 
 
 def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
-    """Read the runs that a table's windows started in the calendar's period, by window key."""
     signals, since = spec.signal_name, datetime.now(UTC) - SHOWN_PERIODS[Grain(spec.window or "")]
     found = read_window_runs(signals, since=since)
     if signals == spec.table.identifier:
@@ -124,16 +119,12 @@ def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
 
 
 def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], select_visible: SelectVisible) -> dict[str, list[WindowRun]]:
-    """Return the runs by window, without those whose DAGs the user may not read."""
     may = set(select_visible({run.dag: run.dag for some in runs.values() for run in some}))
     return {key: [run for run in some if run.dag in may] for key, some in runs.items()}
 
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:
-    """Return the alerts about a table and its windows.
-
-    Alerts about a stream's own table include those about its dead-letter table.
-    """
+    """Alerts about a stream's own table include those about its dead-letter table."""
     subjects = {table.name, f"care of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}

@@ -9,10 +9,7 @@ from markdown_it import MarkdownIt
 
 
 def render() -> str:
-    """Return the runbook as HTML. Its entries have the ids that `runbook_link` uses.
-
-    Links to other pages are removed, because Airflow does not serve these pages.
-    """
+    """Links to other pages are removed, because Airflow does not serve these pages."""
     static = files("frazil.airflow.page") / "static"
     text = (static / "runbook.md").read_text()
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")

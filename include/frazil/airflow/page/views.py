@@ -46,8 +46,6 @@ MAX_FINGERPRINTS = 5_000
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
 """Maximum age of the last health measurement: while it is older, no alert can fire."""
 SHARED_DAGS = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
-"""DAGs that serve all streams, each with the consequence of a pause."""
-
 SelectVisible = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
 
@@ -65,7 +63,6 @@ def cached_declarations() -> Answer[list[DeclaredStream]]:
 
 
 def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
-    """Return the overview of the streams that the user may see. `airflow` has a message for each silent component."""
     found = cached_declarations()
     everything = found.value or []
     may = set(select_visible({one.name: writer_dag_of(one) for one in everything}))
@@ -147,7 +144,6 @@ class HealthByStream:
     def __call__(
         self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
     ) -> RelatedState:
-        """Return a stream's windows, alerts and health. `dags` says whether each DAG is paused."""
         windows = windows or Answer()
         problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
@@ -158,7 +154,6 @@ class HealthByStream:
 
 
 def group_health_by_stream(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
-    """Arrange the results of the last measurement by stream."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
     names: dict[str, dict[str, str]] = {}
@@ -256,7 +251,6 @@ def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dag
 
 
 def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tuple[OpenProblem, ...]:
-    """Return a problem if the last measurement is too old. Empty if its time is unknown."""
     if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
         return ()
     why = (

@@ -109,14 +109,12 @@ def _partition_dag(
 
 
 def send(table: str, streams: str, name: str) -> None:
-    """Send the missing events of one asset. `name` is `complete` or `reopened`."""
     from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
 
 
 def held(table: str, streams: str) -> None:
-    """Fail if a quality gate holds windows, with a log line for each."""
     from frazil.airflow.partitions import tasks as windows
 
     found = windows.take_held_signals(table, Path(streams), get_current_context())
@@ -161,7 +159,6 @@ def _table_param(tables: list[str]) -> Param:
 
 
 def release(streams: str) -> None:
-    """Release the window in the form, for the user who triggered the run."""
     from frazil.partitions.windows import Window
     from frazil.signals import completion
     from frazil.table.lost import open_stream_catalog
@@ -202,10 +199,7 @@ snapshot.
 
 
 def _gate_message(table: str, suites: Path | None) -> str:
-    """Return a sentence that names the table's gate, or says that it has none.
-
-    Only this sentence shows that a suite with a misspelt name gates no window.
-    """
+    """Only this sentence shows that a suite with a misspelt name gates no window."""
     if suites is None:
         return "Its windows have no quality gate: `partition_dags` is called without `expectations`."
     if suite := find_suite(suites, table):

@@ -40,10 +40,7 @@ Payload = dict[str, Any]
 
 
 class PollingTrigger(BaseTrigger):
-    """Calls `poll` in a thread every `poll_seconds`, and fires once.
-
-    Logs the reason for waiting when it changes. If only its numbers change, logs it once an hour.
-    """
+    """Calls `poll` in a thread until it fires. Logs why it waits when that changes; changed numbers once an hour."""
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,7 +123,6 @@ class PartitionCompleteSensor(BaseSensorOperator):
         return self.execute_complete(context, event)
 
     def execute_complete(self, context: Context, event: Payload) -> Any:  # noqa: ARG002 - as above
-        """Return the trigger's result. Raises AirflowFailException if the window can never complete."""
         if event["problem"]:
             raise AirflowFailException(event["problem"])
         return event["windows"]

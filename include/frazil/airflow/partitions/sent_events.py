@@ -57,10 +57,7 @@ def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) 
 
 
 def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
-    """Return the signals whose events an asset does not have. Store where the next check begins.
-
-    Raises AirflowException while it is unknown which events were sent.
-    """
+    """Store where the next check begins. Raises AirflowException while it is unknown which events were sent."""
     store: AssetStore = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO_KEY) or 0)
     if not new:
@@ -75,10 +72,7 @@ def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -
 
 
 def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
-    """Record the signals that this task is about to send, and those that were already sent.
-
-    The signals count as sent only if the task succeeds.
-    """
+    """The signals count as sent only if the task succeeds."""
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
@@ -91,11 +85,7 @@ def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asse
 def signals_to_send(
     signals: Mapping[tuple[str, int], Signal], sent: Collection[tuple[str, int]], *, reopened: bool
 ) -> dict[str, Signal]:
-    """Return the newest signal of each partition key, sorted by number, except signals in `sent`.
-
-    With `reopened`, considers only reopened windows. Otherwise considers all other signals, including those that an
-    operator requested again.
-    """
+    """With `reopened`, considers only reopened windows; otherwise all others, including those requested again."""
     newest = {
         key: s
         for (key, number), s in sorted(signals.items(), key=lambda item: item[0][1])

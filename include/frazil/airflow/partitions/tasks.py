@@ -48,12 +48,8 @@ HELD_REPORTED_TO_KEY = "frazil.published-to"
 MAX_GATED_WINDOWS = 12
 """Maximum number of windows that one run gates, one after the other."""
 MAX_EVENTS = 100
-"""Maximum number of events per task.
-
-Each event contains the facts about all windows of the task: 100 events take 2 MB in Airflow's database.
-"""
+"""Each event contains the facts about all windows of the task: 100 events take 2 MB in Airflow's database."""
 MAX_GROUP_WINDOWS = 2_000
-"""Maximum number of windows of a template's tables that one run signals."""
 GATED_KEY = "gated"
 """The store's key for whether the table's suite had expectations when it was last read."""
 GATE_TIMEOUT_S = 300.0
@@ -61,10 +57,7 @@ GATE_TIMEOUT_S = 300.0
 
 
 def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """Return the number of the last signal, and the downstream tasks that have something to do.
-
-    A new Airflow installation counts all existing signals as sent.
-    """
+    """Return the last signal's number, and the tasks with work. A new Airflow counts existing signals as sent."""
     signals = _load_signals(table, streams)
     for asset in _assets_of(table).values():
         mark_current_as_sent(signals, asset, context)
@@ -102,10 +95,7 @@ def _assess(
 def signal_complete_windows(
     table: str, streams: Path, context: Context, *, expectations: Path | None = None
 ) -> list[str]:
-    """Signal complete windows, and return the downstream tasks that have something to do.
-
-    Raises the errors of `find_gate`, `assess` and `signal_windows`.
-    """
+    """Signal complete windows, and return the downstream tasks that have something to do."""
     specs = streams_feeding(streams, table)
     catalog = open_stream_catalog(specs[0])
     gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])
@@ -141,7 +131,6 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 
 def take_held_signals(table: str, streams: Path, context: Context) -> list[Signal]:
-    """Return the signals of held windows, and store that they were reported."""
     signals = _load_signals(table, streams)
     context["asset_state_store"][partition_asset(table)].set(HELD_REPORTED_TO_KEY, signals.number)
     return signals.held()
@@ -183,10 +172,7 @@ def _tasks_with_work(signals: TableSignals, context: Context) -> list[str]:
 
 
 def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGates | None:
-    """Return a function that gates windows; None if the table has no suite.
-
-    Raises SpecError if the suite was removed.
-    """
+    """Return a function that gates windows; None without a suite. Raises SpecError if the suite was removed."""
     suite = find_suite(expectations, table) if expectations else None
     if suite is not None:
         if store.get(GATED_KEY) != (gated := bool(read_suite(suite).content["expectations"])):
@@ -202,7 +188,6 @@ def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGa
 
 
 def _run_gate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, GateOutcome]:
-    """Run the suite on windows. Return each window's outcome; empty if the table has no snapshot."""
     head = head_of(seen.table.metadata)
     if head is None:
         return {}

@@ -38,7 +38,6 @@ class CompletionOperator(BaseBranchOperator):
         self.expectations = str(expectations) if expectations else None
 
     def execute(self, context: Context) -> Any:
-        """Continue if windows are complete or events are missing; otherwise defer."""
         from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
 
         if has_no_stream(Path(self.streams), self.table):
@@ -55,7 +54,6 @@ class CompletionOperator(BaseBranchOperator):
         return self._signal_and_branch(context)
 
     def execute_complete(self, context: Context, event: Payload) -> Any:
-        """Signal windows, and branch. Raises AirflowException, which is retried, if the table cannot be read."""
         if event["problem"]:
             raise AirflowException(f"cannot read {self.table}: {event['problem']}")
         return self._signal_and_branch(context)
@@ -73,10 +71,7 @@ def _removal_message(table: str) -> str:
 
 
 class CompletionTrigger(PollingTrigger):
-    """Fires when windows can be signalled, or when another process has added a later signal.
-
-    Later signals have a number above `number`.
-    """
+    """Fires when windows can be signalled, or when another process has added a signal after `number`."""
 
     _searched_s: float | None = None
     """Time (monotonic) of the last search for late rows; None before the first poll."""

@@ -65,7 +65,6 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
     on_failure: OnFailure | None,
     queue: str | None,
 ) -> DAG:
-    """Build a DAG with a task that keeps the application running, and a task per stream that shows its state."""
     present = [one for one in members if not one.removed]
     common: dict[str, Any] = {
         "streams": streams.absolute(),

@@ -50,7 +50,6 @@ class HostedStreamTrigger(UserActionTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Observe and report in a loop. A failed observation is reported and retried."""
         from frazil.status.state import State  # loads PyIceberg
 
         settled_at_s = time.monotonic() + MIN_DEFERRAL_S
@@ -87,7 +86,6 @@ class HostedStreamTrigger(UserActionTrigger):
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _apply_user_action(self) -> None:
-        """Pause the stream if the user marked the task; restart the stream if the user cleared the task."""
         action = await self._task_action()
         self.log.info("The task was %s in Airflow.", action)
         if action is TaskAction.MARKED:

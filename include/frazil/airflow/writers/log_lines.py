@@ -26,8 +26,6 @@ def mask_numbers(line: str) -> str:
 
 @dataclass(slots=True)
 class ShapeCount:
-    """Counts of one shape's copied and omitted lines in the current hour."""
-
     level: int
     since_s: float
     logged: int = 0
@@ -69,7 +67,6 @@ class LineSelector:
             yield level, line
 
     def _hourly_lines(self, now_s: float) -> Iterator[tuple[int, str]]:
-        """Yield, for each shape whose hour is over, its newest omitted line with the number of omitted lines."""
         for kind, alike in list(self._shape_counts.items()):
             if now_s - alike.since_s < HOUR_S:
                 continue

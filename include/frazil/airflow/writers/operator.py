@@ -78,7 +78,6 @@ class WriterOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Record on disk that the supervisor gave up, and fail."""
         from frazil.host.supervising_run import confirm_given_up  # needed by a running task only
 
         reason = str(event["reason"])
@@ -108,7 +107,6 @@ class HostedStreamOperator(BaseOperator):
         self.stream, self.application, self.streams = stream, application, str(streams)
 
     def execute(self, context: Context) -> None:
-        """Defer to the trigger. After a failure, clearing the task lets the stream run again."""
         from frazil.airflow.writers.hosted_trigger import HostedStreamTrigger
         from frazil.host.supervising_run import SupervisingRun, write_supervising_run  # needed by a running task only
 

@@ -71,10 +71,6 @@ def find_task_action(task: DeferredTask) -> TaskAction:
 
 
 async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
-    """Read the task's state from Airflow, and the try that supervises now from the run folder.
-
-    Raises the errors of the task SDK.
-    """
     request = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
     answer = await task_runner.SUPERVISOR_COMMS.asend(request)
@@ -87,7 +83,6 @@ async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try
 
 
 def apply_action(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> SupervisionStep:
-    """Apply a user's action on the task to the writer. Return the supervisor's step."""
     if action is TaskAction.MARKED:
         return supervisor.pause_for_user(by=CHANGED_BY, reason=f"the run {run_id} was marked failed or success")
     if action is TaskAction.CLEARED:
@@ -141,7 +136,6 @@ class UserActionTrigger(BaseTrigger):
         raise NotImplementedError
 
     async def _task_action(self) -> TaskAction:
-        """Return the user's action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
             action = find_task_action(await asyncio.wait_for(self._fetch_task(), 20.0))
         except Exception:
@@ -305,10 +299,7 @@ class WriterTrigger(UserActionTrigger):
         return Supervisor(supervised, connections=connections)
 
     def _log_step(self, step: SupervisionStep) -> None:
-        """Log the selected lines of the writer's log, a change of its stall, and the decision.
-
-        An unchanged decision is logged once an hour.
-        """
+        """An unchanged decision is logged once an hour."""
         from frazil.host.writer_log import parse_levels
 
         for level, line in self._lines.lines_to_copy(parse_levels(step.writer_log), now_s=time.monotonic()):
