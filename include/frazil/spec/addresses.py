@@ -12,17 +12,13 @@ FOLDER_PROPERTIES = ("write.data.path", "write.metadata.path")
 
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
-"""`host` or `host:port`; an IPv6 address is in brackets."""
 _MAX_PORT = 65_535
 _TRUNCATING_CHARACTERS = re.compile(r"[#?\x00-\x1f\x7f]")
 """Characters at which storage libraries truncate a path."""
 
 
 def find_servers_problem(text: str) -> str | None:
-    """Return why a list of brokers cannot be used, as the end of a sentence.
-
-    A string with `@` or `=` may contain credentials, so it is not quoted.
-    """
+    """A string with `@` or `=` may contain credentials, so it is not quoted."""
     if sign := next((sign for sign in "@=" if sign in text), None):
         return (
             f"has {sign!r}, which suggests credentials next to a host; write host:port, and set the credentials in "
@@ -49,17 +45,12 @@ def _find_server_problem(server: str) -> str | None:
 
 
 def find_path_problem(text: str) -> str | None:
-    """Return why storage libraries would misread a path, as the end of a sentence.
-
-    PyIceberg and Iceberg's S3 client read the text after `#` or `?` as a fragment or query, and drop control
-    characters.
-    """
+    """Storage libraries read the text after `#` or `?` as a fragment or query, and drop control characters."""
     sign = _TRUNCATING_CHARACTERS.search(text)
     return f"has {sign[0]!r}, at which storage libraries truncate a path; choose a folder without it" if sign else None
 
 
 def find_location_problem(text: str) -> str | None:
-    """Return why a location cannot be used to store files, as the end of a sentence."""
     if problem := find_path_problem(text):
         return problem
     if text.startswith("/"):

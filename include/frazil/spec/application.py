@@ -16,11 +16,8 @@ from frazil.spec.resources import Resources
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """One writer application that several streams share."""
-
     name: str
     streams: tuple[StreamSpec, ...]
-    """The application's streams (at least one), sorted by name."""
 
     @property
     def resources(self) -> Resources:
@@ -40,12 +37,10 @@ class Application:
 
     @property
     def connections(self) -> frozenset[str]:
-        """Ids of the Airflow connections that the streams reference."""
         return frozenset().union(*map(find_connections, self.streams))
 
     @property
     def environment(self) -> frozenset[str]:
-        """Names of the environment variables that the streams reference."""
         return frozenset().union(*map(find_environment_names, self.streams))
 
     def fingerprint(self) -> str:
@@ -58,7 +53,6 @@ class Application:
 
 
 def group_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
-    """Return the applications that streams share, by name."""
     named: dict[str, list[StreamSpec]] = {}
     for spec in specs:
         if spec.application is not None:

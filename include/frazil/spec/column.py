@@ -18,7 +18,6 @@ _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 
 READING_KEYS = ("unit", "as_", "from_", "cast", "rounding", "null_if", "default")
-"""Optional attributes that control how a column is read from records."""
 
 
 class Column(Model):
@@ -78,12 +77,10 @@ class Column(Model):
 
     @property
     def is_from_key(self) -> bool:
-        """Whether a field of the record's key fills the column."""
         return isinstance(self.from_, Mapping)
 
     @property
     def path(self) -> FieldPath:
-        """Path of the field that fills the column, in the record's value or key."""
         if isinstance(self.from_, Mapping):
             return parse_path(self.from_["key"])
         return (self.name,) if self.from_ is None else parse_path(self.from_)
@@ -131,7 +128,6 @@ class Column(Model):
 
 
 def convert_columns(value: object) -> object:
-    """Convert a mapping of declared columns to the model's form. Raises ValueError for any other value."""
     if isinstance(value, list | tuple):
         return value
     if not isinstance(value, Mapping):

@@ -12,11 +12,9 @@ from frazil.spec.routed_stream import view_from_table
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
 MAX_SCHEMA_CONFLICTS = 10
-"""Maximum number of contradicting columns that are reported for two streams of a table."""
 
 
 def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return a message for each conflict between streams in names, tables, applications, topics and schemas."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
@@ -59,7 +57,6 @@ def _catalog_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _dead_letter_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each dead-letter table that is another stream's own table."""
     main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
     for path, spec in streams.items():
         owner = main_tables.get((spec.table.catalog, spec.dead_letter_table))
@@ -71,10 +68,7 @@ def _dead_letter_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each routed table that is also another stream's own table.
-
-    Its windows would wait for an unrelated stream.
-    """
+    """Its windows would wait for an unrelated stream."""
     own = {
         (spec.table.catalog, name): path
         for path, spec in streams.items()
@@ -89,10 +83,7 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each routed table whose streams declare different windows or schema evolution.
-
-    A window is complete only if all streams that route to its table agree on the table's windows.
-    """
+    """A window is complete only if all streams that route to its table agree on the table's windows."""
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     templates: dict[str, Path] = {}
     for path, spec in streams.items():
@@ -113,10 +104,7 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
 
 
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each resource that an application's streams declare differently, and for ambiguous names.
-
-    An application must not have a stream's name, because commands accept both.
-    """
+    """An application must not have a stream's name, because commands accept both."""
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}
     for path, spec in streams.items():
@@ -143,10 +131,7 @@ def _describe_mode(spec: StreamSpec) -> str:
 
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each setting on which the streams of a table differ, and for each topic that two of them read.
-
-    Settings are compared with those of the first stream, topics with the topics of all earlier streams.
-    """
+    """Settings are compared with those of the first stream, topics with the topics of all earlier streams."""
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         earlier = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
@@ -213,10 +198,7 @@ def _table_struct(spec: StreamSpec) -> Struct:
 
 
 def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield the path and both declarations of each column that the structs declare differently.
-
-    A column that only one struct declares is a conflict only if it is `not null`.
-    """
+    """A column that only one struct declares is a conflict only if it is `not null`."""
     fields = {field.name.lower(): field for field in its.fields}
     for field in mine.fields:
         other = fields.pop(field.name.lower(), None)

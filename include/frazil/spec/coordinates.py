@@ -10,8 +10,6 @@ COORDINATES = {
     "kafka_offset": Primitive("long"),
     "kafka_timestamp": Primitive("timestamptz"),
 }
-"""The columns that frazil adds unless `coordinates: false` is declared."""
-
 LINE_COLUMN = "kafka_line"
 """Additional column if a record may become several rows: the row's number within its record, from 0."""
 RESERVED_COLUMNS = frozenset({*COORDINATES, LINE_COLUMN})
@@ -36,4 +34,3 @@ METADATA_COLUMN_PROBLEM = (
 )
 
 REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})
-"""Coordinates that are never null."""

@@ -137,7 +137,6 @@ class JsonFormat(Model):
     @model_validator(mode="before")
     @classmethod
     def _set_framing(cls, value: object) -> object:
-        """Set `framing` to `confluent` if a registry is declared but no framing."""
         if isinstance(value, Mapping) and value.get("registry") is not None:
             return {"framing": "confluent", **value}
         return value
@@ -286,7 +285,6 @@ def _expand_format_name(value: object) -> object:
 
 
 def _to_short_form(value: ValueFormat) -> object:
-    """Return the format's name if all settings have their defaults; otherwise a mapping."""
     declared = value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if isinstance(value, JsonFormat) and value.registry is not None:
         declared["framing"] = value.framing  # whose default then differs
@@ -300,8 +298,6 @@ Format = Annotated[
     PlainSerializer(_to_short_form, when_used="json"),
     YamlForm("`json`, `string`, `bytes`, `csv`, or a mapping with `type`"),
 ]
-"""A format as a field of a declaration; also accepts a format's name."""
-
 _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
@@ -383,11 +379,7 @@ class Key(Model):
         return self
 
     def fields_format(self, of_value: ValueFormat) -> ValueFormat:
-        """Return the format that decodes the fields of keys, or a whole key of a primitive type.
-
-        `of_value` is the format of the values. Keys use it too if their declared format is
-        `string`, `bytes` or `value`.
-        """
+        """Return the format that decodes keys: by default that of the values, `of_value`."""
         if self.format in {"avro", "protobuf"}:
             declared = (
                 AvroFormat(schema_file=self.schema_file, schema_text=self.schema_text)

@@ -82,7 +82,6 @@ class _FieldIds:
         )
 
     def fields(self, declared: list[tuple[str, types.Type, bool, str | None]]) -> list[iceberg.NestedField]:
-        """Convert declared fields: name, type, required, doc."""
         ids = [next(self._ids) for _ in declared]
         return [
             iceberg.NestedField(field_id, name, self.convert(field_type), required=required, doc=doc)
@@ -96,10 +95,7 @@ def iceberg_type(text: str) -> iceberg.IcebergType:
 
 
 def table_schema(spec: StreamSpec) -> Schema:
-    """Return the declared columns in order, and the Kafka coordinates. Field ids start at 1.
-
-    The key of an upsert stream becomes Iceberg's identifier fields.
-    """
+    """The key of an upsert stream becomes Iceberg's identifier fields."""
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
         declared += [
@@ -115,7 +111,6 @@ def table_schema(spec: StreamSpec) -> Schema:
 
 
 def records_schema(spec: StreamSpec) -> Schema:
-    """Return the schema of the stream's records before any transform. Field ids start at 1."""
     return Schema(
         *_FieldIds().fields([(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.record_columns])
     )
@@ -241,10 +236,7 @@ TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1
 
 
 def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
-    """Return the smallest and largest value of a number or time type; None for other types.
-
-    Decimals are integers without the decimal point, dates are days and timestamps microseconds since 1970.
-    """
+    """Decimals are integers without the decimal point, dates are days and timestamps microseconds since 1970."""
     match kind:
         case iceberg.IntegerType():
             return -(2**31), 2**31 - 1
@@ -260,10 +252,7 @@ def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
 
 
 def filter_between(field: iceberg.NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
-    """Return a filter for rows with values from `lowest` to `greatest`.
-
-    Omits a bound that equals the type's own limit: PyIceberg would compute the value beyond that limit, and raise.
-    """
+    """Omits a bound that equals the type's own limit: PyIceberg would compute the value beyond it, and raise."""
     first, last = find_limits(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()
     if first is None or _to_unscaled(lowest) > first:
@@ -284,7 +273,6 @@ FORMER_COLUMNS_PROPERTY = "frazil.former-columns"
 """Table property: JSON that maps each former name to its renamed column's field id, or to null for a dropped column."""
 
 FormerColumns = Mapping[str, int | None]
-"""Field ids by former name; None for a dropped column."""
 
 
 def parse_former_columns(properties: Mapping[str, str]) -> FormerColumns:
@@ -303,17 +291,13 @@ def parse_former_columns(properties: Mapping[str, str]) -> FormerColumns:
 
 
 def find_current_name(existing: Schema, field_id: int | None) -> str | None:
-    """Return the current name of a top-level column; None if the table has no column with this id."""
     return next((field.name for field in existing.fields if field.field_id == field_id), None)
 
 
 def find_names_in_rows(
     own: Schema, own_former: FormerColumns, main: Schema, main_former: FormerColumns
 ) -> dict[str, set[str]]:
-    """Map each column of a routed table (`own`) to its other names in rows for the default table (`main`).
-
-    Omits columns without other names.
-    """
+    """Map each column of a routed table (`own`) to its other names in rows for the default table (`main`)."""
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
     columns = {field.name for field in own.fields}
     found = {}

@@ -48,9 +48,7 @@ class FileKind(Generic[T]):
     """The functions that read one kind of declaration. All raise SpecError."""
 
     load: Callable[[Path], T]
-    """Load a declaration from its file."""
     read: Callable[[Path], Mapping[str, Any]]
-    """Read a file as JSON values."""
     validate: Callable[[Mapping[str, Any], Path], T]
     """Validate the values that `read` returned."""
 
@@ -62,15 +60,12 @@ _known_records: dict[Path, tuple[NamedDeclaration, Signature]] = {}
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFile(Generic[T]):
-    """One declared file of a folder, present or missing."""
-
     path: Path
     spec: T | None
     """The current declaration if it is valid, otherwise the last valid one; None if it was never valid."""
     problem: str | None = None
     """Why `spec` is not the file's current content; None if it is."""
     removed: bool = False
-    """Whether the file has been missing for so long that it counts as removed."""
     missing: bool = False
     """Whether the file has been missing only briefly, while other files of its folder exist."""
 
@@ -98,7 +93,6 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Decla
 
 
 def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> DeclaredFile[T]:
-    """Load a file and remember its declaration. If the file is broken, return what is remembered, and the problem."""
     try:
         spec = kind.load(path)
         memory.remember(path, spec, kind)
@@ -110,7 +104,6 @@ def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> Decl
 def _find_missing(
     path: Path, spec: T, memory: DeclarationMemory, *, now_ms: int, moment_ms: int
 ) -> Iterator[DeclaredFile[T]]:
-    """Yield a missing file with its remembered declaration. Forgets the declaration if it was removed long ago."""
     since_ms = memory.missing_since(path, now_ms=now_ms)
     if now_ms - since_ms >= moment_ms + REMOVED_FILE_REPORT_MS:
         memory.forget(path)
@@ -124,18 +117,13 @@ def _find_missing(
 
 
 def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """Return the remembered declaration with this name in a folder; None if the name is unknown."""
     memory = DeclarationMemory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return a stream, and its file's problem if there is one.
-
-    If the file is broken, returns its last valid declaration. Remembers a valid declaration. Raises SpecError if the
-    file is broken and no declaration is remembered.
-    """
+    """If the file is broken, return its last valid declaration. Raises SpecError if none is remembered."""
     try:
         return find_and_remember(folder, name), None
     except SpecError as error:
@@ -174,10 +162,7 @@ def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
 
 
 class DeclarationMemory:
-    """The remembered declarations of one folder, each in a record: a file of its own.
-
-    A record that cannot be read or written is logged, and counts as missing.
-    """
+    """A record that cannot be read or written is logged, and counts as missing."""
 
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())
@@ -186,7 +171,6 @@ class DeclarationMemory:
         self._records = home() / "declared" / f"{name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
 
     def paths(self) -> list[Path]:
-        """Return the paths of the declared files that have a record."""
         try:
             records = os.listdir(self._records)  # noqa: PTH208 - Path.glob() raises for a home without read permission
         except FileNotFoundError:
@@ -226,7 +210,6 @@ class DeclarationMemory:
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Return the time (ms since 1970) of the first call for a missing file."""
         record = self._read(path)
         since_ms = record.get("missing-since-ms")
         if isinstance(since_ms, int) and since_ms <= now_ms:
@@ -246,7 +229,6 @@ class DeclarationMemory:
         return self._records / f"{path.name}.json"
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """Return the record of a file; empty if it is missing, unreadable, or of another format."""
         try:
             record = json.loads(self._record(path).read_text())
         except FileNotFoundError:

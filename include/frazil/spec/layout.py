@@ -129,7 +129,6 @@ def _parse_width(transform: str, text: str | None) -> int | None:
 
 
 ColumnTypes = Mapping[str, Type | None]
-"""Types of columns by name; None for a type that cannot be parsed."""
 
 
 def find_partitioning_problems(spec: StreamSpec) -> Iterator[Problem]:

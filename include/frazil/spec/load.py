@@ -24,14 +24,10 @@ from frazil.spec.routed_stream import find_feeding_streams, list_windowed_views
 from frazil.spec.yaml_file import FileCache, read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
-"""File with settings for all streams of its folder."""
 
 
 def load_stream(path: Path) -> StreamSpec:
-    """Load the stream that a file declares, with the folder's defaults.
-
-    Raises SpecError, which lists for every problem the file, the key, the value and the allowed values.
-    """
+    """Raises SpecError, which lists for every problem the file, the key, the value and the allowed values."""
     return _STREAMS.get(path)
 
 
@@ -52,7 +48,6 @@ def read_defaults(folder: Path) -> Mapping[str, Any]:
 
 
 def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
-    """Validate a declaration that was read from `path`. Raises SpecError like `load_stream`."""
     try:
         return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:
@@ -60,7 +55,6 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
 
 
 def _find_file_of_key(key: str, path: Path) -> Path:
-    """Return `_defaults.yaml` if only that file sets the key, otherwise the stream's own file."""
     with suppress(SpecError):
         if _has_key(read_defaults(path.parent), key) and not _has_key(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
@@ -81,10 +75,7 @@ def _has_key(declared: Mapping[str, Any], key: str) -> bool:
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Return all streams of a folder by name. Ignores files whose names begin with an underscore or a dot.
-
-    Raises SpecError with the problems of all files and the conflicts between streams.
-    """
+    """Ignores files whose names begin with an underscore or a dot. Raises SpecError with all problems."""
     if not folder.is_dir():
         raise SpecError(
             f"{folder} is not a folder; set the folder of declared streams with --streams or FRAZIL_STREAMS"
@@ -103,10 +94,7 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
 
 
 def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
-    """Return the valid streams of a folder, sorted by name, and the problems of the other files.
-
-    Raises SpecError if there are neither streams nor problems.
-    """
+    """Return the valid streams, and the problems of other files. Raises SpecError if there are neither."""
     specs: list[StreamSpec] = []
     errors: list[str] = []
     for path in list_stream_files(folder) if folder.is_dir() else ():
@@ -124,10 +112,7 @@ def no_stream_error(folder: Path) -> SpecError:
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """Load one stream of a folder. The folder's other files may be broken.
-
-    Raises SpecError with the known names if no file declares it, or with the problems of its file.
-    """
+    """Load one stream of a folder, whose other files may be broken. Raises SpecError like `find_file`."""
     return load_stream(find_file(folder, name))
 
 
@@ -198,7 +183,6 @@ def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def list_stream_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that declare streams, sorted by path."""
     files = (path for pattern in ("*.yaml", "*.yml") for path in folder.glob(pattern))
     return sorted(path for path in files if not path.name.startswith(("_", ".")))
 
@@ -225,15 +209,12 @@ class _Listing:
 
 
 class FolderIndex:
-    """Finds files by stream. Lists each folder at most once per `MAX_LISTING_AGE_S`."""
-
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._listings: dict[Path, _Listing] = {}
         self._one_at_a_time = threading.Lock()
 
     def find_file(self, folder: Path, stream: str) -> Path | None:
-        """Return the file that declares the stream; None if no readable file does, or several do."""
         with self._one_at_a_time:
             listing = self._listings.get(folder)
             if listing is None or self._clock() - listing.at_s >= MAX_LISTING_AGE_S:
@@ -258,4 +239,3 @@ def _map_files(folder: Path) -> dict[str, Path | None]:
 
 
 FOLDER_INDEX = FolderIndex()
-"""The index that all supervisors of the process share."""

@@ -150,11 +150,7 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """Return the age (ms) of the last commit at which a stream with unread records is stale.
-
-        It is at least two commit intervals: one missed commit must not keep an alert active when the next commit is on
-        time.
-        """
+        """At least two commit intervals: one missed commit must not keep an alert active when the next is on time."""
         return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)
 
     @property
@@ -169,7 +165,6 @@ class Maintenance(Model):
     @model_validator(mode="before")
     @classmethod
     def _expand_switch(cls, value: object) -> object:
-        """Convert the short form `maintenance: off`, which switches off every action except alerts."""
         on = _SWITCH.get(str(value).lower())
         if on is None:
             return value

@@ -40,9 +40,7 @@ from frazil.spec.values import (
 )
 
 MAX_UPSERT_RECORDS = 1_000_000
-"""Default maximum number of records in one batch of an upsert stream."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
-"""Pattern of the names of streams and applications."""
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 
@@ -104,7 +102,6 @@ class Commit(Model):
 
     @property
     def longest_interval(self) -> timedelta:
-        """The longest time between commits: `max-interval` if throttling may stretch `interval`, else `interval`."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
@@ -284,7 +281,6 @@ class StreamSpec(Model):
 
     @property
     def sinks(self) -> Sinks:
-        """The tables to which the stream writes, and how."""
         return Sinks.of(self, default_table=self.table.identifier)
 
     @property
@@ -302,7 +298,6 @@ class StreamSpec(Model):
 
     @property
     def event_time_partitions(self) -> tuple[str, ...]:
-        """Names of the transforms that partition the table by event time."""
         terms = [layout.parse_term(text) for text in self.partition_by]
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
@@ -418,7 +413,6 @@ class StreamSpec(Model):
 
     @property
     def key_format(self) -> ValueFormat:
-        """The format of keys that fill `key_columns`."""
         return (self.source.key or Key()).fields_format(self.source.format)
 
 

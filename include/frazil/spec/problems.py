@@ -30,8 +30,6 @@ _PLACEHOLDERS: Mapping[str, Any] = {
     "table": {"identifier": "stand.in"},
     "event-time": {"column": "stand-in"},
 }
-"""Valid placeholders for the required parts of a stream, except its columns."""
-
 MAX_LINE_CHARACTERS = 2000
 _FORMAT = ("source", "format")
 
@@ -63,7 +61,6 @@ _BOUNDS = {
     "less_than": ("not below", "lt"),
     "less_than_equal": ("above", "le"),
 }
-"""The phrase for each error about a bound, and the bound's key in pydantic's context."""
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
@@ -122,10 +119,7 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
 
 
 def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems between parts of the declaration.
-
-    Pydantic skips them if a part is invalid, so this validates again, with placeholders for invalid parts.
-    """
+    """Pydantic skips these if a part is invalid, so this validates again, with placeholders for invalid parts."""
     locations = [_remove_union_members(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
         return []
@@ -140,7 +134,6 @@ def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, 
 
 
 def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
-    """Return the declaration without its invalid parts. Placeholders replace required parts."""
     valid: dict[str, Any] = {key: _copy_mappings(value) for key, value in declared.items() if isinstance(key, str)}
     columns = valid.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
@@ -159,7 +152,6 @@ def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence
 
 
 def _remove_part(valid: dict[str, Any], location: Sequence[int | str]) -> None:
-    """Remove the value at a path. If it is in a list, remove the whole list."""
     inner: Any = valid
     for part, below in zip(location, [*location[1:], None], strict=True):
         if not isinstance(inner, dict) or part not in inner:
@@ -217,7 +209,6 @@ def _find_value(declared: Mapping[str, Any], path: Iterable[str]) -> object:
 
 
 def describe_error(details: ErrorDetails) -> str:
-    """Return what is wrong with a value, as a phrase that follows key and value in a sentence."""
     kind, context = details["type"], details.get("ctx", {})
     if (cause := context.get("error")) is not None:
         return str(cause)
@@ -242,19 +233,13 @@ def describe_error(details: ErrorDetails) -> str:
 
 
 def _is_split_name(details: ErrorDetails) -> bool:
-    """Return whether a property's dotted name became nested mappings.
-
-    False for a secret property.
-    """
+    """Return whether a property's dotted name became nested mappings."""
     *parts, name = details["loc"]
     return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
 
 
 def _suggest_mapping(details: ErrorDetails) -> str:
-    """Return the required and the allowed keys of a value that should be a mapping.
-
-    If a single key is required, and the value is a word, the hint shows the value under that key.
-    """
+    """If a single key is required, and the value is a word, the hint shows the value under that key."""
     model = _find_model(details["loc"])
     needed = [field for field in model.model_fields.values() if field.is_required()]
     written = details["input"]
@@ -265,7 +250,6 @@ def _suggest_mapping(details: ErrorDetails) -> str:
 
 
 def _remove_union_members(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path as in the YAML, without the names of union members that pydantic adds."""
     return _resolve_path(location)[0]
 
 

@@ -23,8 +23,6 @@ SET_BY_FRAZIL = {
     "enable.auto.commit": "the table stores the offsets",
     "enable.auto.offset.store": "the table stores the offsets",
 }
-"""librdkafka properties that users must not set, each with the reason."""
-
 JAVA_ONLY = {
     "sasl.jaas.config": "write sasl.username and sasl.password",
     "sasl.login.callback.handler.class": "write sasl.oauthbearer.method and its properties",
@@ -51,8 +49,6 @@ FORMAT_3_READERS = (
     "only a new table gets version 3, which fewer engines read, and it cannot go back to version 2. Spark with Iceberg "
     "1.12, PyIceberg 0.12 and DuckDB 1.4 read it, Amazon Athena does not, and Trino was not tried"
 )
-"""Warning about Iceberg format version 3, shown before a table is created with it."""
-
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
@@ -60,7 +56,6 @@ _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
 
 
 def is_secret(key: str) -> bool:
-    """Return whether a property's value is a secret, which must not be in a file."""
     return _SECRET.search(key) is not None
 
 
@@ -74,14 +69,12 @@ def find_consumer_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problem of the brokers' addresses, if any. Addresses with references are not checked."""
     text = spec.source.bootstrap_servers
     if "${" not in text and (what := find_servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
 
 
 def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each secret that is written in the file instead of a reference."""
     for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
         for key, value in properties.items():
             if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
@@ -97,7 +90,6 @@ def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
-    """Yield the key and value of each registry setting that may contain references."""
     registry = registry_of(spec.source.format)
     if registry is not None:
         parts = {"url": registry.url, "username": registry.username, "password": registry.password}
@@ -113,7 +105,6 @@ def _sensitive_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
 
 
 def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each reference that cannot be parsed, and for a `table.location` that cannot be used."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
@@ -155,10 +146,7 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for booleans in Parquet's v2 data pages.
-
-    Spark's vectorised reader cannot read them (Iceberg 1.12).
-    """
+    """Spark's vectorised reader cannot read booleans in Parquet's v2 data pages (Iceberg 1.12)."""
     if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
     path, unread = (

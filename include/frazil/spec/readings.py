@@ -47,7 +47,6 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str) -> Iterator[Problem]:
-    """Yield a problem for each pair of columns that read the same field, or overlapping fields, of a format."""
     read: defaultdict[str | int, dict[FieldPath, str]] = defaultdict(dict)  # by first step: overlapping paths share it
     by_name = {column.name: column for column in columns}
     for column in columns:
@@ -67,7 +66,6 @@ def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str)
 
 
 def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
-    """Yield the problems of keys that have fields or a type."""
     form, key, whole = spec.key_format, spec.source.key, spec.whole_key_column
     parts = [column for column in spec.record_columns if column.is_from_key]
     reason = None
@@ -98,7 +96,6 @@ def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
 
 
 def _find_key_field_problem(spec: StreamSpec, column: Column) -> str | None:
-    """Return why a decoded key cannot fill the column; None if it can."""
     if column.name == spec.rest or column.name in {header.column for header in spec.source.headers}:
         return "is a field of the key, but a header or rest also fills the column; keep one of them"
     if column.name in spec.key and envelope_of(spec.source.format):
@@ -107,7 +104,6 @@ def _find_key_field_problem(spec: StreamSpec, column: Column) -> str | None:
 
 
 def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
-    """Return whether two paths lead to the same field, or one field contains the other."""
     length = min(len(one), len(other))
     if form == "json" or len(one) == len(other):
         return one[:length] == other[:length]
@@ -156,7 +152,6 @@ def _is_dropped(spec: StreamSpec, column: Column) -> bool:
 def _find_conversion_problems(
     spec: StreamSpec, column: Column, declared: ValueFormat
 ) -> Iterator[tuple[str, object, str]]:
-    """Yield the key, value and reason of each conversion that is not possible for a column of this format."""
     reading = column.reading_settings(spec.cast)
     if reading.get("cast") == "strict":
         del reading["cast"]
@@ -198,10 +193,7 @@ def _find_conversion_problems(
 
 
 def _may_be_value_of(value: object, kind: str, unit: str | None) -> bool:
-    """Return whether a JSON value of this kind can be a value of the type.
-
-    The value's content is checked when records are read.
-    """
+    """The value's content is checked when records are read."""
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     if kind in {"int", "long"}:

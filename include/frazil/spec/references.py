@@ -26,10 +26,7 @@ _FIELDS = ("host", "port", "login", "password", "schema")
 
 
 def resolve(text: str, environment: Mapping[str, str]) -> str:
-    """Replace all references by their values.
-
-    Raises SpecError, which names the missing variable, connection or field, but never shows a value.
-    """
+    """Raises SpecError, which names the missing variable, connection or field, but never shows a value."""
     return _REFERENCE.sub(lambda match: _resolve_reference(match[1], environment), text)
 
 
@@ -50,9 +47,7 @@ def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the librdkafka properties of a stream's source. Raises SpecError for a reference that cannot be resolved,
-    and for invalid addresses.
-    """
+    """Raises SpecError for a reference that cannot be resolved, and for invalid addresses."""
     try:
         resolved = resolve_properties(declared_kafka_properties(spec), environment)
     except SpecError as error:
@@ -72,7 +67,6 @@ def executor_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) 
 
 
 def find_connections(spec: StreamSpec) -> frozenset[str]:
-    """Return the ids of the Airflow connections that a stream references."""
     found = set()
     for text in _find_texts(spec.model_dump()):
         for reference in _REFERENCE.findall(text):
@@ -82,7 +76,6 @@ def find_connections(spec: StreamSpec) -> frozenset[str]:
 
 
 def find_environment_names(spec: StreamSpec) -> frozenset[str]:
-    """Return the names of the environment variables that a stream references."""
     found = set()
     for text in _find_texts(spec.model_dump()):
         for reference in _REFERENCE.findall(text):
@@ -92,7 +85,6 @@ def find_environment_names(spec: StreamSpec) -> frozenset[str]:
 
 
 def find_reference_problem(text: str) -> str | None:
-    """Return why a reference in the text cannot be parsed, as the end of a sentence."""
     for reference in _REFERENCE.findall(text):
         if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
             return f"has ${{{reference}}}; write ${{env:NAME}}, ${{env:NAME:-default}} or ${{airflow:connection.field}}"
@@ -132,7 +124,6 @@ def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
 
 
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
-    """Return a connection's fields and extras from one of Airflow's two formats, JSON or URI."""
     try:
         return _parse_json_connection(text) if text.lstrip().startswith("{") else _parse_uri_connection(text)
     except (ValueError, TypeError):

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """A feature that cannot be combined with some values of another setting."""
-
     feature: str
     place: str
     """Dotted key of the other setting."""
@@ -112,7 +110,6 @@ REFUSALS = (
 
 
 def find_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each combination of settings that frazil refuses."""
     for feature, place, values, why in REFUSALS:
         if _FEATURES[feature](spec) and (declared := _SETTINGS[place](spec)) in values:
             yield Problem(place, declared, why)

@@ -26,15 +26,11 @@ Cores = Annotated[int, IntegerBounds(1, 100_000)]
 
 
 class DeployMode(StrEnum):
-    """The place where the driver of a writer on a cluster runs."""
-
     CLIENT = "client"
     CLUSTER = "cluster"
 
 
 class ClusterManager(StrEnum):
-    """The kind of cluster that runs a writer's executors."""
-
     STANDALONE = "a standalone cluster"
     YARN = "YARN"
     KUBERNETES = "Kubernetes"
@@ -98,7 +94,6 @@ class Resources(Model):
 
     @property
     def on_cluster(self) -> bool:
-        """Whether executors are separate processes, perhaps on other hosts."""
         return self.master != LOCAL
 
     @property
@@ -115,7 +110,6 @@ class Resources(Model):
 
     @property
     def manager(self) -> ClusterManager | None:
-        """The cluster that runs the executors; None if the writer runs only on this host."""
         if self.master == LOCAL:
             return None
         if self.master == YARN:

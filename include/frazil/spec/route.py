@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 VALUE_PLACEHOLDER = "{value}"
-"""Placeholder of the routing value in a template."""
 MAX_VALUE_CHARACTERS = 200
-"""Maximum length of a routing value for which a table is created."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
 """Maximum length of the value in a table's name: some catalogs limit a whole table name to 128 characters."""
 MAX_SIGNALLED_TEMPLATE = 160
@@ -102,7 +100,6 @@ class Route(Model):
         return self.template.replace(VALUE_PLACEHOLDER, derive_name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
-        """Return whether the template creates this table for the value, and `allow` permits the value."""
         return (
             self.template is not None
             and self.derive_table_name(value) == identifier
@@ -111,7 +108,6 @@ class Route(Model):
 
 
 def find_refusal(value: str, allow: Iterable[str]) -> str | None:
-    """Return why no table may be created for a routing value, as a clause."""
     if len(value) > MAX_VALUE_CHARACTERS:
         return f"it has more than {MAX_VALUE_CHARACTERS} characters"
     if not any(fnmatchcase(value, pattern) for pattern in allow):
@@ -120,11 +116,7 @@ def find_refusal(value: str, allow: Iterable[str]) -> str | None:
 
 
 def derive_name_part(value: str) -> str:
-    """Return the part of a table's name that stands for a routing value.
-
-    A plain value is used unchanged, unless it ends like a hash. Another value is reduced to its plain characters,
-    followed by 48 bits of its hash.
-    """
+    """A plain value is used unchanged, unless it ends like a hash. Other values get 48 bits of their hash."""
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
     plain = re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")[:MAX_VALUE_CHARACTERS_IN_NAME].strip("_") or "value"
@@ -132,12 +124,10 @@ def derive_name_part(value: str) -> str:
 
 
 def value_property(stream: str) -> str:
-    """Return the property for the routing value of a table that the template created."""
     return f"frazil.route.{stream}"
 
 
 def find_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the conflicts of the route with other parts of the declaration."""
     yield from _find_atomic_problems(spec)
     if (route := spec.route) is None:
         return

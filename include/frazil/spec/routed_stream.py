@@ -23,15 +23,11 @@ class RoutedStream(StreamSpec):
 
     @property
     def is_made(self) -> bool:
-        """Whether the route does not name the table, so that only its template can have created it.
-
-        The table's properties show whether it did.
-        """
+        """Whether only the route's template can have created the table. Its properties show whether it did."""
         return self.table.identifier not in self.sinks.named_tables
 
     @property
     def sinks(self) -> Sinks:
-        """The tables of the whole stream."""
         return Sinks.of(self, default_table=self.default_table)
 
     @property
@@ -43,7 +39,6 @@ class RoutedStream(StreamSpec):
         return template
 
     def for_member(self, table: str) -> RoutedStream:
-        """Return the view for another table of the route."""
         return self.model_copy(update={"table": Table.model_construct(identifier=table, catalog=self.table.catalog)})
 
 
@@ -75,11 +70,7 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def find_feeding_streams(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
-    """Return the views of the streams that feed a table, sorted by the streams' names.
-
-    If a stream names the table, streams whose templates only match its name are omitted. See
-    `view_from_table`.
-    """
+    """If a stream names the table, streams whose templates only match its name are omitted."""
     views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := view_from_table(spec, table)) is not None]
     return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
 
@@ -98,14 +89,9 @@ def list_windowed_views(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def partitions_dag_id(table: str) -> str:
-    """Return the id of a table's partition DAG.
-
-    All tables of a template share a DAG, whose id contains the stream's name instead of a table's. The two cannot be
-    confused, because only a table's name contains a dot.
-    """
+    """Tables of a template share a DAG, named after the stream. Only a table's name contains a dot."""
     return f"frazil_partitions_{table}"
 
 
 def partitions_dag_of(spec: StreamSpec) -> str:
-    """Return the id of the partition DAG of a stream's `table`."""
     return partitions_dag_id(spec.name if VALUE_PLACEHOLDER in spec.signal_name else spec.table.identifier)

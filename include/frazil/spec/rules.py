@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
-    """Return all problems between parts of the declaration.
-
-    `wrong` lists the dotted keys of invalid parts, which placeholders replace. Rules that need such a part are skipped.
-    A column with an invalid type has an empty type.
-    """
+    """`wrong` has the dotted keys of invalid parts. Rules that need such a part are skipped."""
     return tuple(
         problem
         for rule, needs in _RULES
@@ -215,7 +211,6 @@ def _check_topics(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each key or header without a suitable column of its own."""
     declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
     if (key := spec.source.key) and key.column:
@@ -281,7 +276,6 @@ def _check_evolution(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_alignment(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem if `commit.align` is set but the stream has no windows, or a file could span two windows."""
     if spec.commit.align == "none":
         return
     column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")

@@ -68,12 +68,10 @@ class Sensitive(Model):
 
     @property
     def kept_fields(self) -> dict[str, Protection]:
-        """The sensitive fields that become columns."""
         return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
 
     @property
     def dropped_fields(self) -> tuple[tuple[str, ...], ...]:
-        """Paths of the fields that never become columns."""
         return tuple(tuple(name.split(".")) for name, how in self.fields.items() if how.as_ == "drop")
 
     @property
@@ -82,7 +80,6 @@ class Sensitive(Model):
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the conflicts between sensitive fields and the schema, and a missing secret."""
     if (sensitive := spec.sensitive) is None:
         return
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}

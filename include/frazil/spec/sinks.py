@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 RepeatHandling = Literal["no", "by order", "by arrival", "dropped"]
-"""How records that are read again are treated.
-
-They become rows again, are merged by `order-by` or in order of arrival, or are dropped.
-"""
+"""Records become rows again, are merged by `order-by` or in order of arrival, or are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +38,14 @@ DEDUPLICATE = Mode("record", "dropped", drops_repeats=True)
 
 @dataclass(frozen=True)  # without slots, for the cached property
 class Sinks:
-    """The tables of a stream by role: default table, dead-letter table and routed tables. See ADR
-    26.
-
-    A batch counts as committed once the default table has it.
-    """
+    """See ADR 26. A batch counts as committed once the default table has it."""
 
     stream: str
     default_table: str
-    """The default table. A commit to it makes a batch count as committed."""
     dead_letter_table: str
     """The dead-letter table. It is committed first; the default table's epoch fences it."""
     mode: Mode
     key: tuple[str, ...]
-    """The columns by which the mode compares rows."""
     route: Route | None
 
     @classmethod
@@ -71,22 +62,18 @@ class Sinks:
 
     @property
     def has_routed_tables(self) -> bool:
-        """Whether the stream has routed tables, which follow the default table."""
         return self.route is not None
 
     @property
     def by_value(self) -> Mapping[str, str]:
-        """The tables that the route names, by routing value."""
         return self.route.tables if self.route else {}
 
     @property
     def template(self) -> str | None:
-        """The template for the names of further routed tables; None if the route has no template."""
         return self.route.template if self.route else None
 
     @property
     def field(self) -> str | None:
-        """The column whose value chooses the table; None if no column does."""
         return self.route.name if self.route and self.route.by == "field" else None
 
     def matches_template(self, identifier: str) -> bool:

@@ -104,11 +104,7 @@ _OPTIONS.log_errors = False
 
 
 def compile_pattern(text: str) -> Any:
-    """Compile a user's pattern with RE2. Raises ValueError if RE2 does not support it.
-
-    RE2 takes linear time. Python's `re` may backtrack forever. It then holds the interpreter's lock, so not even
-    SIGTERM ends the process.
-    """
+    """RE2 takes linear time. Python's `re` may backtrack forever while it holds the interpreter's lock."""
     try:
         return re2.compile(text, _OPTIONS)
     except (re2.error, UnicodeEncodeError) as error:

@@ -26,25 +26,19 @@ ALLOWED_TYPES = ", ".join(
 )
 
 MAX_DECIMAL_PRECISION = 38
-"""Maximum precision of decimals, according to the Iceberg specification."""
-
 UNREADABLE_TYPES = {
     "time": (
         "Spark cannot read a table with a time column, not even its other columns, and compaction fails on it; "
         "write string ('10:11:12'), or long if records hold a number"
     )
 }
-"""Types that some engine cannot read. The text gives the reason, and the types to use instead.
-
-frazil creates no table with them.
-"""
+"""Types that some engine cannot read, with the reason. frazil creates no table with them."""
 
 _FORMAT_3_TYPES = {
     **dict.fromkeys(("timestamp_ns", "timestamptz_ns"), "Spark 4.1 could not read any column of the table"),
     "variant": "PyIceberg 0.12 could not open the table; write {type: string, as: json} for any value",
     **dict.fromkeys(("geometry", "geography", "unknown"), "frazil cannot write it"),
 }
-"""Types of Iceberg's format version 3, and the reason why each is refused."""
 _JSON_NAMES = frozenset({"json", "jsonb", "object", "any", "dict"})
 """Types of other systems whose values are JSON."""
 _ICEBERG_NAMES = {
@@ -99,10 +93,7 @@ MAX_NESTING = 50
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A type without nested fields.
-
-    `arguments` are the precision and scale of a `decimal`, or the length of a `fixed`.
-    """
+    """`arguments` are the precision and scale of a `decimal`, or the length of a `fixed`."""
 
     name: str
     arguments: tuple[int, ...] = ()
@@ -115,8 +106,6 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a struct."""
-
     name: str
     type: Type
     required: bool = False
@@ -174,10 +163,7 @@ def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
 
 
 def find_type(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
-    """Return the type of a column or nested field; None if it does not exist.
-
-    `path` is the field's full name in Iceberg, split at dots.
-    """
+    """`path` is the field's full name in Iceberg, split at dots."""
     found = columns.get(path[0])
     for part in path[1:]:
         match found:
@@ -222,7 +208,6 @@ def parse_type(text: str) -> Type:
 
 
 def is_field_name(name: str) -> bool:
-    """Return whether a struct in a declaration can have a field with this name."""
     try:
         return str(parse_type(f"struct<{name}: int>")) == f"struct<{name}: int>"
     except ValueError:
@@ -331,10 +316,7 @@ class _Parser:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
     def _take_name(self, wanted: str, *, any_name: bool = False) -> str:
-        """Consume and return the next token if it is a name; otherwise raise ValueError.
-
-        `any_name` also allows other characters in a name that is followed by a colon.
-        """
+        """`any_name` also allows other characters in a name that is followed by a colon."""
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):

@@ -58,7 +58,6 @@ MergeMode = Literal["auto", "copy-on-write", "merge-on-read"]
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of an upsert stream, or the settings that an append stream may not have."""
     if spec.mode == "append":
         if envelope_of(spec.source.format):
             what = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
@@ -83,7 +82,6 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 def find_key_problems(
     spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]
 ) -> Iterator[Problem]:
-    """Yield a problem for each column that cannot be part of the key. `where` is the key's path in the YAML."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -135,10 +133,7 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
 
 
 def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that a tombstone fills from fields of its Kafka key.
-
-    Empty if tombstones do not delete rows.
-    """
+    """Return the key columns that tombstones fill from fields of their Kafka keys."""
     if spec.delete is None or not spec.delete.tombstones:
         return ()
     return tuple(name for name in spec.key if name not in spec.key_header_columns)
@@ -227,7 +222,6 @@ class Dedupe(Model):
 
 
 def find_dedupe_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of the key that is declared for `dedupe`."""
     if (dedupe := spec.dedupe) is None:
         return
     columns = {column.name: column for column in spec.columns}

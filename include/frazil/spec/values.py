@@ -57,10 +57,7 @@ def _parse_start(value: object) -> object:
 
 
 def _parse_moment(value: object, besides: str = "") -> datetime:
-    """Parse a time with a zone: without a zone, its meaning would differ between machines.
-
-    `besides` lists other allowed values for the error message.
-    """
+    """Parse a time with a zone: without a zone, its meaning would differ between machines."""
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
@@ -89,10 +86,7 @@ def _refuse_boolean(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class IntegerBounds:
-    """Restricts an integer. The default maximum is the limit of Spark and Iceberg.
-
-    Replaces pydantic's `Field`, which can lose a bound if a key has two upper bounds, or a bound and a validator.
-    """
+    """Replaces pydantic's `Field`, which can lose a bound if a key has two upper bounds, or a bound and a validator."""
 
     minimum: int = 1
     maximum: int = 2**31 - 1
@@ -151,7 +145,6 @@ _PERCENT_JSON = WithJsonSchema(
     }
 )
 Percent = Annotated[int, BeforeValidator(_parse_percent), _PERCENT_JSON, YamlForm("percent: `50%`")]
-"""A number from 0 to 99, with or without a percent sign."""
 Start = Annotated[
     Literal["earliest", "latest"] | datetime,
     BeforeValidator(_parse_start),
@@ -164,7 +157,6 @@ Properties = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
     YamlForm("mapping of properties"),
 ]
-"""A mapping of properties, whose numbers and booleans become text."""
 
 
 class Model(BaseModel):
@@ -180,10 +172,7 @@ class Model(BaseModel):
 
 
 FieldPath = tuple[str | int, ...]
-"""The path of a field: names of fields, and indexes in lists."""
-
 _STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
-"""A name with its leading dot, or an index in brackets."""
 MAX_INDEX = 9999
 _ALLOWED_FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
 
@@ -217,10 +206,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a declaration.
-
-    `key` is a dotted path in the YAML. `value` is the declared value; None if it must not be shown.
-    """
+    """`key` is a dotted path in the YAML. `value` is None if it must not be shown."""
 
     key: str
     value: object

@@ -148,7 +148,6 @@ def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
 
 
 _BLANKS = re.compile("[\u00a0\u2000-\u200b\u3000]")
-"""Characters that look like a space."""
 _HINTS = {
     "cannot start any token": "quote a value that begins with such a character",
     "mapping values are not allowed": 'quote a value that contains ": ", or begin a new line before the second key',
@@ -161,37 +160,26 @@ _HINTS = {
     "unexpected end of stream": "close the quote that begins in {opened}",
     "could not find expected ':'": "end a key with a colon and a space",
 }
-"""Remedies by a part of PyYAML's message."""
 
 
 T = TypeVar("T")
 
 MIN_UNCHANGED_AGE_NS = 3_000_000_000
-"""Minimum time since a file's last change for its content to be cached.
-
-Two changes in one tick of a file system's clock cannot be distinguished. The longest ticks are 2 s (FAT, some NFS).
-"""
+"""Two changes in one tick of a file system's clock look alike. The longest ticks are 2 s (FAT, some NFS)."""
 MAX_CACHED_FILES = 10_000
-"""Maximum number of files in the cache. A full cache is emptied."""
-
 Signature = tuple[int, int, int, int] | None
 """Change time, modification time, size and inode; None if the file is missing or inaccessible."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry(Generic[T]):
-    """A cached value, or the text of the reader's SpecError."""
-
     signatures: tuple[Signature, ...]
     value: T | None
     problem: str | None
 
 
 class FileCache(Generic[T]):
-    """Caches a reader's results and SpecErrors by path.
-
-    Does not cache errors that an OSError caused, because these may be temporary.
-    """
+    """Does not cache errors that an OSError caused, because these may be temporary."""
 
     def __init__(self, read: Callable[[Path], T], *, other_files: tuple[str, ...] = ()) -> None:
         """`other_files` are names of files in the folder that the reader also reads, if they exist."""
@@ -215,7 +203,6 @@ class FileCache(Generic[T]):
         return entry.value  # type: ignore[return-value]  # set if there is no problem
 
     def _read_entry(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
-        """Read a file, and keep the text of a SpecError. Raises a SpecError that an OSError caused."""
         try:
             return _Entry(seen, self._read(path), None)
         except SpecError as error:
@@ -225,10 +212,7 @@ class FileCache(Generic[T]):
 
 
 def read_signature(path: Path) -> Signature:
-    """Return a value that changes when the file does; None if the file cannot be read.
-
-    It includes the ctime, which programs cannot set, unlike the mtime.
-    """
+    """The ctime is included, because programs cannot set it, unlike the mtime."""
     try:
         seen = path.stat()
     except OSError:
