@@ -72,7 +72,6 @@ def audit(  # noqa: PLR0913 - a command's options
 def parse_period(
     length: timedelta | None, begin: datetime | None, end: datetime | None, *, now: datetime
 ) -> Period | None:
-    """Return the period that the options select, or None. Raises click.UsageError if they contradict each other."""
     if length is not None and (begin or end):
         raise click.UsageError("--last cannot be combined with --from or --to: give one period")
     if end is not None and begin is None:

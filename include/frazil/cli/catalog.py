@@ -116,7 +116,6 @@ def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
 
 
 MAX_ERROR_CHARACTERS = 200
-"""Maximum number of characters quoted from an error about a file's contents."""
 
 
 def read_metadata(catalog: Catalog, path: str) -> TableMetadata | None:
@@ -145,7 +144,6 @@ def _not_metadata_error(path: str, error: Exception) -> SpecError:
 
 
 def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the table has a newer metadata file, whose commits would be lost."""
     store = open_store(metadata.location, catalog.properties)
     newest = find_newest_metadata(store, metadata.location, str(metadata.table_uuid))
     if newest is not None and file_name(newest.path) != file_name(path):
@@ -158,7 +156,6 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
 
 
 def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the table has another name in the namespaces of `table` and of its folder."""
     name = find_other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:
         raise SpecError(

@@ -99,7 +99,6 @@ def cut(  # noqa: PLR0913 - a command's options
 
 
 LoadedTables = dict[str, tuple[Table, str]]
-"""Maps each table's identifier to the loaded table and its catalog's name."""
 
 
 def _load_unchanged(
@@ -161,7 +160,6 @@ def _load_streams(
 
 
 def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[str, Table]) -> None:
-    """Raise TableLost if a table of the route is missing, and RouteBehind if a backfill's rows wait for a table."""
     dropped = find_dropped_tables(spec, tables, existing)
     unknown = sorted({*spec.sinks.named_tables} - {*existing, *(table.target for table in dropped)})
     with translate_catalog_errors(tables.main.catalog_name):
@@ -174,7 +172,6 @@ def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[st
 
 
 def _tag(name: str, found: SnapshotSet, tables: LoadedTables) -> None:
-    """Tag the snapshots of all tables. If one fails, remove the new tags from the others."""
     tagged = []
     try:
         for table in found.tables:

@@ -139,7 +139,6 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
 
 
 def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> None:
-    """Make the circuit breaker ignore rejected records before the current ends of the topics."""
     from frazil.commit.accepted_rejects import AcceptedRejects, store_acceptance  # with librdkafka, for --accept
     from frazil.commit.open_streams import open_kafka, open_stream
 
@@ -161,14 +160,12 @@ def _missing_table_reason(spec: StreamSpec, desired: DesiredStore) -> str | None
 
 
 def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput) -> None:
-    """Print a notice if the desired state applies to this host only, because no table can store it."""
     if not desired.is_with_table:
         why = _missing_table_reason(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
         output.say(f"This applies to this host only, because {why}.")
 
 
 def _foreground_hint(stream: str) -> str | None:
-    """Return how to end this host's writer without a supervisor; None if no such writer runs."""
     observed = open_launcher(stream).observe()
     if observed.process is not ProcessState.FOREGROUND:
         return None

@@ -112,7 +112,6 @@ def up(  # noqa: PLR0913 - a command's options
 
 
 def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, output: CommandOutput) -> None:
-    """Print the settings that streams need for these servers, unless they are the defaults."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         output.say(f"\nBy default, streams connect to Kafka on port {DEFAULT_KAFKA_PORT}. To change this:\n")
         output.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
@@ -199,7 +198,6 @@ class DevServers:
 
 
 def find_dev_servers() -> DevServers:
-    """Return all servers of this FRAZIL_HOME, each with the port on which it last ran, or its default port."""
     return DevServers(
         _create_kafka(),
         _create_registry(),
@@ -211,7 +209,6 @@ def find_dev_servers() -> DevServers:
 
 
 def _create_kafka(port: int | None = None) -> EmbeddedKafka:
-    """Return the embedded Kafka. `port` defaults to the last used port."""
     folder = home() / "dev" / "kafka"
     return EmbeddedKafka(folder, port=port or process.last_port(folder) or DEFAULT_KAFKA_PORT)
 

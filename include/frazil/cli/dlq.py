@@ -222,7 +222,6 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
 
 
 def _left_out_messages(opened: OpenStream, selection: Selection) -> list[str]:
-    """Return why a replay leaves out dead letters; empty for a stream without a marker."""
     try:
         return left_out_messages(count_left_out(opened, selection), opened.spec.name)
     except AdoptionRequired:
@@ -296,7 +295,6 @@ def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    """Open the stream. Warns on stderr about reasons that no dead letter of the stream has."""
     opened = open_read_only(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)

@@ -22,8 +22,6 @@ from frazil.table.renamed import ColumnChanges, change_columns, check_changes, l
 
 
 class RenameParam(click.ParamType[tuple[str, str]]):
-    """Parameter type: a column's old and new name, `old=new`."""
-
     name = "old=new"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
@@ -100,7 +98,6 @@ def evolve(  # noqa: PLR0913 - one for each option
 
 
 def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
-    """Return the columns that must keep their names, each with the reason."""
     layout = layout_field_ids(table)
     names = (field.name for field in table.schema().fields if field.field_id in layout)
     fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 WAIT_REPORT_INTERVAL_S = 30.0
 """Seconds until a wait is first shown, and between later lines about the same wait."""
 MAX_BUFFERED_LINES = 1000
-"""Maximum number of lines buffered for a blocked terminal.
-
-The writer's last lines may use twice as many.
-"""
+"""Maximum number of lines buffered for a blocked terminal. The writer's last lines may use twice as many."""
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -52,11 +49,9 @@ class WriterPipe(logging.Handler):
         self._write("say", line)
 
     def report(self, document: Mapping[str, object]) -> None:
-        """Send a JSON document, which is printed only with --json."""
         self._write("report", json.dumps(document))
 
     def print_error(self, line: str) -> None:
-        """Send a line that explains why the writer ends."""
         self._write("print_error", line)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -82,7 +77,6 @@ class WriterPipe(logging.Handler):
 
 
 def omitted_text(count: int) -> str:
-    """Return the line that replaces `count` lines, because the terminal did not accept them in time."""
     return f"... {format_count(count, 'line')} not shown, because the terminal was blocked; the log has them"
 
 
@@ -101,7 +95,6 @@ class Terminal:
         self.complained = False
 
     def listen(self, fd: int, *, writer: int) -> None:
-        """Queue the messages of the writer with this pid until it ends."""
         self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
         self._printer.start()
         rest = b""
@@ -141,7 +134,6 @@ class Terminal:
         self._queue(sys.stderr, line, limit=2 * MAX_BUFFERED_LINES)
 
     def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_BUFFERED_LINES) -> None:
-        """Queue a line, or count it as omitted if `limit` lines are queued."""
         if self._lines.qsize() >= limit:
             self._omitted += 1
             return
@@ -164,7 +156,6 @@ class Terminal:
             self._show(item[0], f"{item[1]}\n")
 
     def _show(self, stream: TextIO, text: str) -> None:
-        """Write text to a stream. If nothing reads it any longer, discard this and later output."""
         encoding = stream.encoding or "utf-8"
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -184,7 +175,6 @@ class Terminal:
 
 
 def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
-    """Return a line that says what a writer is doing, and for how long."""
     if heartbeat is None:
         return "starting"
     batch = f"batch {heartbeat.epoch}-{heartbeat.batch}"
@@ -231,14 +221,11 @@ class WaitReporter:
         self._none_since_commit = True
 
     def note_batch_start(self) -> None:
-        """Record that a batch begins or is retried."""
         if self._none_since_commit:
             self._reported_at = None
 
 
 class RunTotals:
-    """Counts the rows and dead letters that one run has committed, and describes them."""
-
     def __init__(self, spec: StreamSpec) -> None:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
         sinks = spec.sinks
@@ -281,7 +268,6 @@ class RunTotals:
         return bool(self.records or self.rejected or self.filtered)
 
     def _end_text(self, how: str, into: str) -> str:
-        """Return a line with the totals; `into` is the preposition before the table."""
         if not self._has_records:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._records_text(self.records)} {into} {self._tables}"
@@ -305,7 +291,6 @@ class RunTotals:
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
 
     def _records_text(self, records: int) -> str:
-        """Return the number of records with their noun, which depends on the stream's mode."""
         if self._drops_repeats:
             return format_count(records, "record")
         return f"{format_count(records, 'change')} merged" if self._merges else format_count(records, "row")

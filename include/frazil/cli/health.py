@@ -129,8 +129,6 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _add_missing_tables(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Add missing tables to the reports. Also return the error of each uncheckable route."""
-
     def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
             return requests.run(spec.table.catalog, lambda: describe_missing_tables(spec))
@@ -168,10 +166,7 @@ def _add_missing_tables(
 
 
 def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
-    """Return why a dead-letter table is missing.
-
-    None if no stream of the table has started, or if the reason cannot be determined.
-    """
+    """None if no stream of the table has started, or if the reason cannot be determined."""
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
@@ -206,7 +201,6 @@ def _measure_table(
 def _find_routed_tables(
     specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[MaintainedTable], list[TableReport]]:
-    """Return the tables that routes may have created, and reports for routes that cannot be listed."""
     tables: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes_by_name(specs).items():
@@ -228,7 +222,6 @@ def _problem_message(error: Exception) -> str:
 def _report_if_possible(
     requests: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
 ) -> TableReport | None:
-    """Measure a table. Return None if its name matches a route's template, but the route did not create it."""
     try:
         return requests.run(maintained.catalog, lambda: _measure_table(maintained, now_ms=now_ms, deep=deep))
     except NotMadeByRoute:

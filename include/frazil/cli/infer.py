@@ -75,7 +75,6 @@ def infer(  # noqa: PLR0913 - one for each option
 
 
 def _load_registry(folder: Path, url: str | None) -> Registry | None:
-    """Return the registry in the folder's defaults file, with `url` in place of its URL; None if neither is set."""
     file = folder / DEFAULTS_FILE
     declared = _load_source(folder).get("format")
     registry = (
@@ -96,7 +95,6 @@ def _load_registry(folder: Path, url: str | None) -> Registry | None:
 
 
 def _load_kafka_properties(folder: Path, servers: str | None) -> dict[str, str]:
-    """Return the Kafka properties of the folder's defaults file; `servers` replaces its brokers."""
     file, source = folder / DEFAULTS_FILE, _load_source(folder)
     properties = _get_mapping(source, "properties", file, "source.properties")
     declared = {str(key): str(value) for key, value in properties.items()}
@@ -115,7 +113,6 @@ def _load_source(folder: Path) -> Mapping[str, Any]:
 
 
 def _get_mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
-    """Return the mapping at a key, empty if missing. Raises SpecError for any other value."""
     value = above.get(key) or {}
     if not isinstance(value, Mapping):
         raise SpecError(f"{file}: {path}: is not a mapping")

@@ -100,7 +100,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand, or raise an error that suggests the most similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -142,7 +141,6 @@ def frazil() -> None:
 
 @contextmanager
 def _report_full_disk() -> Iterator[None]:
-    """Raise EnvironmentUnusable if a file cannot be written because its disk is full."""
     try:
         yield
     except OSError as error:
@@ -155,7 +153,6 @@ def _report_full_disk() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line. Prints a FrazilError as one sentence, with --json also as JSON; exits with its code."""
     fast_imports.begin_fast_imports()
     try:
         with report_missing_extras(), _report_full_disk():

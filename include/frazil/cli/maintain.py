@@ -126,9 +126,6 @@ def find_first_cause(log: str) -> str | None:
 
 
 def local_spark_settings(catalog: str | None, log_file: Path | None = None) -> dict[str, str]:
-    """Return the settings of a local Spark session that uses all cores, only localhost, and one catalog's jars. Spark
-    logs to `log_file`, if given.
-    """
     return {
         "spark.master": "local[*,4]",
         "spark.driver.memory": "4g",

@@ -104,7 +104,6 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
 
 def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
-    """Return the next step after a reset; `writer` is the state of this host's writer."""
     if not writer.is_alive:
         next_step = f"`frazil resume {stream}`, or `frazil run {stream}`, continues at the new position."
         return f"Stream {stream} has epoch {epoch}. {next_step}"
@@ -188,7 +187,6 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
 def _describe_earlier_readers(
     stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None
 ) -> Iterator[str]:
-    """Yield messages about streams that wrote records of the same topics to this table before."""
     for other, topics in others.items():
         yield (
             f"Stream {other} has already read {', '.join(sorted(topics))} into this table, so {stream} continues at "
@@ -241,7 +239,6 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
 
 
 def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
-    """Raise SpecError if rows wait for routed tables: the journals, which list the rows' files, would be deleted."""
     try:
         marker = tables.marker()
     except MarkerUnreadable:

@@ -27,11 +27,9 @@ A = TypeVar("A")
 
 JSON = "--json"
 UNRESPONSIVE_AFTER_S = 10.0
-"""Seconds after which a failed request marks its catalog as unresponsive."""
 
 
 def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Click callback: return the option's reason, or None. Raises click.BadParameter if it cannot be shown."""
     if value is not None and (problem := reason_problem(value)):
         raise click.BadParameter(problem, ctx, param)
     return value
@@ -87,8 +85,6 @@ class OffsetsParam(click.ParamType[Mapping[TopicPartition, int]]):
 
 
 class DurationParam(click.ParamType[timedelta]):
-    """Parameter type: a duration in the syntax of declarations, such as `30m`."""
-
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
@@ -101,8 +97,6 @@ class DurationParam(click.ParamType[timedelta]):
 
 
 def _make_completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
-    """Return a shell completion that offers `names(stream)` for each valid stream in the folder."""
-
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
         from frazil.errors import SpecError  # only when a shell asks
         from frazil.spec.load import load_valid_streams
@@ -125,7 +119,6 @@ any_streams_argument = click.argument("streams", nargs=-1, shell_complete=_compl
 
 
 def stream_argument(**options: Any) -> Callable[[Any], Any]:
-    """Return a decorator that adds the argument STREAM, which a shell completes."""
     return click.argument("stream", shell_complete=_complete_streams, **options)
 
 
@@ -138,7 +131,6 @@ def table_options(command: Callable[..., Any]) -> Any:
 
 
 def table_argument(**options: Any) -> Callable[..., Any]:
-    """Return a decorator that adds the argument TABLE, which a shell completes."""
     return click.argument("table", shell_complete=_complete_tables, **options)
 
 
@@ -178,7 +170,6 @@ class CatalogRequests:
         return catalog in self._timeouts
 
     def run(self, catalog: str | None, step: Callable[[], A]) -> A:
-        """Run `step`, which makes requests to the catalog. Raises its errors, or the error of an earlier timeout."""
         if (timeout := self._timeouts.get(catalog)) is not None:
             raise timeout
         began_s = time.monotonic()

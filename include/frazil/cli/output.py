@@ -41,15 +41,11 @@ def echo_json(document: object) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """The output of a command: sentences while it runs.
-
-    With --json, the sentences go to stderr, and one JSON document is printed at the end.
-    """
+    """With --json, the sentences go to stderr, and one JSON document is printed at the end."""
 
     as_json: bool
 
     def say(self, sentence: str) -> None:
-        """Print a sentence. Commands in it get their own lines."""
         for line in split_commands(sentence):
             echo(line, err=self.as_json)
 
@@ -57,7 +53,6 @@ class CommandOutput:
         _make_console(err=self.as_json).print(build_table(columns, rows, numbers=numbers))
 
     def end(self, **document: object) -> None:
-        """Print the JSON document, with names in kebab-case, if --json was given."""
         if self.as_json:
             echo_json({name.replace("_", "-"): value for name, value in document.items()})
 
@@ -86,14 +81,12 @@ def wrap_command(line: str, width: int) -> str:
 
 
 def prefix_subject(name: str, sentence: str) -> str:
-    """Prefix a sentence with its subject, unless the sentence begins with it."""
     return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
 
 
 def build_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()
 ) -> Table:
-    """Build a table. Columns in `numbers` are right-aligned; the first column, which has names, is never wrapped."""
     from rich.table import Table  # only for output to users
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -119,7 +112,6 @@ def echo_fields(fields: Mapping[str, str]) -> None:
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
-    """Print sentences and tables. Commands in the sentences get their own lines."""
     for line in lines:
         if isinstance(line, str):
             for part in split_commands(line):
@@ -129,12 +121,10 @@ def echo_lines(lines: Iterable[RenderableType]) -> None:
 
 
 def is_terminal_narrow() -> bool:
-    """Whether the output is a terminal that is too narrow for a table with all columns."""
     return _make_console().width < 100
 
 
 def echo_line(line: str, *, style: str, head: int) -> None:
-    """Print a line whose first `head` characters have a style, if the terminal supports styles."""
     from rich.text import Text  # only for output to users
 
     text = Text(escape_unsafe(line))
@@ -143,7 +133,6 @@ def echo_line(line: str, *, style: str, head: int) -> None:
 
 
 def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
-    """Show `render`'s output on a separate screen, every `every_s` seconds until Ctrl-C. Raises click.UsageError."""
     from rich.console import Group  # only for output to users
     from rich.live import Live
     from rich.text import Text
@@ -182,7 +171,6 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Ask for confirmation unless `yes`. Raises click.UsageError without a terminal, and click.Abort for a no."""
     if yes:
         return
     if not sys.stdin.isatty():

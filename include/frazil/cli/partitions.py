@@ -56,8 +56,6 @@ class PartitionsDocument:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTable:
-    """One of a template's tables, as `--json` prints it."""
-
     table: str
     signalled_to: str | None
     waits_for: str
@@ -133,7 +131,6 @@ def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
 
 
 def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
-    """Return the state of a table's windows. Raises SpecError if they never complete or the table does not exist."""
     assessment = assess_table(catalog, specs)
     if assessment is None:
         if specs[0].window is None:

@@ -20,7 +20,6 @@ from frazil.spec.load import find_stream
 from frazil.spec.units import format_count
 
 MAX_SHOWN_CHARACTERS = 200
-"""Maximum length of a text in a row. Longer texts are shortened, except with --json."""
 
 
 @click.command()

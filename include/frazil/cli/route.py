@@ -84,9 +84,7 @@ class _RouteDifferences:
     coming: list[LaggingTable]
     """Tables that are missing only the last batch, which the writer may be about to commit."""
     dropped: list[DroppedTable]
-    """Dropped tables for which no rows wait."""
     ahead: list[str]
-    """Tables with batches that the default table does not have."""
 
     @classmethod
     def find(cls, opened: OpenStream, default_marker: Marker) -> _RouteDifferences:
@@ -101,20 +99,16 @@ class _RouteDifferences:
 
     @property
     def has_any(self) -> bool:
-        """Whether a table differs, apart from rows that the writer may be about to commit."""
         return bool(self.behind or self.dropped or self.ahead)
 
     @property
     def stopped(self) -> set[str]:
-        """Tables that get no more rows until an operator uses --give-up."""
         return {*(each.target for each in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
-        """Return the number of rows that wait for a table; with `backfilled`, includes a backfill's rows."""
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
     def backfill_for(self, table: str) -> LaggingTable | None:
-        """Return the backfill or replay whose rows wait for a table, or None."""
         return next((b for b in self.behind if b.target == table and b.backfill), None)
 
     def tables(self) -> set[str]:
@@ -153,7 +147,6 @@ def _give_up(  # noqa: PLR0913
     *,
     yes: bool,
 ) -> bool:
-    """Give up the waiting rows of one table, if the user confirms. Return False if no row waited."""
     _check_routed(opened, default_marker, found, table)
     is_routed, exists = route_may_include(opened.spec, opened.tables, table), _table_exists(opened, table)
     if is_routed and not exists:
@@ -201,7 +194,6 @@ def _give_up(  # noqa: PLR0913
 def _needs_no_action(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Whether no rows wait for a table because it is up to date or was given up."""
     if table in found.stopped:
         return False
     if not exists or is_foreign_table(opened.spec, opened.tables, table):
@@ -219,10 +211,7 @@ def _needs_no_action(
 def _discard_rows(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Discard rows that wait for a table that the route no longer includes.
-
-    Return True if nothing else is to be done.
-    """
+    """Return True if nothing else is to be done."""
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         record_given_up_rows(opened.tables.journals, waiting.backfill, table)
@@ -232,7 +221,6 @@ def _discard_rows(
 
 
 def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str) -> None:
-    """Raise SpecError if the route neither includes the table nor has waiting rows for it."""
     spec, marker = opened.spec, property_name(default_marker.stream)
     if table in found.tables() or _were_rows_discarded(opened, table):
         return
@@ -246,7 +234,6 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
 
 
 def _were_rows_discarded(opened: OpenStream, table: str) -> bool:
-    """Return whether an operator discarded rows of a missing table or of a foreign table."""
     note = load_missing_table_note(opened.tables, table)
     return note is not None and note.given_up is not None
 

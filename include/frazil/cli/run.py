@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.05
 CRASH_EXIT_CODE = 1
 GROUP_END_TIMEOUT_S = 10.0
-"""Maximum time that the writer's JVM may take to end after the writer."""
 MAX_ERROR_CHARACTERS = 300
 
 
@@ -137,8 +136,6 @@ def run_in_foreground(
 
 
 class ForegroundWriter:
-    """Forwards the user's signals to the writer, and waits for its end."""
-
     def __init__(self, folder: Path, *, as_json: bool = False) -> None:
         self.terminal = Terminal(folder, on_gone=self._request_end, as_json=as_json)
         self.ended_by: str | None = None
@@ -152,7 +149,6 @@ class ForegroundWriter:
             signal.signal(number, self._forward_signal)
 
     def follow(self, writer: int, read_end: int) -> int:
-        """Show the messages until the writer's process group has ended. Return its exit code as a shell does."""
         self._writer = writer
         if self._end_requested:
             self._request_end()
@@ -174,7 +170,6 @@ class ForegroundWriter:
         return code
 
     def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Ask the writer to end after its current batch. A second Ctrl-C kills it."""
         again, self._end_requested = self._end_requested, True
         if self._writer is None:
             return
@@ -201,7 +196,6 @@ class ForegroundWriter:
 def _run_writer(
     lock: WriterLock, folder: Path, pipe: WriterPipe, write: Callable[[WriterPipe], None], *, lifeline: int
 ) -> NoReturn:
-    """Run the writer in the child process, which always ends with the writer's exit code."""
     code = CRASH_EXIT_CODE
     try:
         os.setsid()
@@ -233,10 +227,7 @@ def _run_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Wait until the parent ends, even if killed, then ask this process to end.
-
-    The parent is the only process that holds the other end of the pipe `lifeline`.
-    """
+    """The parent is the only process that holds the other end of the pipe `lifeline`."""
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
     os.kill(os.getpid(), signal.SIGTERM)

@@ -136,7 +136,6 @@ def _problem_messages(streams: list[StreamState]) -> list[str]:
 
 
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    """Return how many of the last day's rejected records are still dead letters; None if all are, or if unknown."""
     if one.flow is None or not one.flow.rejected_last_day:
         return None
     try:

@@ -96,7 +96,6 @@ def _find_stream_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
-    """Return the valid streams by file, and all errors, including conflicts of valid streams."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in files:
@@ -160,7 +159,6 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
 
 
 def _transform_columns(spec: StreamSpec) -> dict[str, str]:
-    """Return the type of each column that the transform produces. Raises SpecError and MissingExtra."""
     if spec.transform is None:
         return {}
     from frazil.ingest.transform_sql import check_transform  # DuckDB, only if needed
@@ -198,7 +196,6 @@ _Schema = dict[str, Any]
 
 
 def stream_schema() -> _Schema:
-    """Return the JSON Schema (draft 2020-12) of a stream's YAML file, including short forms."""
     schema = StreamSpec.model_json_schema(by_alias=True, schema_generator=_SchemaGenerator)
     definitions = schema["$defs"]
     _allow_string(definitions, "Table", "`namespace.table`, such as demo.flights")
@@ -230,8 +227,6 @@ def stream_schema() -> _Schema:
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Writes default durations as in a declaration (`60s`), not in ISO 8601."""
-
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
 
@@ -251,7 +246,6 @@ def _string_or_list_schema(listed: _Schema) -> _Schema:
 
 
 def _columns_schema(declared: _Schema, column: _Schema) -> _Schema:
-    """Return a schema that accepts a mapping from column names to types, or to mappings with `type`."""
     fields = {key: value for key, value in column["properties"].items() if key != "name"}
     long_form = {"type": "object", "properties": fields, "required": ["type"], "additionalProperties": False}
     short_form = {"type": "string", "description": "type, or: type not null", "examples": ["string", "long not null"]}
