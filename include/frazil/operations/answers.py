@@ -48,13 +48,11 @@ class Answer(Generic[T]):
     remembered: bool = False
     """Whether the value is from an earlier process, and was not refreshed yet."""
     is_refreshing: bool = False
-    """Whether the answer is stale and its refresh is in progress."""
     outdated: bool = False
     """Whether the read failed because frazil was upgraded while this process runs; `problem` has the remedy."""
 
     @property
     def pending(self) -> bool:
-        """Whether the first read, or the refresh of a stale answer, is in progress."""
         return (self.at_ms is None or self.is_refreshing) and self.silent_since_ms is None
 
 
@@ -156,11 +154,9 @@ class AnswerCache:
     def fetch_one(
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, timeout_s: float
     ) -> Answer[T]:
-        """Request one answer, wait for it for at most `timeout_s` seconds, and return what is known."""
         return self.gather([self.request(group, key, read, keep_s=keep_s)], timeout_s=timeout_s)[0]
 
     def forget(self, key: Hashable) -> None:
-        """Drop the answer of a key, because its subject was changed."""
         with self._changed:
             self._forget(key)
 
@@ -199,10 +195,7 @@ class AnswerCache:
         )
 
     def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:
-        """Return when an unresponsive read began, or None.
-
-        A queued read counts as unresponsive if all threads of its group are.
-        """
+        """A queued read counts as unresponsive if all threads of its group are."""
         now_s = self._monotonic()
         if one.began_s is not None:
             return one.began_s if now_s - one.began_s >= UNRESPONSIVE_AFTER_S else None
@@ -213,7 +206,6 @@ class AnswerCache:
         return min(begun)
 
     def _take(self, group: _Group) -> _CacheEntry | None:
-        """Move the next read of a group's queue to the running reads; None if the queue is empty."""
         if not group.queue:
             return None
         one = group.queue.popleft()
@@ -267,8 +259,6 @@ MAX_SAVED_AGE_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class SavedStatus:
-    """The last status of a stream, with the fingerprint of its declaration at that time."""
-
     stream: str
     fingerprint: str
     at_ms: int

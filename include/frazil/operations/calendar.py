@@ -31,7 +31,6 @@ def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Gra
 def find_delay_reasons(
     feeds: Iterable[Feed], following: Window | None, held: Iterable[str], *, now_us: int
 ) -> tuple[DelayReason, ...]:
-    """Return a reason for each feed that delays the next window, and for each window that a gate holds."""
     feeds, gates = tuple(feeds), tuple(DelayReason("gate", key) for key in held)
     if following is not None and following.end_us > now_us:
         return (DelayReason("time", f"the {following.grain} is not over"), *gates)
@@ -52,11 +51,7 @@ def _delay_reason(feed: Feed) -> DelayReason:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window.
-
-    `state` is complete, reopened, held, released, open or history. Without signals, it is written
-    or empty.
-    """
+    """`state` is complete, reopened, held, released, open or history. Without signals, it is written or empty."""
 
     key: str
     state: str

@@ -26,7 +26,6 @@ from frazil.spec.units import format_count
 from frazil.status.flow import DAY_MS, counted_since
 
 USUAL_COMMIT_DELAY_MS = 600_000
-"""Milliseconds within which a rejected record is usually committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class RejectedRecords:
     places: tuple[str, ...]
     """Coordinates of examples rejected after the last replay or discard of this error class."""
     remaining: int
-    """Number of these records that are still dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ class Treatment:
 def find_treatments(
     dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int
 ) -> list[Treatment]:
-    """Return the replays and discards after `since_ms`, oldest first, from the dead-letter table's snapshots."""
     found: list[Treatment] = []
     landed = {summary["frazil.backfill"]: summary for summary in published_summaries(main, stream, since_ms=since_ms)}
     for snapshot in _recent_snapshots(dead_letters, since_ms) if dead_letters else ():
@@ -72,7 +69,6 @@ def find_treatments(
 
 
 def published_summaries(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
-    """Return the summaries of a stream's backfills and replays since `since_ms`, newest first."""
     summaries = map(snapshot_summary, _recent_snapshots(main, since_ms))
     return [s for s in summaries if s.get("frazil.backfill-stream") == stream and "frazil.backfill" in s]
 
@@ -82,7 +78,6 @@ def _recent_snapshots(metadata: TableMetadata, since_ms: int) -> Iterator[Snapsh
 
 
 def _replay_message(summary: Mapping[str, str] | None) -> str:
-    """Describe a replay. `summary` is that of the snapshot with its rows, if it still exists."""
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
@@ -126,7 +121,6 @@ def count_rejected(
 def _list_changes(
     main: TableMetadata, stream: str, treatments: Iterable[Treatment], *, begin_ms: int
 ) -> Iterator[tuple[int, Reasons, CountChanges]]:
-    """Yield the time, rejections and changes of each batch, replay and discard since `begin_ms`, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
     found = [(batch.timestamp_ms, parse_reasons(snapshot_summary(batch)), UNCHANGED_COUNTS) for batch in batches]
     treated: list[tuple[int, Reasons, CountChanges]] = [(one.at_ms, {}, one.changes) for one in treatments]
@@ -150,7 +144,6 @@ def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -
 
 
 def merge_treatments(events: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
-    """Merge replays and discards into the events, ordered by time."""
     return tuple(sorted((*events, *(one.event for one in treatments)), key=lambda what: what.at_ms))
 
 

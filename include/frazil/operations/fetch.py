@@ -66,7 +66,6 @@ def fetch_stream(spec: StreamSpec) -> StreamState:
 
 
 def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
-    """Read the completeness of a table's windows from the streams that feed it; None if the table does not exist."""
     seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
@@ -82,7 +81,6 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
 
 
 def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
-    """Read a stream's commits and recorded history of the last `past_ms`; None if its table does not exist."""
     table = load_stream_table(spec)
     if table is None:
         return None
@@ -111,14 +109,12 @@ def fetch_daily_costs(spec: StreamSpec) -> tuple[DayCost, ...]:
 
 
 def fetch_action_state(spec: StreamSpec) -> ActionState:
-    """Read the state that a stream's actions depend on. Raises the errors of `open_read_only` and of markers."""
     table = open_read_only(spec).tables.main.current()
     marker, backfill = read_marker(table.properties, spec.name), read_backfill(table.properties, spec.name)
     return ActionState(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
 
 
 def fetch_routed_names(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
-    """Return the names of the route's tables by identifier. `specs` are all declared streams."""
     if not spec.sinks.has_routed_tables:
         return {}
     tables = route_tables(open_existing_catalog(spec.table.catalog), spec, specs)
@@ -126,7 +122,6 @@ def fetch_routed_names(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[st
 
 
 def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
-    """Read a table's files and snapshots, and the calendar of its partitions; None if it does not exist."""
     catalog, now_ms = open_existing_catalog(table.catalog), clock.now_ms()
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
@@ -156,7 +151,6 @@ def _open_backfills(table: Table) -> list[BackfillMarker]:
 
 
 def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
-    """Read a table's newest windows from the streams that feed it; None before the first signal."""
     seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     cursor = seen.signals.cursor if seen else None
     if seen is None or cursor is None:
@@ -170,7 +164,6 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 
 def fetch_signal_cursor(spec: StreamSpec) -> Cursor | None:
-    """Read the end of the signalled windows, and the held windows; None before the first signal."""
     return TableSignals.load(open_existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 
@@ -179,7 +172,6 @@ def fetch_writers(spec: StreamSpec) -> Observation:
 
 
 def fetch_end_offsets(spec: StreamSpec) -> Mapping[TopicPartition, int]:
-    """Read the end offset of each topic-partition. Raises Kafka's errors."""
     from frazil.kafka.admin import KafkaAdmin  # librdkafka, which few requests need
 
     properties = {**resolve_kafka_properties(spec, os.environ), "log_level": "0"}

@@ -257,7 +257,6 @@ def _run_problem(name: str, sentence: str, key: str, path: str, overview: str) -
 
 
 def page_path(stream: str | None, table: str | None) -> str:
-    """Return the part of the operations page's URL after #, for a table, a stream, or the overview."""
     kind, name = ("table", table) if table else ("stream", stream)
     return f"/{kind}/{quote(name, safe='', errors='replace')}" if name and len(name) <= MAX_TITLE_CHARACTERS else "/"
 
@@ -270,7 +269,6 @@ def _page_path(stream: str, subject: str) -> str:
 
 
 def _window_query(rule: str, alert: Mapping[str, Any]) -> str:
-    """Return the part of the table's URL that chooses the window of an alert about windows."""
     found = re.search(r"\d{4}-\d\d-\d\d(?:T\d\d)?", str(alert.get("value", ""))) if rule in WINDOW_RULES else None
     return f"?window={found[0]}" if found else ""
 
@@ -283,7 +281,6 @@ def _runbook_url(runbook: str, overview: str) -> str:
 
 
 def _one_line(text: str, limit: int) -> str:
-    """Reduce a text to one line of at most `limit` printable characters."""
     line = escape_unsafe(" ".join(text.split()), lines=False)
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 

@@ -16,7 +16,6 @@ from frazil.status.state import Level, State, StreamState
 from frazil.timetext import format_utc
 
 NOT_MEASURED = "not measured"
-"""Stands for a table's due actions if the table could not be measured."""
 TABLE_RULES = frozenset(
     {
         *("manifest-list", "manifests", "snapshots", "metadata", "small-files", "delete-files", "deleted-rows"),
@@ -72,10 +71,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
-    """The result of reading one stream.
-
-    `status` is the state at `at_ms`. `silent_since_ms` is when a read began that does not respond.
-    """
+    """`status` is the state at `at_ms`. `silent_since_ms` is when a read began that does not respond."""
 
     status: StreamState | None = None
     at_ms: int | None = None
@@ -94,8 +90,6 @@ class StreamReading:
 
 @dataclass(frozen=True, slots=True)
 class OverviewLine:
-    """One stream of the overview. Unknown values are None."""
-
     stream: str
     table: str | None
     level: Level
@@ -110,13 +104,10 @@ class OverviewLine:
     records_per_s: float | None = None
     rate_ms: int | None = None
     last_hour: tuple[int, ...] = ()
-    """Records in each part of the last hour, oldest first."""
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     rejected_since_ms: int | None = None
-    """The start of the count of rejected records, if that is less than a day ago."""
     rejected_since_reset: bool = False
-    """Whether that count starts at the stream's last reset instead of the oldest snapshot."""
     windows: Windows | None = None
     has_windows: bool = True
     """Whether windows are declared. If they are, `windows` is None only while they are unknown."""
@@ -124,7 +115,6 @@ class OverviewLine:
     rows: int | None = None
     at_ms: int | None = None
     last_known: bool = False
-    """Whether this state is from an earlier process, and is being read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +122,6 @@ class Overview:
     at_ms: int
     lines: tuple[OverviewLine, ...]
     pending: bool = False
-    """Whether some streams are still being read, so the page should refresh soon."""
     notes: tuple[str, ...] = ()
     needs: tuple[OpenProblem, ...] = ()
     airflow: tuple[str, ...] = ()
@@ -147,13 +136,11 @@ class RelatedState:
     alerts: Sequence[ActiveAlert] = ()
     health: Health | None = None
     names: Mapping[str, str] = field(default_factory=dict)
-    """Names of the stream's tables on the page, by identifier."""
     paused_dag: str | None = None
     windows_problem: str | None = None
 
 
 def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = ()) -> str:
-    """Return a summary of all streams, empty without streams. `airflow` has a message for each silent component."""
     levels = Counter(line.level for line in lines)
     needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], format_count(len(lines), "stream")
     if not lines:
@@ -267,7 +254,6 @@ def _open_problems(state: StreamState, reading: StreamReading, around: RelatedSt
 
 
 def _declaration_problems(reading: StreamReading) -> Iterator[str]:
-    """Yield the errors and conflicts of the declaration, up to `MAX_ERRORS` of each."""
     for problem, lines in (
         ("The last valid declaration is in use, because the file has a problem", reading.broken.splitlines()),
         ("The declaration is in use, but conflicts with another", reading.conflict.splitlines()),
@@ -280,7 +266,6 @@ def _declaration_problems(reading: StreamReading) -> Iterator[str]:
 def _paused_dag_problem(
     state: StreamState, status: StreamState | None, paused_dag: str | None
 ) -> tuple[OpenProblem, ...]:
-    """Return a problem if no writer runs because the writer's DAG is paused."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
     sentence = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
@@ -300,15 +285,11 @@ def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
 
 
 def sort_lines(lines: Iterable[OverviewLine]) -> tuple[OverviewLine, ...]:
-    """Order lines by level, broken first, then by the number of problems, then by name."""
     return tuple(sorted(lines, key=lambda line: (line.level, -len(line.needs), line.stream)))
 
 
 def group_by_stream(alerts: Iterable[ActiveAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[ActiveAlert]]:
-    """Group alerts by stream; alerts about no stream have an empty name.
-
-    `tables` maps tables to the streams that write them.
-    """
+    """Alerts about no stream have an empty name. `tables` maps tables to the streams that write them."""
     found: dict[str, list[ActiveAlert]] = {}
     for alert in alerts:
         for stream in _streams_about(alert, tables) or ("",):
@@ -329,10 +310,7 @@ def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> S
 def combine_health(
     tables: Collection[str], alerts: Iterable[ActiveAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """Return the combined health of a stream's tables.
-
-    `due` maps tables to their due actions; None if nothing was measured.
-    """
+    """`due` maps tables to their due actions; None if nothing was measured."""
     of_tables = (alert for alert in alerts if not alert.subject.startswith(("stream ", "care of ")))
     rules = sorted({alert.rule for alert in of_tables} & TABLE_RULES)
     if rules:

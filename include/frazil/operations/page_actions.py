@@ -16,14 +16,12 @@ EFFECTS = {
     "triggerer": "writers continue unsupervised: a writer that ends is not restarted, and a pause or resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }
-"""The effect of each component's absence on frazil."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentHeartbeat:
     at_ms: int
     should_run: bool = True
-    """Whether the component should be running: False after an orderly shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,6 @@ class MissingComponent:
     start: str
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
-        """Return a message about the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
         as_of = (
             f" Alerts are as of {format_utc(alerts_at_ms)}." if alerts_at_ms and self.component == "scheduler" else ""
         )
@@ -44,10 +41,7 @@ class MissingComponent:
 def find_missing(
     heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False
 ) -> tuple[MissingComponent, ...]:
-    """Return the components without a recent heartbeat.
-
-    `dev` is true in the Airflow of `frazil dev up --airflow`.
-    """
+    """`dev` is true in the Airflow of `frazil dev up --airflow`."""
     return tuple(
         MissingComponent(
             component,
@@ -84,9 +78,7 @@ class PageAction(StrEnum):
 
 
 STREAM_ACTIONS = frozenset(PageAction) - {PageAction.MAINTAIN, PageAction.RELEASE, PageAction.SEND_AGAIN}
-"""Actions on a stream. The other actions change a table."""
 DAG_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN, PageAction.RELEASE})
-"""Actions that a DAG run carries out."""
 PREPARED_ACTIONS = frozenset({PageAction.RESET, PageAction.ABANDON})
 """Actions whose effects depend on the table, which is read for the plan and the action."""
 DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
@@ -101,15 +93,11 @@ DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.RELEASE: ("dag_paused",),
     PageAction.SEND_AGAIN: (),
 }
-"""Fields of `ActionContext` on which each action depends.
-
-If another user changes one of them after the plan, the action is refused.
-"""
+"""Fields of `ActionContext`. If another user changes one of them after the plan, the action is refused."""
 CONFIRMED_BY_NAME = frozenset(PageAction) - {PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART}
 """Actions that change a table, or what its readers get. Users confirm by typing its name."""
 DRY_RUN_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
 TABLE_DEPENDENT_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
-"""Actions that are possible only in certain states of the stream's table."""
 
 
 _TRIGGERER, _SCHEDULER = ("triggerer",), ("scheduler",)
@@ -120,7 +108,6 @@ REQUIRED_COMPONENTS: Mapping[PageAction, tuple[str, ...]] = {
     **dict.fromkeys(DAG_ACTIONS, _SCHEDULER),
     PageAction.SEND_AGAIN: (*_SCHEDULER, *_TRIGGERER),
 }
-"""The Airflow components that must run for an action to take effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +131,6 @@ class ActionContext:
     unpauses: bool = False
     """Whether the user chose to unpause the DAG with the action."""
     refusal_reason: str | None = None
-    """Why the action is not possible on this stream; None if it is possible."""
     backfill: str = ""
     run: UnfinishedRun | None = None
     """A run of the DAG that already changes the subject's tables."""
@@ -152,14 +138,11 @@ class ActionContext:
     staged: str = ""
 
     def version_token(self, action: PageAction) -> str:
-        """Return a token that changes with every field that the action depends on."""
         return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDENCIES[action])
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The description of an action's effects. If `refused` is set, the action is not possible now."""
-
     action: PageAction
     effects: tuple[str, ...]
     refused: str | None = None
@@ -183,10 +166,7 @@ class PreparedAction:
 
 
 def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
-    """Describe the effects of an action.
-
-    For a prepared action, the caller adds the effects that depend on the table.
-    """
+    """For a prepared action, the caller adds the effects that depend on the table."""
     says = {
         PageAction.PAUSE: _pause,
         PageAction.RESUME: _resume,
@@ -210,12 +190,10 @@ def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> 
 
 
 def _needs_dag(action: PageAction, now: ActionContext) -> bool:
-    """Whether the action has no effect while its DAG is paused."""
     return action in DAG_ACTIONS or (action in {PageAction.RESUME, PageAction.RESTART} and not now.writer_runs)
 
 
 def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
-    """Return a message for each Airflow component that must be started before the action takes effect."""
     return tuple(
         f"{one.words}: the action takes effect when the {one.component} runs again."
         for one in silent
@@ -224,7 +202,6 @@ def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -
 
 
 def describe_changes(action: PageAction, before: str, now: str) -> str:
-    """Describe what changed between two version tokens of an action, without a full stop."""
     then, _, then_table = before.partition("/")
     parts, _, by_table = now.partition("/")
     was = dict(one.partition("=")[::2] for one in then.split(","))

@@ -17,8 +17,6 @@ from frazil.timetext import format_day
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Records and rejected records per second, in the span that begins at `at_ms`."""
-
     at_ms: int
     records_per_s: float = 0.0
     rejected_per_s: float = 0.0
@@ -28,8 +26,6 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Recent records per second: arrived in Kafka, and written."""
-
     arrived_per_s: float
     records_per_s: float
     over_ms: int
@@ -47,7 +43,6 @@ class DayCost:
 
 
 def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
-    """Return what a stream wrote and cost on each day that has points, newest first."""
     days: dict[str, tuple[StreamCost, int]] = {}
     for one in points:
         day = format_day(one.at_ms)
@@ -62,10 +57,7 @@ def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return each point's rate, oldest first.
-
-    The records of a batch are spread over the time since the previous batch.
-    """
+    """The records of a batch are spread over the time since the previous batch."""
     found: list[Rate] = []
     waiting: list[Point] = []  # the points since the last batch, or since the writer started
     landed_ms: int | None = None
@@ -88,10 +80,7 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the mean rate in each of `spans`, oldest first.
-
-    `points` are shorter spans. Points without a known rate do not count.
-    """
+    """`points` are shorter spans. Points without a known rate do not count."""
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):
@@ -133,7 +122,6 @@ def _mean(at_ms: int, parts: Sequence[tuple[Point, Rate]]) -> Rate:
 
 
 def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
-    """Return the rate in a span, if the batch's records are spread evenly from `begin_ms` on."""
     if span.at_ms < begin_ms:
         return Rate(span.at_ms)
     seconds = (batch.end_ms - begin_ms) / 1000

@@ -136,7 +136,6 @@ _REPEATED_TEXTS: Mapping[str, str] = {
 def describe_consequences(
     spec: StreamSpec, plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets
 ) -> list[str]:
-    """Return messages about records that the table never gets after a reset, and records that it may get again."""
     sentences = []
     if seen.rolled_back:
         sentences.append(
@@ -194,7 +193,6 @@ class ActionState:
 
 
 def build_action_state(status: StreamState | None, history: TableHistory | None, *, is_read: bool) -> ActionState:
-    """Build the state from a stream's status and history. For `is_read`, see `ActionState`."""
     if status is not None and status.table_exists is False:
         history, is_read = None, True
     found = history or TableHistory(has_dead_letters=not is_read)
@@ -210,12 +208,10 @@ def build_action_state(status: StreamState | None, history: TableHistory | None,
 
 
 def possible_actions(spec: StreamSpec, now: ActionState) -> tuple[PageAction, ...]:
-    """Return the possible actions, in the order in which the page shows them."""
     return tuple(action for action in _list_candidates(now) if find_refusal(action, spec, now) is None)
 
 
 def _list_candidates(now: ActionState) -> Iterator[PageAction]:
-    """Yield the actions that the state suggests, before their conditions are checked."""
     yield PageAction.RESUME if now.paused else PageAction.PAUSE
     if now.given_up and not now.paused:
         yield PageAction.RESUME
@@ -230,10 +226,7 @@ def _list_candidates(now: ActionState) -> Iterator[PageAction]:
 
 
 def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str | None:
-    """Return why a backfill or replay is not possible now; None if it is possible.
-
-    Returns None for all other actions.
-    """
+    """Return why a backfill or replay is not possible now; None if it is possible, and for all other actions."""
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
         PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),
@@ -298,7 +291,6 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     now: AvailableOffsets,
     by: str,
 ) -> Marker:
-    """Move the position, record it, and return the marker. Raises the errors of `marker_changes.reset`."""
     marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, truncated_at=now.truncated_at)
     record_action(tables.main.current(), tables.stream, reset_message(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
@@ -314,7 +306,6 @@ def reset_message(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -
 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAction:
-    """Read the stream's table, and return the effects of abandoning its backfill."""
     tables = open_read_only(spec).tables
     backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
     if backfill is None or not backfill.is_open:

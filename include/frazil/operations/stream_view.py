@@ -54,8 +54,6 @@ HOURS = (6, 24, 7 * 24, 14 * 24)
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The period that all charts of a stream share."""
-
     begin_ms: int
     end_ms: int
     hours: int = 0
@@ -110,7 +108,6 @@ class TableHistory:
     last_backfill: BackfillMarker | None = None
     has_dead_letters: bool = False
     unreadable: bool = False
-    """Whether the table has a marker that cannot be read."""
     coordinates: bool = True
 
     @property
@@ -134,7 +131,6 @@ class Partition:
     """The newest event time that counts for the watermark."""
     idle: bool
     holds: bool
-    """Whether this topic-partition holds the stream's watermark back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +152,11 @@ class StreamView:
     has_commits: bool = False
     rejected: tuple[RejectedRecords, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Merge counts of the last day, by result."""
     last_changes: Mapping[str, int] = field(default_factory=dict)
-    """Merge counts of the last batch, by result."""
     partitions: tuple[Partition, ...] = ()
     partitions_in_all: int = 0
     """Number of all topic-partitions; `partitions` has at most `MAX_PARTITIONS`."""
     runs: tuple[WriterRun, ...] = ()
-    """Runs on this host, newest first."""
     dags: Mapping[str, bool] | None = None
     """The stream's DAGs, each with whether it is paused."""
     audited: str | None = None
@@ -184,7 +177,6 @@ class StreamView:
     period: Period | None = None
     trend: Trend | None = None
     days: tuple[DayCost, ...] = ()
-    """What the stream wrote and cost on each of the last days, newest first."""
 
 
 def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
@@ -229,10 +221,7 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the messages about unreadable parts.
-
-    Omits one about Kafka if the status already reports such a problem.
-    """
+    """Omits a problem with Kafka if the status already reports one."""
     reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
@@ -273,7 +262,6 @@ def limit_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
 
 
 def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
-    """Return the runs of the stream's writer on this host, newest first, including the current run."""
     if observation is None:
         return ()
     ended = [_ended_run(one) for one in reversed(observation.exits)]
@@ -304,7 +292,6 @@ def _ended_run(end: ExitRecord) -> WriterRun:
 
 
 def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the main settings by label. `names` maps identifiers of tables to their names."""
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "Topics": spec.source.topics_text,

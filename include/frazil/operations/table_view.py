@@ -27,7 +27,6 @@ MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
 DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
-"""Operations on the dead-letter table, each with its effect on dead letters."""
 KIND_LABELS = {
     "batch": "batch",
     "merge": "merge",
@@ -50,10 +49,7 @@ MARKER_OPERATIONS = {
     "align": ("open", "open windows", ""),
     "release": ("open", "rows moved to main", ""),
 }
-"""Kind, label and effect of each operation that commits no batch.
-
-If the effect is empty, the page shows the number of files instead.
-"""
+"""Kind, label and effect. If the effect is empty, the page shows the number of files instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +76,6 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True)
 class ActionStatus:
-    """Whether a maintenance action is due, and why; `enabled` is False if it is switched off."""
-
     name: str
     due: bool
     enabled: bool
@@ -90,10 +84,7 @@ class ActionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The files, snapshots and metadata of a table.
-
-    `limit` is the maximum number of bytes in manifest lists per data file.
-    """
+    """`limit` is the maximum number of bytes in manifest lists per data file."""
 
     rows: int
     files: int
@@ -114,8 +105,6 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class WindowRun:
-    """A run of a DAG that a window's event started. `state` is the run's state in Airflow."""
-
     dag: str
     run: str
     state: str
@@ -135,7 +124,6 @@ class TableView:
     calendar: Calendar | None = None
     alerts: tuple[ActiveAlert, ...] = ()
     route_problems: tuple[str, ...] = ()
-    """Differences between the table and the expectations of its route."""
     dags: Mapping[str, bool] | None = None
     runs: Mapping[str, Sequence[WindowRun]] | None = None
     """The runs that each window started, by the window's key, oldest first; None while unknown."""
@@ -154,7 +142,6 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
     past: Sequence[PastOutcome],
     settings: Maintenance,
 ) -> Shape:
-    """Build the shape from a measurement, file sizes, due actions and past maintenance (oldest first)."""
     return Shape(
         rows=health.rows,
         files=health.data_files,
@@ -258,7 +245,6 @@ def table_health(
 
 
 def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
-    """Return a message for each stream whose route reports a problem with this table."""
     return tuple(
         f"The table differs from what the route of {status.name} expects ({status.table_problems[identifier]}): "
         f"run `frazil route {status.name}` for the remedy"
@@ -272,8 +258,6 @@ MAX_ROUTED_TABLES = 60
 
 @dataclass(frozen=True, slots=True)
 class RoutedTable:
-    """A routed table. `problem` describes its problem in a few words, or is empty."""
-
     name: str
     problem: str = ""
     level: Level = Level.WELL
@@ -281,8 +265,6 @@ class RoutedTable:
 
 @dataclass(frozen=True, slots=True)
 class RoutedTables:
-    """The first `MAX_ROUTED_TABLES` tables of a route that match the search, those with problems first."""
-
     tables: tuple[RoutedTable, ...]
     found: int
     total: int
@@ -291,10 +273,7 @@ class RoutedTables:
 def search_routed(
     names: Sequence[str] | None, search: str, *, problems: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
-    """Return the tables that contain each word of the search; None if there are no tables.
-
-    `problems` maps names of tables to problems. The search also finds tables by the words of their problems.
-    """
+    """`problems` maps names of tables to problems. The search also finds tables by the words of their problems."""
     wrong = problems or {}
     if not names and not wrong:
         return None
