@@ -58,7 +58,6 @@ class AirflowClient:
         json: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
     ) -> Json:
-        """Call a path of the API, such as `/api/v2/dags`, and return the JSON response."""
         answer = self._send_with_token(method, path, json, params)
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             self._token = None
@@ -92,7 +91,6 @@ class AirflowClient:
         return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
 
     def _list(self, path: str, key: str, params: Mapping[str, str | int | bool]) -> list[Json]:
-        """Return the list at `key` in the response, at most 100 items by default."""
         found: list[Json] = self.call("GET", path, params={"limit": 100, **params})[key]
         return found
 
@@ -110,7 +108,6 @@ class AirflowClient:
 
 
 def wait_for(find: Callable[[], Json | None], *, what: str, timeout_s: float) -> Json:
-    """Call `find` twice a second until it returns a value. Raises EnvironmentUnusable after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while (found := find()) is None:
         if time.monotonic() > deadline:
@@ -120,7 +117,6 @@ def wait_for(find: Callable[[], Json | None], *, what: str, timeout_s: float) ->
 
 
 def _read_response(answer: httpx.Response, method: str, path: str) -> Json:
-    """Return the JSON of a response. Raises EnvironmentUnusable if it is an error."""
     if answer.is_error:
         raise EnvironmentUnusable(f"Airflow refused {method} {path} with {answer.status_code}: {answer.text[:500]}")
     body: Json = answer.json() if answer.content else {}
@@ -146,10 +142,7 @@ _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 
 
 class EmbeddedAirflow(process.EmbeddedService):
-    """An Airflow installation in the folder `home`, with the checkout's plugins and DAGs.
-
-    `extra` overrides environment variables.
-    """
+    """An Airflow installation in the folder `home`. `extra` overrides environment variables."""
 
     def __init__(  # noqa: PLR0913 - each by its name
         self,
@@ -176,7 +169,6 @@ class EmbeddedAirflow(process.EmbeddedService):
 
     @property
     def password(self) -> str:
-        """The password of `admin`, which is created at the first start."""
         return self.password_for("admin")
 
     def password_for(self, user: str) -> str:
@@ -194,7 +186,6 @@ class EmbeddedAirflow(process.EmbeddedService):
         return self.home / "logs" / f"{component}.log"
 
     def environment(self) -> dict[str, str]:
-        """Return this process's environment, with the settings of this Airflow."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__") and k != "AIRFLOW_CONFIG"}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
@@ -216,10 +207,6 @@ class EmbeddedAirflow(process.EmbeddedService):
         }
 
     def start(self) -> Self:
-        """Start the components that are not running, and wait until all are healthy.
-
-        Raises EnvironmentUnusable.
-        """
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
         self._make_secrets()
@@ -248,7 +235,6 @@ class EmbeddedAirflow(process.EmbeddedService):
         return process.find_server(component, self.home)
 
     def wait_until_healthy(self, since: datetime | None = None) -> None:
-        """Wait until all components are healthy and have sent a heartbeat after `since`."""
         client = AirflowClient(self.url, user="", password="")
         deadline = time.monotonic() + READY_TIMEOUT_S
         unready = "api-server"
@@ -269,7 +255,6 @@ class EmbeddedAirflow(process.EmbeddedService):
                     unready = "api-server"
 
     def _make_secrets(self) -> None:
-        """Create the secrets at the first start. Only their owner can read them."""
         make_folder(self.home)
         _write_if_missing(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
@@ -303,7 +288,6 @@ class EmbeddedAirflow(process.EmbeddedService):
         }
 
     def _migrate(self) -> None:
-        """Create or upgrade the database, once per version of Airflow."""
         marker = self.home / f"migrated-{version('apache-airflow')}"
         if marker.exists():
             return
@@ -330,7 +314,6 @@ class EmbeddedAirflow(process.EmbeddedService):
                 return
 
     def start_component(self, component: Component) -> bool:
-        """Start a component unless it runs. Return whether it was started."""
         if self.server(component):
             return False
         command = [sys.executable, "-m", "airflow", *_COMMANDS[component]]
@@ -339,7 +322,6 @@ class EmbeddedAirflow(process.EmbeddedService):
 
 
 def find_unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[str]:
-    """Return the components that are not healthy, or whose last heartbeat is older than `since`."""
     unready = []
     for name, state in health.items():
         heartbeat = state.get(f"latest_{name}_heartbeat")
@@ -350,7 +332,6 @@ def find_unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> 
 
 
 def _spark_properties_text() -> str:
-    """Return the properties file for spark-submit: all catalogs' jars, a small JVM, loopback only."""
     from frazil.spark.class_archive import lean_java_options  # stopping Airflow needs no Spark
 
     properties = {
@@ -364,7 +345,6 @@ def _spark_properties_text() -> str:
 
 
 def _write_if_missing(path: Path, content: Mapping[str, str]) -> None:
-    """Write a JSON file that only its owner can read, unless the file exists."""
     if path.exists():
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

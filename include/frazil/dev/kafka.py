@@ -70,10 +70,7 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 class EmbeddedKafka(process.EmbeddedServer):
-    """A broker in one folder. A broker that already runs there is used as it is.
-
-    `settings` secure additional `listeners`.
-    """
+    """A broker in one folder; one that already runs there is used. `settings` secure additional `listeners`."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "Kafka", "kafka", 120
 
@@ -231,7 +228,6 @@ def _find_java() -> Path:
 
 
 def _ensure_program() -> Path:
-    """Return the folder of the unpacked archive, downloaded if necessary. Raises EnvironmentUnusable."""
     (archive,) = jars.ensure_jars("registry")
     folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
     if not (folder / _MAIN_JAR).is_file():

@@ -34,8 +34,6 @@ _FATAL_LOG_LINE = re.compile(r"F\d{4} [\d:.]+ (.+)")
 
 @dataclass(frozen=True, slots=True)
 class _StoreState:
-    """Ports and keys of a store, which later starts in the folder reuse."""
-
     s3_port: int
     catalog_port: int
     inner_ports: tuple[int, ...]
@@ -71,7 +69,6 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return f"http://{process.LOOPBACK}:{self._state.catalog_port}"
 
     def s3_properties(self) -> dict[str, str]:
-        """Return the properties that a PyIceberg catalog needs to use this store."""
         return {
             "s3.endpoint": self.endpoint,
             "s3.region": REGION,
@@ -80,7 +77,6 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         }
 
     def rest_catalog(self) -> dict[str, str]:
-        """Return the properties of the store's REST catalog, which requires signed requests."""
         return {
             "type": "rest",
             "uri": self.catalog_uri,
@@ -94,14 +90,12 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         }
 
     def stop(self) -> None:
-        """Stop the store, and remove the sockets of its components. Its data is kept."""
         super().stop()
         for port in (*self._ports(), *self._state.inner_ports):
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
 
     def client(self, service: str = "s3") -> Any:
-        """Return a botocore client for this store. The service is `s3` or `s3tables`."""
         from botocore.session import get_session  # type: ignore[import-untyped]  # an extra
 
         return get_session().create_client(
@@ -114,7 +108,6 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int] | None:
-        """Return the last ports of S3 and of the catalog in this folder, or None."""
         state = _read_state(folder)
         return (state.s3_port, state.catalog_port) if state else None
 
@@ -231,7 +224,6 @@ def _weed_options(state: _StoreState, data: Path, identities: Path) -> list[str]
 
 
 def _create_state(s3_port: int | None, catalog_port: int | None) -> _StoreState:
-    """Create the state of a new store: free ports, unless ports are given, and a random secret."""
     inner = tuple(process.choose_free_port() for _ in range(7))
     return _StoreState(
         s3_port or process.choose_free_port(),

@@ -28,7 +28,6 @@ USER = DATABASE = "frazil"
 CATALOGS_FILE = ".pyiceberg.yaml"
 
 _DEBIAN_FOLDER = Path("/usr/lib/postgresql")
-"""The folder where Debian installs each PostgreSQL version's programs, outside the PATH."""
 
 
 class EmbeddedPostgres(process.EmbeddedServer):
@@ -51,7 +50,6 @@ class EmbeddedPostgres(process.EmbeddedServer):
         return f"postgresql+psycopg2://{USER}:{self._password()}@{process.LOOPBACK}:{self.port}/{DATABASE}"
 
     def stop(self) -> None:
-        """Stop the server, and end its clients' sessions. Its data is kept."""
         if server := self.server():
             # With SIGTERM alone, it would wait for its clients.
             with suppress(ProcessLookupError):
@@ -165,7 +163,6 @@ def write_catalogs(
     local_warehouse: Path,
     default: str | None = None,
 ) -> tuple[str, ...]:
-    """Write PyIceberg's configuration of `rest` and `postgres` for the given servers. Return the catalogs' names."""
     catalogs: dict[str, dict[str, str]] = {}
     if store is not None:
         catalogs["rest"] = store.rest_catalog()

@@ -41,15 +41,12 @@ _POLL_INTERVAL_S = 0.1
 _MAX_START_DIFFERENCE_S = 0.5
 """Maximum difference between two readings of a process's start time, because of rounding."""
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that are blocked while a server is started, until its record is written."""
 _chosen_ports: set[int] = set()
 """Ports that this process has already chosen. Their servers may not be listening yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process, the leader of its own session."""
-
     name: str
     pid: int
     started_at_s: float
@@ -60,8 +57,6 @@ class Server:
 
 
 class EmbeddedService(ABC):
-    """A server or a group of servers, which starts and stops as a context manager."""
-
     @abstractmethod
     def start(self) -> Self:
         """Start the servers that are not running, and wait until they are ready."""
@@ -78,13 +73,10 @@ class EmbeddedService(ABC):
 
 
 class EmbeddedServer(EmbeddedService):
-    """A server with its data, log and process record in one folder. It may start child processes."""
-
     TITLE: ClassVar[str]
     RECORD: ClassVar[str]
     READY_TIMEOUT_S: ClassVar[float]
     STOP_GRACE_S: ClassVar[float] = 20
-    """Time after which a server that is still running is killed."""
     folder: Path
     log: Path
     port: int
@@ -129,7 +121,6 @@ class EmbeddedServer(EmbeddedService):
         stop_all(read_records(self.folder), records=self.folder, grace_s=self.STOP_GRACE_S)
 
     def kill(self) -> None:
-        """Kill the server, as in a crash. Its data is kept, and the next `start` uses it."""
         if server := self.server():
             kill(server)
 
@@ -154,7 +145,6 @@ class EmbeddedServer(EmbeddedService):
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read."""
     file.touch(mode=0o600)
     file.write_text(text)
 
@@ -199,7 +189,6 @@ def start(
 
 
 def read_records(records: Path) -> list[Server]:
-    """Return all servers with a record, running or not, ordered by start time."""
     servers = []
     for path in records.glob(f"*{RECORD_SUFFIX}"):
         with suppress(FileNotFoundError):
@@ -246,20 +235,17 @@ def kill(server: Server) -> None:
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """Return the last `count` lines of a log; empty if it does not exist."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 
 def last_port(folder: Path) -> int | None:
-    """Return the port that a server last used in this folder, or None."""
     file = folder / PORT_FILE
     return int(file.read_text()) if file.is_file() else None
 
 
 def record_port(folder: Path, port: int) -> None:
-    """Store the port that a server uses, for `last_port`."""
     make_folder(folder)
     (folder / PORT_FILE).write_text(str(port))
 
@@ -281,7 +267,6 @@ def is_listening(port: int) -> bool:
 
 
 def require_free_port(port: int, *, what: str, option: str) -> None:
-    """Raise EnvironmentUnusable if the port is taken, with the process that uses it."""
     if not is_port_free(port):
         raise EnvironmentUnusable(
             f"port {port}, wanted for {what}, is taken{_port_owner(port)}. "
@@ -348,7 +333,6 @@ def _send_signal(servers: Sequence[Server], number: signal.Signals) -> None:
 
 
 def _wait_until_gone(servers: Sequence[Server], *, deadline: float) -> bool:
-    """Wait until no process of the sessions is left. Return False at the deadline."""
     while any(is_alive(server) or _find_session_pids(server) for server in servers):
         if time.monotonic() > deadline:
             return False

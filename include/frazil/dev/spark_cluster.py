@@ -26,8 +26,6 @@ WORKERS, SLOTS_PER_WORKER = 2, 4
 
 
 class SparkMaster(process.EmbeddedServer):
-    """The master of the cluster, whose folder has its state and ports."""
-
     TITLE, RECORD, READY_TIMEOUT_S = "the Spark master", "spark-master", 60
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
@@ -52,12 +50,10 @@ class SparkMaster(process.EmbeddedServer):
         return {}
 
     def workers(self) -> list[str]:
-        """Return the hosts of the workers that are alive."""
         return [worker["host"] for worker in self.state().get("workers", ()) if worker["state"] == "ALIVE"]
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int, int] | None:
-        """Return the last ports of the master, its web page and its REST server in this folder, or None."""
         file = folder / PORTS_FILE
         if not file.is_file():
             return None
@@ -116,8 +112,6 @@ class SparkWorker(process.EmbeddedServer):
 
 
 class EmbeddedSparkCluster(process.EmbeddedService):
-    """A master and its workers. Servers that already run in the folder are used unchanged."""
-
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self.master = SparkMaster(folder / "master", port=port)
         self.workers = [
@@ -131,7 +125,6 @@ class EmbeddedSparkCluster(process.EmbeddedService):
         return {"spark-master": self.master, **numbered}
 
     def start(self) -> Self:
-        """Start the master, then the workers. Raises EnvironmentUnusable if that is not possible."""
         if platform.system() != "Linux":  # elsewhere, loopback has one address
             raise EnvironmentUnusable("the embedded Spark cluster needs Linux: each worker has a loopback address")
         require_pyspark()
