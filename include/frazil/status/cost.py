@@ -19,7 +19,6 @@ from frazil.table.tables import load_stream_table
 from frazil.timetext import format_day
 
 PRICES_VARIABLE = "FRAZIL_PRICES"
-"""Environment variable with the path of a YAML file of prices."""
 
 
 class Prices(Model):
@@ -46,8 +45,6 @@ class Prices(Model):
 
 @dataclass(frozen=True, slots=True)
 class StreamCost:
-    """The cost of a stream's commits on one day, or a sum of such costs."""
-
     commits: int = 0
     unmeasured: int = 0
     """Commits of earlier versions, whose CPU and requests are unknown."""
@@ -69,7 +66,6 @@ class CostReport:
     stream: str
     owner: str
     days: dict[str, StreamCost]
-    """Costs by UTC date."""
     stored_bytes: int
 
     @property
@@ -77,12 +73,10 @@ class CostReport:
         return sum(self.days.values(), StreamCost())
 
     def storage_price(self, prices: Prices, period: timedelta) -> float:
-        """Return the price of storing the table at its current size for the period."""
         return self.stored_bytes / 1e9 * prices.gigabyte_month * (period / timedelta(days=30))
 
 
 def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
-    """Sum the cost of a stream's commits since a time. Raises the errors of the catalog and the storage."""
     owner, table = spec.owner or "", load_stream_table(spec)
     if table is None:
         return CostReport(spec.name, owner, {}, 0)
@@ -96,7 +90,6 @@ def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
 
 
 def _costs(journals: JournalStore, since_ms: int) -> Iterator[tuple[str, StreamCost]]:
-    """Yield the day and the cost of each batch since a time, newest first."""
     for journal in journals.records(newest_first=True):
         if journal.created_at_ms < since_ms:
             return

@@ -31,10 +31,6 @@ MAX_REASON_CHARACTERS = 800
 def derive_from_decision(
     known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return a copy of `known` with the state that follows from the decision.
-
-    `problem` is the error if the decision could not be carried out.
-    """
     row, heartbeat = (
         consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy()),
         observed.heartbeat,
@@ -104,7 +100,6 @@ _STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
     StorageUnavailable.exit_code: State.STORAGE_UNAVAILABLE,
     RegistryUnavailable.exit_code: State.REGISTRY_UNREACHABLE,
 }
-"""The state after an exit code that names an unreachable service."""
 OUTAGES = frozenset({State.OUTAGE, *_STATES_BY_EXIT_CODE.values()})
 """The states of a stream that waits for a service, and continues by itself."""
 
@@ -120,10 +115,6 @@ def _state_from_decision(decision: Decision, observed: DecisionInput, row: Seque
 
 
 def _state_of_expected_writer(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
-    """Return the state of a writer that should run.
-
-    `row` has its latest crashes, newest first, as `consecutive_crashes` returns them.
-    """
     live = live_state(observed.heartbeat) if observed.process.is_alive else None
     if row and (unreachable := _STATES_BY_EXIT_CODE.get(row[0].code)):
         return live if live in {*OUTAGES, State.STALLED} else unreachable
@@ -133,7 +124,6 @@ def _state_of_expected_writer(decision: Decision, observed: DecisionInput, row: 
 
 
 def live_state(heartbeat: Heartbeat | None) -> State:
-    """Return the state of a running writer that was not asked to stop."""
     if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
     # Unread records are the effect of a service that does not work.
@@ -145,7 +135,6 @@ def live_state(heartbeat: Heartbeat | None) -> State:
 
 
 def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
-    """Return a sentence about a state: details from the heartbeat, else `otherwise`."""
     if heartbeat is None:
         return otherwise
     if state in {State.STALLED, State.KAFKA_UNREACHABLE} and heartbeat.stall is not None:
@@ -163,7 +152,6 @@ def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str)
 
 
 def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
-    """Return the writer's process, running or ended, as its run folder shows it."""
     launch, heartbeat = observation.launch, observation.heartbeat
     if launch is None:
         return WriterProcess(state=observation.process)
@@ -198,10 +186,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
 
 
 def _last_error(writer: Observation) -> str:
-    """Return the last writer's error on one line, or an empty text.
-
-    The heartbeat may have the error before the exit record does.
-    """
+    """The heartbeat may have the error before the exit record does."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
@@ -210,7 +195,6 @@ def _last_error(writer: Observation) -> str:
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
-    """Return messages about problems of the writer's running process, or about the end of its last process."""
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = format_elapsed(now_ms - process.heartbeat_at_ms)
@@ -263,7 +247,6 @@ _StateAndSentence = tuple[State, str]
 
 
 def _decided_state(known: StreamState) -> _StateAndSentence | None:
-    """Return a state that no finding can change (paused, given up or crash-looping), or None."""
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:
@@ -284,7 +267,6 @@ def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> 
 
 
 def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) -> _StateAndSentence:
-    """Return an outage's state with a sentence that begins with the service and ends with the error."""
     since_ms = known.unreachable_since_ms
     lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
     calm = "nothing is lost, and the writer continues by itself once it"
@@ -300,7 +282,6 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
 
 
 def _stopped_state(known: StreamState) -> _StateAndSentence | None:
-    """Return the state if the table is missing or unreadable, or the last writer failed."""
     writer, first = known.writer, next(iter(known.problems), "")
     if known.table_exists is None and known.state not in OUTAGES:
         return State.TABLE_UNREADABLE, known.unread or first
@@ -312,7 +293,6 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
 
 
 def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSentence | None:
-    """Return the state if this host's last writer has ended and no other host has committed since."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
@@ -331,7 +311,6 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
 
 
 def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
-    """Return the state if the writer is stalled, silent, late or slow, or has a problem."""
     if known.stall is not None and known.state not in OUTAGES:
         return State.STALLED, known.stall.reason
     if known.writer.stale:
@@ -372,7 +351,6 @@ def describe_reset(known: StreamState, *, now_ms: int) -> str:
 
 
 def describe_exit(writer: WriterProcess) -> str:
-    """Return a writer's exit code in words, such as `13 (Fenced)`."""
     if writer.exit_code is None and writer.error:
         return "no exit code"
     if writer.exit_code is None:

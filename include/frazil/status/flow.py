@@ -17,7 +17,6 @@ from frazil.spec.model import StreamSpec
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
 LAST_HOUR_BUCKETS = 30
-"""Number of parts of the last hour, two minutes each."""
 RATE_PERIOD_MS = HOUR_MS // 6
 RECENT_PERIOD_MS = HOUR_MS // 12
 """Period over which alerts count recent records. A longer commit interval replaces it, up to an hour. A shorter one,
@@ -70,7 +69,6 @@ class Flow:
     With fewer than `MIN_RECORDS` records in an hour, it is up to a day. It is shorter if older snapshots have expired.
     """
     recent: CommitSums = field(default_factory=CommitSums)
-    """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
     rate_ms: int = RATE_PERIOD_MS
 

@@ -24,7 +24,6 @@ class Waiting(Protocol):
 
 
 def freshness_limit_ms(spec: StreamSpec) -> int:
-    """Return the maximum allowed age of the oldest waiting record."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
@@ -37,7 +36,6 @@ def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
 
 
 def late_message(known: Waiting, age_ms: int, *, now_ms: int) -> str:
-    """Describe records that have waited for `age_ms`, or may have."""
     commit_ms = known.last_commit_at_ms
     if known.caught_up_at_ms is None or known.lag is None or commit_ms is None:
         waiting = "records may wait" if known.lag is None else format_count(known.lag, "record", "waits|wait")

@@ -38,7 +38,6 @@ class State(StrEnum):
     PAUSING = "pausing"
     RESTARTING = "restarting"
     SILENT = "silent"
-    """The writer's process runs, but its heartbeat is old."""
     LATE = "late"
     """Records wait longer than the declaration allows."""
     PROBLEM = "has a problem"
@@ -47,9 +46,7 @@ class State(StrEnum):
     """A different table of the same name replaced the stream's table."""
     TABLE_UNREADABLE = "table unreadable"
     NO_WRITER = "no writer"
-    """No writer runs on this host, and no other host has committed lately."""
     ELSEWHERE = "commits elsewhere"
-    """A writer on another host commits."""
     NOT_BEGUN = "not begun"
     LOADING = "loading"
     NO_ANSWER = "no answer"
@@ -82,7 +79,6 @@ class WriterProcess:
     batch_records: int = 0
     heartbeat_at_ms: int | None = None
     stale: bool = False
-    """Whether the process runs, but its heartbeat is old."""
     exit_code: int | None = None
     exit_name: str | None = None
     ended_at_ms: int | None = None
@@ -114,9 +110,7 @@ class StreamState:
     desired: str | None = None
     desired_reason: str | None = None
     desired_at_ms: int | None = None
-    """The time of the last pause, resume or restart."""
     problem: str | None = None
-    """The error in the stream's declaration."""
     missing: str | None = None
     """Why the catalog does not have the stream's own table under its name."""
     crashes: int = 0
@@ -125,7 +119,6 @@ class StreamState:
     unreachable_since_ms: int | None = None
     """When the first of these `crashes` ended, if a service is unreachable; otherwise None."""
     last_error: str = ""
-    """The error of the last writer, on one line."""
     registry: bool = False
     """Whether the last writer ended because of a schema registry, without a later commit."""
     epoch: int | None = None
@@ -143,7 +136,6 @@ class StreamState:
     """The epoch of the last commit. After a reset, the marker's epoch is newer."""
     watermark_ms: int | None = None
     snapshot_id: int | None = None
-    """The snapshot of the commit that wrote the marker."""
     table_exists: bool | None = None
     unread: str = ""
     """Why the table could not be read; also in `problems`."""
@@ -159,7 +151,6 @@ class StreamState:
     """Number of rows of `table`, without the rows in routed tables."""
     problems: tuple[str, ...] = ()
     stall: Stall | None = None
-    """The stall of the live writer, which is also in `problems`."""
     throttle: str | None = None
     """Why the writer commits, or should commit, less often than declared; also in `problems`."""
     distribution: str | None = None
@@ -172,7 +163,6 @@ class StreamState:
     """Merge counts of the last batch: changes of an upsert stream, or dropped rows with dedupe."""
     flow: Flow | None = None
     replayed: Mapping[str, int] = field(default_factory=dict)
-    """Merge counts of an upsert stream's last replay."""
     replayed_at_ms: int | None = None
     backfill: str | None = None
     routed: bool = False
@@ -181,7 +171,6 @@ class StreamState:
 
     @property
     def last_words(self) -> str:
-        """The error of the last writer, as a sentence; empty without one."""
         return f"The last writer's error: {self.last_error}." if self.last_error else ""
 
     @property
@@ -197,7 +186,6 @@ class StreamState:
 
     @property
     def commits_elsewhere(self) -> bool:
-        """Whether another host made the last commit."""
         if self.last_commit_at_ms is None or not self.writer.has_ended:
             return self.last_commit_at_ms is not None and self.writer.pid is None
         if self.writer.epoch is not None and self.commit_epoch is not None:

@@ -31,7 +31,6 @@ from frazil.timetext import format_utc
 
 KAFKA_TIMEOUT_S = 1.0
 LAG_UNKNOWN_PREFIX = "the lag is unknown"
-"""The beginning of a problem that makes the lag unknown."""
 ROLLED_BACK = f"{LAG_UNKNOWN_PREFIX}: the table was rolled back to a snapshot before the marker's"
 MAX_WATCH_AGE_MS = 30_000
 """Age of a supervisor's last record after which the writer counts as unsupervised."""
@@ -125,7 +124,6 @@ def _add_writer_report(
 
 
 def _find_caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
-    """Return when this host's last writer had committed every record; None if another writer has committed since."""
     if heartbeat is None or known.commits_elsewhere or known.writer.fenced:
         return None
     return heartbeat.caught_up_at_ms
@@ -154,7 +152,6 @@ def _fenced_message(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
 
 
 def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the problems, except problems whose error is part of the first one."""
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:
@@ -165,7 +162,6 @@ def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
-    """Return the writer's notices, and a warning if it was started with an older declaration."""
     heartbeat = observation.heartbeat
     if heartbeat is None:
         return ()
@@ -181,7 +177,6 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
 
 
 def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
-    """Return a notice about failures in the last hour after which the writer runs again."""
     exits, window_ms = observed.exits, SupervisionPolicy().crash_window_ms
     if not exits or known.crashes or not observed.process.is_alive or now_ms - exits[-1].ended_at_ms > window_ms:
         return ()
@@ -193,7 +188,6 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
 
 
 def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
-    """Return the number of records after the marker, or None and why it is unknown."""
     try:
         return count_lag(spec, marker), None
     except FrazilError as error:

@@ -41,14 +41,11 @@ MAX_NAMED_TABLES = 5
 
 @dataclass(frozen=True, slots=True)
 class TableReading:
-    """What the stream's table, and the objects stored with it, show about the stream."""
-
     state: StreamState
     """The fields of the stream's state that come from the table, and the problems of reading it."""
     marker: Marker | None = None
     desired: DesiredState | None = None
     fingerprint: str | None = None
-    """The table's fingerprint; see `table_fingerprint` in `frazil.supervise.desired`."""
     in_full: bool = True
     """Whether Kafka and routed tables are to be read too."""
 
@@ -88,7 +85,6 @@ def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamSta
 
 
 def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableReading:
-    """Read an existing table. Each part that cannot be read becomes a problem."""
     problems: list[str] = []
     marker, table_problems, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
@@ -153,7 +149,6 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
 
 
 def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
-    """Return messages about routed tables that are missing rows or were dropped, and a short message by table."""
     try:
         tables = open_read_only(spec).tables
         behind, dropped = find_lagging_and_dropped_tables(spec, tables, marker)
