@@ -18,9 +18,7 @@ from frazil.host.writer_log import first_error, last_error
 ENDED_WITH_APPLICATION = "ended with its application"
 """Value of `stopped_for` for a writer that ran until the process of its application ended."""
 KILLED_BY_OTHERS = "the writer was killed by another user or program, or by the kernel (out of memory)"
-"""The error of a writer that was killed (SIGKILL), but not by frazil."""
 ENDED_WITHOUT_RECORD = "it ended without a record: probably killed (SIGKILL, out of memory)"
-"""The error of a writer that was killed together with its parent."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
@@ -78,7 +76,6 @@ def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None)
 
 
 def _kill_reason(folder: Path, launch: Launch) -> str:
-    """Return why a killed process ended, with the first error or the last warning in its log."""
     request = _stop_request(folder, launch.id)
     how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED_BY_OTHERS
     warning = _first_error_or_last_warning(folder, launch)
@@ -86,7 +83,6 @@ def _kill_reason(folder: Path, launch: Launch) -> str:
 
 
 def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """Return the error in the writer's last heartbeat, or else in its log, or None."""
     if heartbeat is not None and heartbeat.error is not None:
         return heartbeat.error
     warning = _first_error_or_last_warning(folder, launch)
@@ -94,7 +90,6 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
 
 
 def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:
-    """Return the first error in the log, or else the last warning. None for a writer in a shared application."""
     if launch.kind is LaunchKind.HOSTED:  # see `_last_log_error`
         return None
     if error := first_error(folder):

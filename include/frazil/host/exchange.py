@@ -41,11 +41,9 @@ class Exchange:
     folder: Path
 
     def read(self, name: str) -> Any:
-        """Return the parsed document; None if it does not exist. Raises ValueError if it is not JSON."""
         return read_json(self.folder / name)
 
     def write(self, name: str, value: Any) -> None:
-        """Replace the document. A reader sees either the old or the new document."""
         replace_json(self.folder / name, value)
 
     def clear(self, name: str) -> None:

@@ -28,8 +28,6 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """A request to start a writer: the command to run, and what to record about the launch."""
-
     command: tuple[str, ...]
     environment: Mapping[str, str]
     """The complete environment of the writer. It may contain secrets, so it is never stored."""
@@ -84,7 +82,6 @@ PREFIXES = (
     *("FRAZIL_", "PYICEBERG_", "PYSPARK_", "SPARK_", "YARN_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_"),
     *("KRB5", "LC_", "OPENLINEAGE_", "OTEL_"),
 )
-"""Prefixes of variables that are passed on to writers."""
 NAMES = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
@@ -94,13 +91,11 @@ NAMES = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     }
 )
-"""Other variables that are passed on to writers."""
 
 
 def build_writer_environment(
     referenced: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
 ) -> dict[str, str]:
-    """Return a writer's environment: known settings of `base`, `referenced` variables, and `connections` by id."""
     passed = {
         name: value
         for name, value in base.items()

@@ -30,7 +30,6 @@ from frazil.host.records import Launch, LaunchKind, read_exits
 from frazil.host.writer_log import LOG_FILE, read_lines, redirect_output, rotate_log
 
 LAUNCH_TIMEOUT_S = 60
-"""Maximum time in which the parent process must report whether the writer runs."""
 
 
 class LocalLauncher(Launcher):
@@ -68,7 +67,6 @@ class LocalLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """Return the writer's state from the run folder and the process table. Also records an unrecorded exit."""
         launch = read_launch(self.folder)
         if launch is None:
             return Observation(ProcessState.NEVER_LAUNCHED, None, None, ())
@@ -126,7 +124,6 @@ def _process_state(launch: Launch) -> ProcessState:
 
 
 STARTED = b"started"
-"""Message that the detached process sends to the caller when the writer runs."""
 CANNOT_START_CODE = 127
 """Exit code that is recorded if the command cannot be started, as in a shell."""
 GROUP_END_TIMEOUT_S = 5.0
@@ -134,7 +131,6 @@ GROUP_END_TIMEOUT_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the lock and start the writer in a detached process. Return the exit code for the caller."""
     parser = argparse.ArgumentParser(description="Run one writer, hold its lock, and record its exit.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--launch-id", required=True)
@@ -162,10 +158,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, write_end: int) -> int:
-    """Start the writer in a separate session, report that it runs, and record how it ends.
-
-    Return the exit code.
-    """
     os.setsid()
     launch = Launch(
         id=options.launch_id,

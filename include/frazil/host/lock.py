@@ -98,7 +98,6 @@ class WriterLock:
         self.release()
 
     def _inherited_fd(self) -> int | None:
-        """Return the file descriptor of the lock that the parent process holds, or None."""
         raw = os.environ.get(INHERITED_LOCK, "")
         if not raw.isdigit():
             return None

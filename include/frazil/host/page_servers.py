@@ -29,7 +29,6 @@ class PageServer:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the files of the package have changed since the process imported it."""
         return installed.hash_files(Path(self.folder)) != self.files
 
 
@@ -43,7 +42,6 @@ def register_page_server() -> None:
 
 
 def list_running_servers() -> list[PageServer]:
-    """Return the processes of this host that serve the page now. Raises OSError."""
     return [server for _, server in _read_records() if server is not None and is_alive(server.process)]
 
 

@@ -48,7 +48,6 @@ def log_to_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """If the `with` block raises a FrazilError, print it without a traceback, and exit with its exit code."""
     try:
         yield
     except FrazilError as error:

@@ -46,7 +46,6 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def terminate(process: ProcessMark) -> None:
-    """Send SIGTERM to exactly this process, if it still runs."""
     if is_alive(process):
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGTERM)
@@ -61,10 +60,7 @@ def kill_group(process: ProcessMark) -> None:
 
 
 def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
-    """Wait until no process of a group runs.
-
-    With `ask`, send SIGTERM first. After `timeout_s`, kill the remaining processes.
-    """
+    """Wait until no process of a group runs. After `timeout_s`, kill the rest. With `ask`, send SIGTERM first."""
     if ask:
         _signal_group(group, signal.SIGTERM)
     deadline_s = time.monotonic() + timeout_s
@@ -93,23 +89,19 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 AGENT_FILE = "agent.json"
 KILL_SIGNAL = signal.SIGUSR1
-"""Signal that asks an agent to kill its driver and then end."""
 AGENT_KILLED = (
     "the agent was killed, or its host went down; the driver in the cluster may still run, and the next start "
     "reattaches to it"
 )
-"""The error of an agent that ended without a message."""
 KILL_TIMEOUT_MS = 60_000
 """How long an agent may take to kill its driver. A slower agent is killed, and the next agent kills the driver."""
 
 
 def record_agent(folder: Path) -> None:
-    """Record in the run folder that this process is an agent, which handles KILL_SIGNAL."""
     replace_json(folder / AGENT_FILE, {"pid": os.getpid()})
 
 
 def is_agent(folder: Path, pid: int | None) -> bool:
-    """Whether the process with this pid recorded itself in the run folder as an agent."""
     return _read_agent(folder, pid) is not None
 
 
@@ -122,10 +114,7 @@ def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Ask an agent to kill its driver.
-
-    Return False if the process is not an agent, or if the first call was more than a minute ago.
-    """
+    """Return False if the process is not an agent, or if the first call was more than a minute ago."""
     agent = _read_agent(folder, writer.pid)
     if agent is None:
         return False

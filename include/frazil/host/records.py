@@ -93,13 +93,10 @@ class GivenUp:
     at_ms: int
     reason: str
     table_fingerprint: str | None = None
-    """The table's fingerprint (`frazil.supervise.desired.table_fingerprint`) when the supervisor gave up."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorNotes:
-    """The state of a supervisor that the next supervisor needs."""
-
     stop: StopRequest | None = None
     given_up: GivenUp | None = None
     cleared: str | None = None
@@ -122,7 +119,6 @@ class SupervisionTimes:
 
 
 def read_supervision_times(folder: Path) -> SupervisionTimes:
-    """Return the folder's record of supervision; an empty one if it is missing or cannot be parsed."""
     try:
         return msgspec.convert(read_json(folder / WATCH_FILE) or {}, SupervisionTimes)
     except ValueError:
@@ -134,7 +130,6 @@ def write_supervision_times(folder: Path, watch: SupervisionTimes) -> None:
 
 
 def read_exits(folder: Path) -> tuple[ExitRecord, ...]:
-    """Return the latest exits, oldest first."""
     return msgspec.convert(read_json(folder / EXITS_FILE) or (), tuple[ExitRecord, ...])
 
 

@@ -23,8 +23,6 @@ _FILE = "claim.json"
 
 @dataclass(frozen=True, slots=True)
 class SupervisingRun:
-    """The Airflow run, and the try of its task, that supervises a stream."""
-
     run_id: str
     try_number: int
 
@@ -44,15 +42,11 @@ ANNOUNCED_FILE = "giving-up.json"
 
 
 def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprint: str | None) -> None:
-    """Record in the run folder that the supervisor gave up on the launch `subject`."""
     _confirm(stream, GivenUp(subject, clock.now_ms(), reason, table_fingerprint))
 
 
 def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
-    """Record that the Airflow run `run_id` is about to fail, because the supervisor gave up.
-
-    The record is confirmed later, because the message to Airflow may be lost.
-    """
+    """Record that the supervisor gave up. This is confirmed later, because the message to Airflow may be lost."""
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
     replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
 

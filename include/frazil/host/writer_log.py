@@ -31,12 +31,10 @@ _COPY_BLOCK_BYTES = 1024**2
 
 
 def rotate_log(folder: Path) -> None:
-    """Rename the last launch's log to `writer.log.1`, and older logs to higher numbers."""
     _shift_logs(folder, LOG_FILE)
 
 
 def _shift_logs(folder: Path, newest: str) -> None:
-    """Rename the log `newest` to number 1, and each older log to the next number."""
     names = [newest, *(f"{LOG_FILE}.{n}" for n in range(1, MAX_LOGS + 1))]
     for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
         with suppress(FileNotFoundError):
@@ -122,10 +120,7 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
 
 
 def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
-    """Yield each line with its `logging` level.
-
-    A line without a level has the level of the previous line. The first lines have `level`.
-    """
+    """Yield each line with its level. A line without a level has that of the previous line, or at first `level`."""
     for line in lines:
         if found := _LEVEL_PATTERN.match(line):
             level = _LEVELS[found[1]]
