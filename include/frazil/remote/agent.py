@@ -76,7 +76,6 @@ class StopSignals:
     stop: str | None = None
     force: bool = False
     wake: threading.Event = field(default_factory=threading.Event)
-    """Set when a request arrives, to end the wait for the next poll."""
 
     def listen(self) -> None:
         def stop(signum: int, _: FrameType | None) -> None:
@@ -162,7 +161,6 @@ class Agent:
         )
 
     def _read_report(self, order: Order) -> None:
-        """Read the driver's report and, if it is new, copy its heartbeat and log."""
         report = self._folder.report(order.id)
         if report is None or (self._report is not None and report.number == self._report.number):
             return
@@ -184,7 +182,6 @@ class Agent:
         self._log_shown = end.bytes
 
     def _query_cluster(self, order: Order) -> None:
-        """Query the cluster for the driver's status, less often while the driver reports regularly."""
         if order.submission is None:
             self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not returned the driver's name yet")
             self._mirror.show_missing_name(self._submit_problem)
@@ -243,10 +240,7 @@ class Agent:
                 self._cluster.open(former.submission).kill()
 
     def _kill(self) -> None:
-        """Kill the driver. While it still runs, try again every KILL_INTERVAL_S.
-
-        The order records the kill, so that a later agent continues it.
-        """
+        """The order records the kill, so that a later agent continues it."""
         if self._order is None:
             return
         if not self._order.kill:
@@ -264,7 +258,6 @@ class Agent:
             log.warning("cannot kill the driver; will retry: %s", error)
 
     def _change_order(self, **changes: Any) -> None:
-        """Change the current order. Raises Fenced if another agent has replaced it."""
         if (order := self._current_order()) is not None:
             self._order = dataclasses.replace(order, **changes)
             self._folder.put_order(self._order)
@@ -281,7 +274,6 @@ class Agent:
         )
 
     def _end(self, step: AgentStep) -> tuple[int, str | None]:
-        """Append the rest of the driver's log. Return the agent's exit code and the reason."""
         if self._order is not None and self._followed:
             self._append_log(self._folder.log_end(self._order.id))
             if self._order.submission and not self._has_reported_exit():
@@ -313,6 +305,5 @@ class Agent:
 
 
 def _quote_last_line(log_text: str) -> str:
-    """Quote the last line of a log, which often explains why a driver ended without a report."""
     last = next((line.strip() for line in reversed(log_text.splitlines()) if line.strip()), "")
     return f"its log ends with: {escape_unsafe(last[-MAX_LINE_CHARACTERS:], lines=False)}"

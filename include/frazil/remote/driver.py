@@ -86,7 +86,6 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
 
 
 def check_version(agent_version: str) -> None:
-    """Raise EnvironmentUnusable if this driver's version of frazil differs from its agent's."""
     if agent_version != __version__:
         raise EnvironmentUnusable(
             f"the driver in the cluster has frazil {__version__} in {sys.prefix}, but its agent has {agent_version}. "
@@ -140,7 +139,6 @@ class DriverReporter:
                 time.sleep(wait_s)
 
     def step(self) -> None:
-        """Report once, and stop the writer if an order or a pause requires this."""
         self._write_report(ended=None)
         if self._stopping:
             return
@@ -169,7 +167,6 @@ class DriverReporter:
         return None
 
     def _write_report(self, *, ended: DriverExit | None) -> None:
-        """Write the log's end if it is new, and a report. `ended` is how the writer ended."""
         end = self._tail.end()
         if end.bytes > self._logged:
             self._folder.put_log_end(self._order.id, end)

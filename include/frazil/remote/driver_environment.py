@@ -18,19 +18,14 @@ FILE = ".pyiceberg.yaml"
 CATALOG_VARIABLE = "FRAZIL_DRIVER_CATALOG"
 """Variable with the catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
-"""Prefixes of variables that are passed to a driver."""
 NAMES = frozenset(
     {
         *("LANG", "TZ", "FRAZIL_KAFKA_READER", "FRAZIL_LINEAGE_EVERY"),
         *("FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS"),
     }
 )
-"""Other variables that are passed to a driver."""
 HOST_FILE_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
-"""Suffixes of variables that name files on this host.
-
-They are passed only if the stream references them.
-"""
+"""Suffixes of variables that name files on this host. These are passed only if the stream references them."""
 
 
 def build_driver_environment(

@@ -41,8 +41,6 @@ class WantedDriver:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The agent's order: which driver should run, and whether it should stop."""
-
     id: str
     """The driver's id: 32 hexadecimal digits, new for each submission."""
     wanted: WantedDriver
@@ -70,7 +68,6 @@ class DriverReport:
     number: int
     heartbeat: Heartbeat | None
     submission: str | None
-    """The driver's name in the cluster, if the driver knows it."""
     log_bytes: int = 0
     exit: DriverExit | None = None
 
@@ -84,10 +81,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class DriverFolder:
-    """The folder of one stream's order, reports and logs.
-
-    Methods raise the storage's errors. An object of an unknown format counts as missing.
-    """
+    """Methods raise the storage's errors. An object of an unknown format counts as missing."""
 
     store: ObjectStore = field(repr=False)
     folder: str
@@ -116,7 +110,6 @@ class DriverFolder:
         self._write(f"{driver}/log.json", dataclasses.asdict(end))
 
     def delete_all_but(self, driver: str) -> None:
-        """Delete the reports and logs of all other drivers."""
         kept = (f"{self.folder}/order.json", f"{self.folder}/{driver}/")
         files = [file.path for file in self.store.list_files(self.folder)]
         self.store.delete(path for path in files if not path.startswith(kept))

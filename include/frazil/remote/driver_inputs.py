@@ -35,16 +35,11 @@ DRIVER_VARIABLE_PREFIX = "spark.kubernetes.driverEnv."
 
 @dataclass(frozen=True, slots=True)
 class DriverInputs:
-    """What every driver of a stream needs, independent of a particular order."""
-
     spec: StreamSpec
     declared: Mapping[str, Any]
     """The declaration, with the text of the files that it refers to."""
     resources: Resources
-    """The declared resources.
-
-    References are resolved, except for a standalone cluster, whose command lines would show the values.
-    """
+    """The declared resources. References are resolved, except where command lines would show the values."""
     folder: DriverFolder
     restart_generation: int
     program: Path
@@ -124,10 +119,7 @@ def _inline_schema(form: Any, name: str, folder: Path) -> Any:
 def _driver_variables(
     spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment variables of the driver.
-
-    On Kubernetes, where users can read them, only variables that the stream references are passed.
-    """
+    """On Kubernetes, where users can read them, only variables that the stream references are passed."""
     referenced = {*find_environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
         named = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}

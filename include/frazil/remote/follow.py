@@ -23,7 +23,6 @@ class AgentAction(StrEnum):
     ADOPT = "adopt"
     """Record the driver's name in the cluster, which was unknown."""
     ASK_TO_STOP = "ask to stop"
-    """Ask the driver to end after its current batch."""
     KILL = "kill"
     WAIT = "wait"
     END = "end"
@@ -82,7 +81,6 @@ def decide(observation: DriverObservation) -> AgentStep:  # noqa: PLR0911 - a re
 
 
 def _submit_or_end(observation: DriverObservation, reason: str) -> AgentStep:
-    """Return the step while no driver runs: submit a driver, or end if the agent was asked to."""
     if observation.force:
         return AgentStep(AgentAction.END, "the supervisor asked to kill the driver, but no driver runs", KILLED_CODE)
     if observation.stop is not None:
@@ -91,7 +89,6 @@ def _submit_or_end(observation: DriverObservation, reason: str) -> AgentStep:
 
 
 def _find_end(observation: DriverObservation) -> AgentStep | None:
-    """Return how the ordered driver ended; None if it may still run."""
     ended = observation.report.exit if observation.report else None
     state = observation.status.state
     if ended is not None and (
@@ -144,7 +141,6 @@ def _await_submission(observation: DriverObservation, order: Order) -> AgentStep
 
 
 def _describe_difference(observation: DriverObservation, order: Order) -> str | None:
-    """Return how the ordered driver differs from the wanted one; None if they agree."""
     if order.master != observation.master:
         return f"resources.master has changed from {order.master}"
     if order.wanted.fingerprint != observation.wanted.fingerprint:

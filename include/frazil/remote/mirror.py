@@ -62,7 +62,6 @@ class HeartbeatMirror:
             self.end(f"{type(error).__name__}: {error}")
 
     def copy_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Write this heartbeat of the driver from now on, with this process's pid and this host's clock."""
         now_ms = clock.now_ms()
         with self._lock:
             if self._advanced is None or self._advanced[0] != heartbeat.advanced_at_ms:
@@ -79,12 +78,10 @@ class HeartbeatMirror:
             self._copied_at_ms = now_ms
 
     def show_status(self, submission: str, status: DriverStatus) -> None:
-        """Add the driver's status in the cluster to the heartbeat's notices."""
         sentence = f"driver {submission}: {status.reason}"
         self._set_notice(sentence, is_waiting=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
 
     def show_missing_name(self, reason: str | None) -> None:
-        """Add a notice that the cluster has not returned the driver's name, with the reason if it is known."""
         sentence = "the driver's submission is not confirmed yet"
         self._set_notice(f"{sentence}: {reason}" if reason else sentence, is_waiting=True)
 
@@ -100,7 +97,6 @@ class HeartbeatMirror:
             self._outage = sentence
 
     def end(self, error: str | None) -> None:
-        """Write the last heartbeat: the driver has ended, with this error or without one."""
         with self._lock:
             self._heartbeat = dataclasses.replace(self._heartbeat, phase=Phase.ENDED, error=error)
             self._outage = self._notice = None

@@ -50,7 +50,6 @@ class SubmitFailed(EnvironmentUnusable):
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
         self.output = output
-        """The output of spark-submit."""
 
 
 class Submitter(Protocol):
