@@ -173,7 +173,6 @@ def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """Return the properties as the text of a `java.util.Properties` file."""
     return "".join(f"{_escape(key, in_key=True)}={_escape(value)}\n" for key, value in properties.items())
 
 

@@ -21,7 +21,6 @@ from frazil.cluster.kubernetes_pod import CONTAINER
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""The folder in every pod with its service account's token, authority and namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,6 @@ class KubernetesAccess:
     authority: Path | str | None = None
     """The certificate authority, as a file or PEM text. None uses the authorities of this host."""
     certificate: tuple[Path, Path] | None = None
-    """The files with the client's certificate and its key."""
 
     def session(self) -> requests.Session:
         """Create an authenticated session. Raises EnvironmentUnusable if the token cannot be read."""
@@ -146,7 +144,6 @@ def read_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAcce
 
 
 def _find_named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """Return the entry with this name from one of the kubeconfig's lists. Raises ValueError."""
     for each in config[kind]:
         if each["name"] == name:
             return dict(each)
@@ -230,7 +227,6 @@ class DriverPod:
             return send_request(session, method, f"{self._access.address}{path}", api=API_NAME, **options)
 
     def _describe_error_response(self, response: requests.Response, verb: str) -> str:
-        """Describe an error response to a request that needs the verb `verb`."""
         if response.status_code == 401:
             return f"{API_NAME} rejects frazil's token: it has expired, or belongs to another cluster"
         try:

@@ -91,7 +91,6 @@ def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
 
 
 def _check_variables_and_properties(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
-    """Raise SpecError if a variable is missing from the pod, or a property is not supported."""
     spark, stream = driver.resources.spark, driver.application
     secrets = f"{_DRIVER_PREFIX}secretKeyRef."
     known = {each.get("name") for each in template.get("env", ())}
@@ -164,7 +163,6 @@ def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Return the name, source and mount of each declared volume."""
     found: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (f"{name}-secret", {"secret": {"secretName": name}}, {"mountPath": path})
         for name, path in _strip_prefix(spark, f"{_DRIVER_PREFIX}secrets.").items()

@@ -33,7 +33,6 @@ _LOGIN_REQUIRED = "requires Kerberos or another login, which frazil does not sup
 
 
 def parse_application_id(output: str) -> str | None:
-    """Return the application's id from spark-submit's output, or None."""
     found = _SUBMITTED_PATTERN.search(output)
     return found[1] if found else None
 
@@ -132,7 +131,6 @@ class YarnDriver:
         return strip_log_envelope(response.text) if response.status_code == 200 else None
 
     def _fetch_application(self) -> dict[str, Any] | None:
-        """Return YARN's current report of the application; None if YARN has no record of it."""
         response = self._request("GET")
         if response.status_code == 404:
             return None
@@ -144,7 +142,6 @@ class YarnDriver:
         return found
 
     def _request(self, method: str, part: str = "", **options: Any) -> requests.Response:
-        """Send a request to each ResourceManager in turn, until one gives a usable response."""
         problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
         for address in self._addresses:
             url = f"{address}/ws/v1/cluster/apps/{self._application}{part}"
@@ -183,10 +180,7 @@ def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failed_status(message: str, first: str) -> DriverStatus:
-    """Return the status of a failed application from its diagnostics.
-
-    The last exit code in the diagnostics is that of the last attempt.
-    """
+    """The last exit code in the diagnostics is that of the last attempt."""
     if codes := _PYTHON_EXIT_CODE.findall(message):
         return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
     if _ENDED_BEFORE_SPARK in message:
@@ -197,7 +191,6 @@ def _failed_status(message: str, first: str) -> DriverStatus:
 
 
 def strip_log_envelope(response: str) -> str:
-    """Return the text in a log response, without the NodeManager's header and footer."""
     _, begins, rest = response.partition("LogContents:\n")
     return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else response
 

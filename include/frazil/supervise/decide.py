@@ -85,7 +85,6 @@ FAILURE_CAUSES = frozenset(
 
 
 def decide(observed: DecisionInput, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
-    """Return the decision for an observation. The module's docstring lists the rules."""
     launch = observed.launch
     if observed.process.is_alive and launch is not None:
         return _decide_running(observed, launch, now_ms=now_ms, policy=policy)
@@ -113,7 +112,6 @@ def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int, pol
 def _stop_or_restart(
     observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy
 ) -> Decision | None:
-    """Return the decision if a running writer must stop because of its declaration or desired state."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"the stream's declaration was removed {format_elapsed(now_ms - declared.since_ms)} ago"
@@ -156,7 +154,6 @@ def _hold_or_end(observed: DecisionInput, *, now_ms: int, policy: SupervisionPol
 
 
 def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
-    """Decide after a writer has ended, or before the first launch."""
     exit_ = observed.exit
     if exit_ is None:
         last = "the foreground writer ended" if observed.launch else "none has been launched before"
@@ -183,7 +180,6 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
 def _restart_or_give_up(
     observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy
 ) -> Decision:
-    """Decide after an unrequested end: start now, hold until the backoff ends, or give up."""
     row = exits_without_commit(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE_EXIT_CODES]
     message = f": {exit_.error}" if exit_.error else ""
@@ -210,7 +206,6 @@ def _restart_or_give_up(
 def _retry_external_cause(
     observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy
 ) -> Decision | None:
-    """Return the decision if the cause of the writer's end is outside this host and may be gone."""
     if exit_.code not in EXTERNAL_CAUSE_EXIT_CODES:
         return None
     if _has_ended_while_away(observed, exit_, policy=policy):
@@ -254,7 +249,6 @@ def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, po
 
 
 def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
-    """Return a predicate: whether an exit has the declaration and desired state of `last`."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
@@ -336,7 +330,6 @@ def _was_requested(exit_: ExitRecord) -> bool:
 
 
 def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subject: str) -> Decision:
-    """Give up or, if the supervisor already gave up on this subject, hold."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)

@@ -39,15 +39,11 @@ class UnreadableState:
 
 @dataclass(frozen=True, slots=True)
 class RemovedDeclaration:
-    """No file has declared the stream since `since_ms`."""
-
     since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class ValidDeclaration:
-    """A valid declaration, identified by its fingerprint."""
-
     fingerprint: str
 
 
@@ -64,7 +60,6 @@ class DecisionInput:
     away_since_ms: int = 0
     """When supervision last left this host; 0 if unknown."""
     returned_at_ms: int = 0
-    """When supervision returned to this host after `away_since_ms`."""
 
     @property
     def process(self) -> ProcessState:
@@ -80,7 +75,6 @@ class DecisionInput:
 
     @property
     def stall(self) -> Stall | None:
-        """Why a running writer makes no progress, or None."""
         return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
 
     @property
@@ -91,7 +85,6 @@ class DecisionInput:
 
     @property
     def exits(self) -> tuple[ExitRecord, ...]:
-        """Exits of supervised launches, oldest first."""
         return tuple(exit_ for exit_ in self.writer.exits if exit_.is_supervised)
 
     @property
@@ -107,20 +100,17 @@ def error_name(code: int) -> str:
 
 class WriterAction(StrEnum):
     KEEP = "keep"
-    """The writer runs as it should."""
     START = "start"
     STOP = "stop"
     """Stop gracefully: the current batch is committed."""
     RESTART = "restart"
     """Stop gracefully. A later decision starts a new writer."""
     KILL = "kill"
-    """Kill a writer that was asked to stop but makes no progress."""
     HOLD = "hold"
     """No writer runs, and none may start yet."""
     GIVE_UP = "give up"
     """No writer runs, and an operator must fix the cause. The Airflow task fails, once."""
     END = "end"
-    """The stream was removed."""
 
 
 class Cause(StrEnum):
@@ -141,7 +131,6 @@ class Cause(StrEnum):
     STOPPED = "stopped on request"
     NEEDS_ATTENTION = "needs attention"
     RETURNED = "supervision returned"
-    """The writer ended before supervision returned to this host."""
     DENIED = "access denied"
     CRASH_LOOP = "crash loop"
     CRASHED = "crashed"
@@ -154,7 +143,6 @@ class Decision:
     action: WriterAction
     cause: Cause
     reason: str
-    """A sentence for the log, with the numbers on which the decision is based."""
     until_ms: int | None = None
     """When a hold ends by itself; otherwise None."""
     subject: str = ""
@@ -181,12 +169,9 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SupervisionPolicy:
-    """The limits and backoffs that a supervisor applies."""
-
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
     """Maximum time without progress in each phase. A slower writer counts as hung; in WAITING only if it has lag."""
     heartbeat_limit_ms: int = MINUTE_MS
-    """Maximum age of a live writer's heartbeat, which is renewed about once a second."""
     hung_grace_ms: int = 30 * SECOND_MS
     """How long a hung writer may take to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
@@ -202,16 +187,13 @@ class SupervisionPolicy:
     crash_window_ms: int = 60 * MINUTE_MS
 
     def backoff_ms(self, crashes: int) -> int:
-        """Return the backoff after consecutive crashes: 1 s, 2 s, 4 s, ... up to a minute."""
         return min(self.max_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
 
     def denied_backoff_ms(self, denials: int) -> int:
-        """Return the backoff after consecutive denials: 1 min, 2 min, ... up to 15 minutes."""
         return min(self.max_denied_backoff_ms, self.max_backoff_ms << min(max(denials - 1, 0), 30))
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> SupervisionPolicy:
-        """Return the policy for a stream, whose writer may wait for its longest commit interval."""
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
         return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

@@ -26,7 +26,6 @@ from frazil.table.tables import load_stream_table, state_location
 DESIRED_FILE = "desired.json"
 CHAIN_FOLDER = "desired-after"
 MAX_ATTEMPTS = 20
-"""Maximum number of attempts to write the state while other users also write it."""
 
 
 class DesiredStore:
@@ -50,10 +49,7 @@ class DesiredStore:
         return _newest_state(folder.read() for folder in self._folders)
 
     def pause(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Store a pause: the writer stops after its current batch. Return the new state.
-
-        Raises DesiredMoved if the state has changed since the generation `after`.
-        """
+        """Raises DesiredMoved if the state has changed since the generation `after`."""
         return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
@@ -67,7 +63,6 @@ class DesiredStore:
     def _set(
         self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False
     ) -> DesiredState:
-        """Write and return a state that follows the newest one. Raises DesiredMoved if others changed it meanwhile."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 own, *others = [folder.read() for folder in self._folders]
@@ -132,7 +127,6 @@ class _DesiredStateFolder:
         self._store.delete([*(file.path for file in self._store.list_files(self._after)), self._path])
 
     def _path_after(self, desired: DesiredState | None) -> str:
-        """Return the path of the next state after `desired`."""
         return f"{self._after}/{desired.generation if desired else 0:020d}.json"
 
     def _read_object(self, path: str) -> DesiredState | None:
@@ -149,7 +143,6 @@ class _DesiredStateFolder:
 
 
 def _newest_state(found: Iterable[DesiredState | None]) -> DesiredState:
-    """Return the newest of the states; the default state if there are none."""
     return reduce(_later_state, (one for one in found if one is not None), DesiredState())
 
 
@@ -170,7 +163,6 @@ def _later_state(one: DesiredState, other: DesiredState) -> DesiredState:
 
 
 def open_desired_store(spec: StreamSpec) -> DesiredStore:
-    """Open the store of a stream's desired state. Raises the catalog's errors."""
     return DesiredStore(spec.name, load_stream_table(spec))
 
 

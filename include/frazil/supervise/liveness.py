@@ -21,7 +21,6 @@ def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None
 
 
 def has_committed(writer: Observation) -> bool:
-    """Whether a writer on this host has committed to the stream's table, according to the run folder."""
     heartbeat = writer.heartbeat
     return any(end.committed for end in writer.exits) or (
         heartbeat is not None and heartbeat.last_commit_at_ms is not None
@@ -43,7 +42,6 @@ def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
 
 
 def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
-    """Return a sentence about the writer's phase, batch, lag and last commit."""
     since = format_elapsed(now_ms - launch.launched_at_ms)
     if heartbeat is None:
         return f"{_describe_process(launch)} was launched {since} ago and has sent no heartbeat yet"
@@ -89,7 +87,6 @@ def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy:
 def decide_stopping(
     observed: DecisionInput, launch: Launch, stop: StopRequest, *, now_ms: int, policy: SupervisionPolicy
 ) -> Decision:
-    """Decide about a writer that was asked to stop: keep it while its batch makes progress, otherwise kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
     was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}

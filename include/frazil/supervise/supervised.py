@@ -59,7 +59,6 @@ class Program:
         generation: int,
         streams: tuple[str, ...],
     ) -> LaunchRequest:
-        """Build the request to launch the program. `variables` are the variables that the declarations reference."""
         python = sys.executable
         environment = build_writer_environment(
             variables, os.environ, connections=connections, python=python, home=str(home())
@@ -74,8 +73,6 @@ class Program:
 
 
 class SupervisedProgram(ABC):
-    """A program under supervision: a stream's writer, or a shared application."""
-
     def __init__(self, program: Program, *, clock: Callable[[], int] = clock.now_ms) -> None:
         self._program, self.clock = program, clock
 
@@ -101,7 +98,6 @@ class SupervisedProgram(ABC):
         """Read the desired state. Never raises an error."""
 
     def table_fingerprint(self) -> str | None:
-        """Return the table's fingerprint (`frazil.supervise.desired.table_fingerprint`); None if unknown."""
         return None
 
     @abstractmethod
@@ -112,7 +108,6 @@ class SupervisedProgram(ABC):
         """React to a launch: the writer may create a missing table."""
 
     def history(self) -> HistoryStore | None:
-        """Open the history, which is stored with the table; None if none exists. Raises the catalog's errors."""
         return None
 
     @abstractmethod
@@ -184,7 +179,6 @@ class SupervisedStream(SupervisedProgram):
         _undo_pause(self._table.store(spec), self._table.desired(spec), by=by, reason=reason)
 
     def _valid_spec(self) -> StreamSpec:
-        """Return the last valid declaration. Raises SpecError if there is none."""
         if self._declaration.spec is None:
             self._declaration.read()
         if self._declaration.spec is None:
@@ -245,7 +239,6 @@ class SupervisedApplication(SupervisedProgram):
 
 
 def _undo_pause(store: DesiredStore, observed: DesiredState | UnreadableState, *, by: str, reason: str) -> None:
-    """End the observed pause if the same user requested it, and if it is still the current state."""
     if isinstance(observed, DesiredState) and _is_paused(observed) and observed.by == by:
         with suppress(DesiredMoved):
             store.resume(by=by, reason=reason, after=observed.generation)
@@ -256,12 +249,9 @@ def _is_paused(desired: DesiredState | UnreadableState) -> bool:
 
 
 RELOAD_INTERVAL_MS = 10_000
-"""Milliseconds between two attempts to load a table that does not exist or cannot be read."""
 
 
 class TableReader:
-    """Reads a stream's desired state and table fingerprint. After an error, later calls try again."""
-
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._store: DesiredStore | None = None
@@ -270,7 +260,6 @@ class TableReader:
         self._fingerprint: tuple[int, str | None] = (0, None)
 
     def desired(self, spec: StreamSpec | None) -> DesiredState | UnreadableState:
-        """Return the desired state. Never raises an error."""
         if spec is None:
             return UnreadableState("the stream's table is unknown, because the stream has no valid declaration")
         try:
@@ -284,7 +273,6 @@ class TableReader:
             return UnreadableState(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        """Return the fingerprint of the stream's table, cached for `RELOAD_INTERVAL_MS`; None if unknown."""
         read_at_ms, known = self._fingerprint
         if self._clock() - read_at_ms < RELOAD_INTERVAL_MS:
             return known
@@ -297,17 +285,14 @@ class TableReader:
         return known
 
     def store(self, spec: StreamSpec) -> DesiredStore:
-        """Return the store for a user's pauses. Raises the errors of `open_desired_store`."""
         if self._store is None or not self._store.is_with_table:
             self._store = open_desired_store(spec)
         return self._store
 
     def forget(self) -> None:
-        """Make the next call load the table again, because it may have been created."""
         self._store, self._reload_at_ms = None, 0
 
     def _open(self, spec: StreamSpec) -> DesiredStore | None:
-        """Return the store of the desired state; None if it cannot be opened now."""
         if (self._store is None or not self._store.is_with_table) and self._clock() >= self._reload_at_ms:
             self._reload_at_ms = self._clock() + RELOAD_INTERVAL_MS
             self._problem = None
@@ -329,11 +314,8 @@ class DeclarationReader(Protocol):
 
 
 class Declaration:
-    """Reads one stream's declaration repeatedly, and keeps the last valid one."""
-
     def __init__(self, stream: str, folder: Path, *, clock: Callable[[], int]) -> None:
         self.spec: StreamSpec | None = None
-        """The last valid declaration; None before the first."""
         self._stream, self._folder, self._clock = stream, folder, clock
         self._missing_since_ms: int | None = None
 

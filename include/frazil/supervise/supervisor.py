@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 MIN_GAP_MS = 30_000
 """Minimum time between steps that counts as a gap. Heartbeats missing in a gap are ignored."""
 WATCH_INTERVAL_MS = 10_000
-"""Interval at which this supervisor records that it is active."""
 MAX_LOG_BYTES = 64 * 1024
-"""Maximum number of bytes of the writer's log that one step reads."""
 MAX_FIRST_READ_BYTES = 4 * 1024
 """Number of bytes of the log that a new supervisor reads first. Its predecessor has reported the rest."""
 
@@ -47,7 +45,6 @@ class SupervisionStep:
     problem: str | None
     """The error if the action failed; otherwise None. The next step observes and decides again."""
     writer_log: tuple[str, ...]
-    """Lines that the writer has logged since the previous step."""
     at_ms: int = 0
 
 
@@ -75,7 +72,6 @@ class Supervisor:
         return self._step(act=True)
 
     def preview(self) -> SupervisionStep:
-        """Observe and decide without acting. Return the step."""
         return self._step(act=False)
 
     def pause_for_user(self, *, by: str, reason: str) -> SupervisionStep:
@@ -121,7 +117,6 @@ class Supervisor:
             return SupervisionStep(decision, observed, problem, self._read_log(), now_ms)
 
     def _record_activity(self, now_ms: int, *, write: bool) -> None:
-        """Record in the run folder that a supervisor is active, for the next supervisor."""
         self._watch = self._watch.record_step(now_ms, gap_ms=MIN_GAP_MS)
         if write and (
             abs(now_ms - self._watch_written_ms) >= WATCH_INTERVAL_MS or self._watch.returned_at_ms == now_ms
@@ -150,7 +145,6 @@ class Supervisor:
         return dataclasses.replace(observed, table_fingerprint=self._program.table_fingerprint())
 
     def _carry_out(self, decision: Decision, observed: DecisionInput, *, now_ms: int) -> str | None:
-        """Carry out a decision. Return the error if it failed."""
         launch = observed.launch
         if decision.action is WriterAction.START:
             return self._launch(observed)
@@ -161,7 +155,6 @@ class Supervisor:
         return None
 
     def _launch(self, observed: DecisionInput) -> str | None:
-        """Launch the writer. Return the error if it failed."""
         desired = observed.desired
         generation = desired.generation if isinstance(desired, DesiredState) else 0
         try:
@@ -203,7 +196,6 @@ _ACTION_TEXTS = {
 def to_history_event(
     decision: Decision, desired: DesiredState | UnreadableState, problem: str | None, *, now_ms: int
 ) -> HistoryEvent | None:
-    """Return the history event for a decision, or None. `problem` is the error if the action failed."""
     if decision.cause is Cause.PAUSED and isinstance(desired, DesiredState):
         # With the time of the pause and a constant text, because each later supervisor records it again.
         why = f": {desired.reason}" if desired.reason else ""
